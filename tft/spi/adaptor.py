@@ -265,12 +265,13 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_compare(self, shard: str) -> Mapping[str, str]:
         """
-        Return the digests of the shard as this rank holds it, by part.
+        Return the digests of the shard as this rank has it in use, by part.
 
         The digests must be equal on all holders of the shard. For a part that is this rank's own,
         such as a buffer that the forward pass changes, return an empty digest. That part is then
         compared on no rank. `tft.spi.state.part_digests` computes digests from the result of
-        `tft_give`; tft uses that function if this hook is missing.
+        `tft_give`; tft uses that function if this hook is missing. An adaptor that keeps copies
+        needs this hook when its `tft_give` may read a copy of the present step.
 
         Called on the training thread, out of the loop. While the loop is audited, also in the loop,
         at the edges of a step. There, a change between the end of a step and the next update window

@@ -161,7 +161,9 @@ def check_options(options: Sequence[str]) -> None:
     """
     for word in options:
         if word.partition("=")[0] in _DECIDED:
-            raise UsageError(f"{RUN_OPTIONS} has {word}, which the launcher of the job decides")
+            raise UsageError(
+                f"{RUN_OPTIONS} contains {word}, which the launcher of the job sets: remove it"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

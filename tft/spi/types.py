@@ -94,8 +94,8 @@ class CheckResult:
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict) or not isinstance(self.finding, str):
             raise UsageError(
-                f"a check says {self.verdict!r} and {self.finding!r}: its verdict is one of "
-                f"{', '.join(get_args(Verdict))}, its finding a text"
+                f"a check returned the verdict {self.verdict!r} and the finding {self.finding!r}: the "
+                f"verdict must be one of {', '.join(get_args(Verdict))}, and the finding a string"
             )
 
 
@@ -119,12 +119,14 @@ class DeviceFault:
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
             kinds = ", ".join(get_args(FaultKind))
-            raise UsageError(f"a device fault is of kind {self.kind!r}, which is none of: {kinds}")
+            raise UsageError(
+                f"a device fault has the unknown kind {self.kind!r}: use one of {kinds}"
+            )
         try:
             re.compile(self.words)
         except re.error as error:
             raise UsageError(
-                f"the words of a device fault, {self.words!r}, are no regular expression: {error}"
+                f"the words of a device fault, {self.words!r}, are not a valid regular expression: {error}"
             ) from None
 
 

@@ -146,6 +146,8 @@ class _Adopted:
 
 
 _adopted = _Adopted()
+_PARTS = {"model", "optimizer", "scheduler", "data", "apart", "reload"}
+"""The names of the objects that can be adopted."""
 
 
 def group() -> Group:
@@ -192,6 +194,8 @@ def tft_adopt(
 ) -> None:
     if "model" not in parts:
         raise UsageError("the fake adaptor needs a `model` with `values`")
+    if unknown := sorted(parts.keys() - _PARTS):
+        raise UsageError(f"the fake adaptor does not know what to do with {unknown[0]!r}")
     _adopted.model, _adopted.data, _adopted.wrap = parts["model"], parts.get("data"), wrap
     _adopted.apart, _adopted.reload = parts.get("apart", False), parts.get("reload")
 
@@ -253,6 +257,12 @@ def tft_give(shard: str, step: int) -> ShardPayload:
     return ShardPayload(
         meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),)
     )
+
+
+@hookimpl
+def tft_compare(shard: str) -> Mapping[str, str]:
+    # of the state in use: `tft_give` may read the copy of the same step
+    return {"values": xxhash.xxh3_128_hexdigest(_model().values.tobytes())}
 
 
 @hookimpl

@@ -39,6 +39,77 @@ ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Resume, Rollback, Save)
 
 
 @dataclass(slots=True)
+class ScriptedState:
+    """
+    The state that a rank holds, and the copies of it.
+    """
+
+    keeps: int = 0
+    """How many copies of earlier steps the rank keeps."""
+    torn: bool = False
+    spoiled: bool = False
+    """True if the live state is wrong, whether the rank knows it or not."""
+    backups: tuple[int, ...] = ()
+    """The earlier steps of which the rank keeps a copy."""
+    bad_copies: frozenset[int] = frozenset()
+    """The steps whose copies were damaged by a memory fault of the rank."""
+    finds: int | None = None
+    """The step of the newest checkpoint that the rank keeps itself; None: there is none."""
+    promises: bool = False
+    """True if the state that the rank fetches arrives at the `Rebuild` order."""
+    promised: int | None = None
+    """The step of the state that arrives at `Rebuild`; None: no fetch is pending."""
+    content: str = "right"
+    """The content of the copies. Ranks that hold the same shard must have equal content. Empty: the
+    rank cannot read its copies."""
+    settings: str = "right"
+    """The description of the copies; ranks that hold the same shard must have equal
+    descriptions."""
+    shards: tuple[str, ...] = ()
+    odd: dict[int, str] = field(default_factory=dict)
+    """The ranks from which this rank cannot fetch, with the reason."""
+
+
+@dataclass(slots=True)
+class ScriptedLoop:
+    """
+    The place of a rank in its training loop.
+    """
+
+    window: bool = False
+    tails: bool = False
+    """True if the loop marks the end of its steps."""
+    tail: bool = False
+    """True if the update window of the step has closed and the step has not ended (tail)."""
+    cut: bool = False
+    """True if the rank does not reach the end of its tail."""
+    line: str = ""
+    """The place (FILE:LINE) where the loop is cut off."""
+    after: bool = False
+    """True if the step has ended, and the functions called after it are still running."""
+    inexact: tuple[str, ...] = ()
+    """Actions of the loop in its tails that an incident cannot undo or repeat as they were."""
+    done: bool = False
+    """True when `train` has returned."""
+    announce: bool = False
+    waiting: bool = True
+
+
+@dataclass(slots=True)
+class ScriptedHearing:
+    """
+    The orders that a rank has heard.
+    """
+
+    key: tuple[int, int] = (-1, 0)
+    """The newest round that the rank has heard of: (incident, round). Orders of older rounds, and
+    repeated orders, are ignored."""
+    epoch: int = 0
+    names: set[OrderName] = field(default_factory=set)
+    """The orders of that round."""
+
+
+@dataclass(slots=True)
 class ScriptedRank:
     """
     One process of a rank.
@@ -49,63 +120,20 @@ class ScriptedRank:
     node: int = 0
     alive: bool = False
     step: int = 0
-    window: bool = False
-    torn: bool = False
-    spoiled: bool = False
-    """True if the live state is wrong, whether the rank knows it or not."""
-    backups: tuple[int, ...] = ()
-    """The earlier steps of which the rank keeps a copy."""
-    keeps: int = 0
-    """How many copies the rank keeps."""
-    bad_copies: frozenset[int] = frozenset()
-    """The steps whose copies were damaged by a memory fault of the rank."""
     training: bool = False
-    done: bool = False
-    """True when `train` has returned."""
-    announce: bool = False
-    waiting: bool = True
     limit: float = math.inf
     """The last step the rank may complete: it is frozen, or a `Hold` order limits it."""
     without: tuple[int, ...] = ()
     """The ranks that take no part in this rank's process groups."""
-    key: tuple[int, int] = (-1, 0)
-    """The newest round that the rank has heard of: (incident, round). Orders of older rounds, and
-    repeated orders, are ignored."""
-    epoch: int = 0
-    heard: set[OrderName] = field(default_factory=set)
     hung: bool = False
     """True if the rank hangs: it answers nothing and trains nothing until it is killed."""
     stopped: bool = False
     """True if the process is stopped (SIGSTOP). The agent finds this when it ends the process."""
-    finds: int | None = None
-    """The step of the newest checkpoint that the rank keeps itself; None: there is none."""
     context_lost: bool = False
     """True if the device of the rank accepts no more work from it."""
-    promises: bool = False
-    """True if the state that the rank fetches arrives at the `Rebuild` order."""
-    promised: int | None = None
-    """The step of the state that arrives at `Rebuild`; None: no fetch is pending."""
-    tail: bool = False
-    """True if the update window of `step` has closed and the step has not ended (tail)."""
-    cut: bool = False
-    """True if the rank does not reach the end of its tail."""
-    line: str = ""
-    """The place (FILE:LINE) where the loop is cut off."""
-    after: bool = False
-    """True if `step` has ended, and the functions called after it are still running."""
-    inexact: tuple[str, ...] = ()
-    """Actions of the loop in its tails that an incident cannot undo or repeat as they were."""
-    tails: bool = False
-    """True if the loop of this rank marks the end of its steps."""
-    content: str = "right"
-    """The content of the copies. Ranks that hold the same shard must have equal content. Empty: the
-    rank cannot read its copies."""
-    odd: dict[int, str] = field(default_factory=dict)
-    """The ranks from which this rank cannot fetch, with the reason."""
-    settings: str = "right"
-    """The description of the copies; ranks that hold the same shard must have equal
-    descriptions."""
-    shards: tuple[str, ...] = ()
+    loop: ScriptedLoop = field(default_factory=ScriptedLoop)
+    state: ScriptedState = field(default_factory=ScriptedState)
+    orders: ScriptedHearing = field(default_factory=ScriptedHearing)
 
     @property
     def held(self) -> int | None:
@@ -113,14 +141,16 @@ class ScriptedRank:
         The step whose whole state is in memory; None inside the update window or when torn. The
         session has the same property.
         """
-        return None if self.window or self.torn else self.step
+        return None if self.loop.window or self.state.torn else self.step
 
     @property
     def position(self) -> Position:
         """
         The position of the rank. The session has the same property.
         """
-        return Position(step=self.step, window=self.window, tail=self.tail, after=self.after)
+        return Position(
+            step=self.step, window=self.loop.window, tail=self.loop.tail, after=self.loop.after
+        )
 
     def sound_steps(self) -> frozenset[int]:
         """
@@ -128,17 +158,22 @@ class ScriptedRank:
         """
         if self.context_lost:
             return frozenset()
-        live = () if self.held is None or self.spoiled else (self.held,)
-        return frozenset((*live, *self.backups)) - self.bad_copies
+        live = () if self.held is None or self.state.spoiled else (self.held,)
+        return frozenset((*live, *self.state.backups)) - self.state.bad_copies
 
     def complete(self) -> None:
         """
         Complete the step: the update window closes.
         """
-        if self.keeps:
-            self.backups = (*self.backups, self.step)[-self.keeps :]
-            self.bad_copies -= {self.step}
-        self.step, self.window, self.tail, self.after = self.step + 1, False, False, False
+        if self.state.keeps:
+            self.state.backups = (*self.state.backups, self.step)[-self.state.keeps :]
+            self.state.bad_copies -= {self.step}
+        self.step, self.loop.window, self.loop.tail, self.loop.after = (
+            self.step + 1,
+            False,
+            False,
+            False,
+        )
 
     # ---------------------------------------------------------------- orders
 
@@ -151,10 +186,15 @@ class ScriptedRank:
         meant = order.incarnations.get(self.rank, 0) == self.incarnation
         if not self.alive or self.hung or not meant:
             return False
-        if order.epoch < self.epoch or key < self.key or (key == self.key and name in self.heard):
+        heard = self.orders
+        if (
+            order.epoch < heard.epoch
+            or key < heard.key
+            or (key == heard.key and name in heard.names)
+        ):
             return False
-        self.heard = self.heard | {name} if key == self.key else {name}
-        self.key, self.epoch = key, order.epoch
+        heard.names = heard.names | {name} if key == heard.key else {name}
+        heard.key, heard.epoch = key, order.epoch
         return True
 
     def obey(
@@ -170,50 +210,50 @@ class ScriptedRank:
             return "AcceleratorError: CUDA error: unspecified launch failure"
         match order:
             case Freeze():
-                self.limit = self.step + self.window
+                self.limit = self.step + self.loop.window
             case Hold():
                 return self._hold(order.step)
             case Check():
-                assert self.done or self.step >= self.limit, f"rank {self.rank} does not stand"
+                assert self.loop.done or self.step >= self.limit, f"rank {self.rank} does not stand"
             case Release():
-                self.limit, self.announce = math.inf, self.training
+                self.limit, self.loop.announce = math.inf, self.training
             case Stop():
                 if self.training and self.step < order.finish and not stuck:
                     self.complete()
-                self.tail = self.tail and self.cut
-                self.training, self.promised = False, None
+                self.loop.tail = self.loop.tail and self.loop.cut
+                self.training, self.state.promised = False, None
             case Restore():
-                if order.step not in self.backups:
+                if order.step not in self.state.backups:
                     return f"rank {self.rank} keeps no copy of step {order.step}"
-                assert order.step not in self.bad_copies, f"rank {self.rank} takes a bad copy"
+                assert order.step not in self.state.bad_copies, f"rank {self.rank} takes a bad copy"
                 self._goes_back_to(order.step)
             case Fetch():
                 self._fetch(order, gives)
             case Rebuild():
-                if self.promised is not None:
-                    self._goes_back_to(self.promised)
-                    self.promised = None
+                if self.state.promised is not None:
+                    self._goes_back_to(self.state.promised)
+                    self.state.promised = None
             case Load():
                 self._goes_back_to(order.step)
             case Reload():
-                if self.finds is None:
+                if self.state.finds is None:
                     return f"rank {self.rank} keeps no checkpoint"
                 assert not self.training, f"rank {self.rank} loads while it trains"
-                self._goes_back_to(self.finds)
+                self._goes_back_to(self.state.finds)
             case Regroup():
                 assert not self.training, f"rank {self.rank} forms groups while it trains"
                 self.without = order.without
             case Resume():
                 assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
-                assert not self.spoiled, f"rank {self.rank} resumes with what is spoiled"
-                self.training = self.announce = True
-                self.tail = self.after = False
+                assert not self.state.spoiled, f"rank {self.rank} resumes with what is spoiled"
+                self.training = self.loop.announce = True
+                self.loop.tail = self.loop.after = False
                 self.limit = math.inf
             case Save():
                 if order.shards and self.held != order.step:
                     return f"rank {self.rank} holds step {self.held}, not {order.step}"
                 if order.shards:
-                    assert not self.spoiled, f"rank {self.rank} saves what is spoiled"
+                    assert not self.state.spoiled, f"rank {self.rank} saves what is spoiled"
             case _:
                 pass
         return None
@@ -223,8 +263,8 @@ class ScriptedRank:
             for source in transfer.sources:
                 has = gives(source.rank)
                 assert order.step in has, f"rank {source.rank} gives {order.step} of {has}"
-        if self.promises:
-            self.torn, self.promised = True, order.step
+        if self.state.promises:
+            self.state.torn, self.state.promised = True, order.step
         else:
             self._goes_back_to(order.step)
 
@@ -240,9 +280,9 @@ class ScriptedRank:
         return None
 
     def _goes_back_to(self, step: int) -> None:
-        self.step, self.window, self.torn, self.spoiled = step, False, False, False
-        self.tail = self.after = False
-        self.backups = tuple(kept for kept in self.backups if kept < step)
+        self.step, self.loop.window, self.state.torn, self.state.spoiled = step, False, False, False
+        self.loop.tail = self.loop.after = False
+        self.state.backups = tuple(kept for kept in self.state.backups if kept < step)
 
     def answer(
         self,
@@ -263,7 +303,7 @@ class ScriptedRank:
         unsaved = isinstance(order, Save) and failure is not None
         captured = (self.step - 1, self.step) if unsaved else ()
         compares = ORDERS[name].digests and failure is None and self.held is not None
-        parts = {"model": self.content, "description": self.settings}
+        parts = {"model": self.state.content, "description": self.state.settings}
         return Answered(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -274,17 +314,19 @@ class ScriptedRank:
             context_lost=failure is not None and self.context_lost,
             position=self.position,
             held=self.held,
-            backups=self.backups,
-            waiting=self.waiting,
+            backups=self.state.backups,
+            waiting=self.loop.waiting,
             files=files,
             verdict=found[0],
             finding=found[1],
             private=dict.fromkeys(captured, "00"),
-            digests=dict.fromkeys(self.shards, parts) if compares and self.content else {},
-            line=self.line if self.tail else "",
-            odd=self.odd if name == "fetch" else {},
-            inexact=self.inexact,
-            tails=self.tails,
+            digests=dict.fromkeys(self.state.shards, parts)
+            if compares and self.state.content
+            else {},
+            line=self.loop.line if self.loop.tail and name == "stop" else "",
+            odd=self.state.odd if name == "fetch" else {},
+            inexact=self.loop.inexact,
+            tails=self.loop.tails,
             began=at,
             at=at,
         )

@@ -21,6 +21,7 @@ from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.transitions import State
+from tft.errors import UsageError
 from tft.plugins import add
 from tft.protocol.messages import (
     ORDER_NAMES,
@@ -59,27 +60,28 @@ from tft.protocol.messages import (
 )
 from tft.spi.plugin import PluginSpecs
 from tft.spi.types import Advice
-from tft.testing.obedient import ScriptedRank
+from tft.testing.obedient import ScriptedRank, ScriptedState
 
 Kind = TypeVar("Kind", bound=Order)
 
 
-@dataclass(slots=True)
-class ScriptedJob:
+@dataclass(frozen=True, kw_only=True)
+class JobShape:
     """
-    A job machine with its scripted agents and ranks. By default there is one node; `placement`
-    gives the ranks that each node starts.
+    What a scripted job consists of. By default there is one node; `placement` gives the ranks that
+    each node starts.
     """
 
-    world: int
-    policy: Policy = field(default_factory=Policy)
+    world: int = field(kw_only=False)
+    policy: Policy = field(default_factory=Policy, kw_only=False)
     resume: tuple[str, int] | None = None
     older: tuple[tuple[str, int], ...] = ()
     """Further checkpoints, of earlier steps, that the job can resume from: path and step."""
     checkpoint_name: str = "step-{step:08d}"
-    placement: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    placement: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    spare: Mapping[int, int] = field(default_factory=dict)
+    """Shard to the ranks that hold a copy of it. Empty: every rank holds the shard `dense`."""
+    spare: dict[int, int] = field(default_factory=dict)
     """By node: the number of additional ranks for which it has room."""
     derives: bool = True
     """True if the adaptor can make rank-local state anew."""
@@ -98,44 +100,72 @@ class ScriptedJob:
     """The time, in seconds, that the functions may take that ranks call after a step."""
     promises: bool = False
     """True if the state that a rank fetches arrives when all ranks rebuild."""
-    now: float = 100.0
-    machine: Machine = field(init=False)
-    ranks: dict[int, ScriptedRank] = field(init=False)
-    """The process that holds each rank, according to the orders that the ranks have heard."""
-    successors: dict[int, ScriptedRank] = field(init=False, default_factory=dict)
-    """Further processes, by the rank that they are to take over."""
-    former: list[ScriptedRank] = field(init=False, default_factory=list)
-    """Former processes of ranks that other processes have taken over."""
-    slow: set[int] = field(init=False, default_factory=set)
-    """Ranks whose new processes only start, and do not call `tft.init`, until `arrive` is
-    called."""
-    verdicts: dict[int, tuple[Verdict, str]] = field(init=False, default_factory=dict)
-    """The result of the next check on a rank; a check passes on all other ranks."""
-    gone: set[int] = field(init=False, default_factory=set)
-    """Nodes without an agent."""
-    said: list[Order] = field(init=False, default_factory=list)
-    over: JobOver | None = field(init=False, default=None)
-    tells: list[Tell] = field(init=False, default_factory=list)
-    consulted: list[Consult] = field(init=False, default_factory=list)
-    failures: dict[tuple[int, OrderName], list[str]] = field(init=False, default_factory=dict)
-    """By rank and order: the reasons why the order fails, the first times it comes."""
-    deaf: set[int] = field(init=False, default_factory=set)
-    """Nodes whose agents end no process, whatever they are told."""
-    miscopied: dict[int, int] = field(init=False, default_factory=dict)
-    """By rank: how many more fetches of the rank bring damaged content."""
-    muted: set[tuple[int, OrderName]] = field(init=False, default_factory=set)
-    """Orders that a rank never answers."""
-    stuck: set[int] = field(init=False, default_factory=set)
-    """Ranks whose all-reduces were cut off: they cannot finish the step that the other ranks
-    finish."""
-    _queue: deque[Order] = field(init=False, default_factory=deque)
-    _number: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.placement = dict(self.placement) or {0: tuple(range(self.world))}
-        self.groups = self.groups or {"dense": tuple(range(self.world))}
-        homes = {rank: node for node, ranks in self.placement.items() for rank in ranks}
+        """
+        Check the shape. Raises `UsageError` if `placement` lacks a rank.
+        """
+        placed = {rank for ranks in self.placement.values() for rank in ranks}
+        if self.placement and not placed >= set(range(self.world)):
+            raise UsageError(f"the placement has ranks {sorted(placed)}, not all of {self.world}")
+
+    def copies(self) -> Mapping[str, tuple[int, ...]]:
+        """
+        Return the ranks that hold a copy of each shard.
+        """
+        return self.groups or {"dense": tuple(range(self.world))}
+
+
+@dataclass(slots=True)
+class Script:
+    """
+    What goes wrong in a scripted job.
+    """
+
+    gone: set[int] = field(default_factory=set)
+    """Nodes without an agent."""
+    deaf: set[int] = field(default_factory=set)
+    """Nodes whose agents end no process, whatever they are told."""
+    slow: set[int] = field(default_factory=set)
+    """Ranks whose new processes only start, and do not call `tft.init`, until `arrive` is
+    called."""
+    stuck: set[int] = field(default_factory=set)
+    """Ranks whose all-reduces were cut off: they cannot finish the step that the other ranks
+    finish."""
+    muted: set[tuple[int, OrderName]] = field(default_factory=set)
+    """Orders that a rank never answers."""
+    failures: dict[tuple[int, OrderName], list[str]] = field(default_factory=dict)
+    """By rank and order: the reasons why the order fails, the first times it comes."""
+    miscopied: dict[int, int] = field(default_factory=dict)
+    """By rank: how many more fetches of the rank bring damaged content."""
+    verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
+    """The result of the next check on a rank; a check passes on all other ranks."""
+
+
+class ScriptedJob(JobShape):
+    """
+    A job machine with its scripted agents and ranks. The arguments are those of `JobShape`.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.now = 100.0
+        self.nodes = dict(self.placement) or {0: tuple(range(self.world))}
+        """The ranks that each node starts."""
+        self.script = Script()
+        self.successors: dict[int, ScriptedRank] = {}
+        """Further processes, by the rank that they are to take over."""
+        self.former: list[ScriptedRank] = []
+        """Former processes of ranks that other processes have taken over."""
+        self.said: list[Order] = []
+        self.over: JobOver | None = None
+        self.tells: list[Tell] = []
+        self.consulted: list[Consult] = []
+        self._queue: deque[Order] = deque()
+        self._number = 0
+        homes = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
+        """The process that holds each rank, according to the orders that the ranks have heard."""
         origin = Origin(
             job="job", checkpoints="/run/checkpoints", checkpoint_name=self.checkpoint_name,
             resume=self.resume, older=self.older,
@@ -149,7 +179,7 @@ class ScriptedJob:
         Start the agents, the store and the ranks; all ranks then train. Returns the job itself.
         """
         self.lead(1)
-        for node in self.placement:
+        for node in self.nodes:
             self.come(node)
         self.report(StoreOpened(node=0, host="h", port=1, at=self.now))
         self.settle()
@@ -197,7 +227,7 @@ class ScriptedJob:
         """
         Open the update window of a rank.
         """
-        self.ranks[rank].window = True
+        self.ranks[rank].loop.window = True
 
     def close(self, rank: int) -> None:
         """
@@ -208,8 +238,8 @@ class ScriptedJob:
         self._announce(one)
 
     def _announce(self, one: ScriptedRank) -> None:
-        if one.announce:
-            one.announce = False
+        if one.loop.announce:
+            one.loop.announce = False
             self.report(
                 Trained(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
             )
@@ -296,11 +326,11 @@ class ScriptedJob:
         Apply the real effect of a fault to the states that the ranks hold.
         """
         if kind in ("memory", "corruption"):
-            one.spoiled, one.bad_copies = True, frozenset(one.backups)
+            one.state.spoiled, one.state.bad_copies = True, frozenset(one.state.backups)
         for other in self.ranks.values():
             spread = polluted and other.step >= one.step
             older = not_after is not None and other.step > not_after
-            other.spoiled = other.spoiled or spread or older
+            other.state.spoiled = other.state.spoiled or spread or older
 
     def finish(self, *ranks: int) -> None:
         """
@@ -308,7 +338,7 @@ class ScriptedJob:
         """
         for one in self.ranks.values():
             if one.training and (not ranks or one.rank in ranks):
-                one.training, one.done = False, True
+                one.training, one.loop.done = False, True
                 self.report(
                     Finished(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
                 )
@@ -410,7 +440,7 @@ class ScriptedJob:
         """
         End an agent and all its ranks, and report the loss of the node.
         """
-        self.gone.add(node)
+        self.script.gone.add(node)
         for one in (*self.ranks.values(), *self.successors.values(), *self.former):
             if one.node == node:
                 one.alive = one.training = False
@@ -423,13 +453,13 @@ class ScriptedJob:
         """
         Report that an agent has started, for the first time or again.
         """
-        self.gone.discard(node)
+        self.script.gone.discard(node)
         self.report(
             NodeJoined(
                 node=node,
                 host="h",
                 pid=1,
-                ranks=self.placement.setdefault(node, ()),
+                ranks=self.nodes.setdefault(node, ()),
                 spare=self.spare.get(node, 0),
                 at=self.now,
             )
@@ -508,7 +538,7 @@ class ScriptedJob:
                 self._spawn(order)
             case Kill():
                 one = self._process(order.rank, order.incarnation)
-                if one is not None and one.alive and order.node not in self.deaf:
+                if one is not None and one.alive and order.node not in self.script.deaf:
                     self.successors = {
                         r: successor
                         for r, successor in self.successors.items()
@@ -546,10 +576,14 @@ class ScriptedJob:
             self.ranks[rank] = self.successors.pop(rank)
 
     def _spawn(self, order: Spawn) -> None:
-        if order.node in self.gone:
+        if order.node in self.script.gone:
             return
         one = ScriptedRank(
-            order.rank, order.incarnation, node=order.node, alive=True, keeps=self.keeps
+            order.rank,
+            order.incarnation,
+            node=order.node,
+            alive=True,
+            state=ScriptedState(keeps=self.keeps),
         )
         if self.ranks[order.rank].alive:
             self.successors[order.rank] = one
@@ -564,7 +598,7 @@ class ScriptedJob:
                 at=self.now,
             )
         )
-        if order.rank not in self.slow:
+        if order.rank not in self.script.slow:
             self.join(one)
             self.ready(one)
 
@@ -572,7 +606,7 @@ class ScriptedJob:
         """
         Let the newest process of a slow rank reach `Session.run`.
         """
-        self.slow.discard(rank)
+        self.script.slow.discard(rank)
         one = self.successors.get(rank, self.ranks[rank])
         self.join(one)
         self.ready(one)
@@ -603,10 +637,10 @@ class ScriptedJob:
         """
         shards = tuple(
             ShardCopies(shard=shard, ranks=ranks)
-            for shard, ranks in self.groups.items()
+            for shard, ranks in self.copies().items()
             if one.rank in ranks
         )
-        one.shards = tuple(each.shard for each in shards)
+        one.state.shards = tuple(each.shard for each in shards)
         self.report(
             Ready(
                 rank=one.rank,
@@ -622,33 +656,35 @@ class ScriptedJob:
 
     def _carry_out(self, one: ScriptedRank, order: RankOrder) -> None:
         name = ORDER_NAMES[type(order)]
-        muted = (one.rank, name) in self.muted or (name == "hold" and one.rank in self.stuck)
+        muted = (one.rank, name) in self.script.muted or (
+            name == "hold" and one.rank in self.script.stuck
+        )
         if muted or not one.hears(order, name):
             return
-        failures = self.failures.get((one.rank, name), [])
+        failures = self.script.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
-            one.torn = True  # what the rank had is partly overwritten
-        one.finds, one.promises = (self.finds or {}).get(one.rank), self.promises
+            one.state.torn = True  # what the rank had is partly overwritten
+        one.state.finds, one.state.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
-            failure = one.obey(order, self._gives, stuck=one.rank in self.stuck)
+            failure = one.obey(order, self._gives, stuck=one.rank in self.script.stuck)
         if isinstance(order, Fetch) and failure is None:
             self._copy(one, order)
         found: tuple[Verdict, str] = ("pass", "")
         if name == "check":
-            found = self.verdicts.pop(one.rank, found)
+            found = self.script.verdicts.pop(one.rank, found)
         self.report(one.answer(order, name, failure, found=found, at=self.now))
-        lingers = isinstance(order, Complete) and one.rank in self.stuck
+        lingers = isinstance(order, Complete) and one.rank in self.script.stuck
         if isinstance(order, Complete | End) and not lingers:
             self._ends(one, 0 if isinstance(order, Complete) else order.code)
 
     def _copy(self, one: ScriptedRank, order: Fetch) -> None:
         for transfer in order.transfers:
             source = self.ranks[transfer.sources[0].rank]
-            one.content, one.settings = source.content, source.settings
-        if self.miscopied.get(one.rank):
-            self.miscopied[one.rank] -= 1
-            one.content = "damaged"
+            one.state.content, one.state.settings = source.state.content, source.state.settings
+        if self.script.miscopied.get(one.rank):
+            self.script.miscopied[one.rank] -= 1
+            one.state.content = "damaged"
 
     def _gives(self, rank: int) -> frozenset[int]:
         return self.ranks[rank].sound_steps()

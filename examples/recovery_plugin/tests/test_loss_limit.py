@@ -62,7 +62,7 @@ def test_a_spare_node_is_awaited() -> None:
     advice = job.ask(plugin)
     assert advice is not None
     assert advice.why == "a spare node is awaited: its agent has ended"
-    job.spare = {2: 2}
+    job.spare[2] = 2
     job.come(2)
     job.wait()
     assert job.ask(plugin) is None

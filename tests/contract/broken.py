@@ -1,0 +1,218 @@
+"""
+Trainings whose adaptor is wrong in one way each. The processes of the suite import them.
+"""
+
+import array
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pluggy
+
+from tests.contract.trainings import FakeTraining
+from tft.protocol.messages import ShardCopies
+from tft.spi.adaptor import AdaptorSpecs
+from tft.spi.markers import hookimpl
+from tft.spi.types import ShardPayload
+from tft.testing import adaptor as fake
+
+_quiesced: list[bool] = []
+
+
+class Broken(FakeTraining):
+    """
+    The fake adaptor with other functions in place of some hooks. None: the hook is missing.
+    """
+
+    instead: ClassVar[Mapping[str, Callable[..., Any] | None]] = {}
+
+    @classmethod
+    def hooks(cls) -> pluggy.HookRelay:
+        """
+        Return the hooks of the broken adaptor.
+        """
+        names = {name: each for name, each in vars(fake).items() if name.startswith("tft_")}
+        for name, function in cls.instead.items():
+            names.pop(name)
+            if function is not None:
+                names[name] = hookimpl(function)
+        manager = pluggy.PluginManager("tft")
+        manager.add_hookspecs(AdaptorSpecs)
+        manager.register(types.SimpleNamespace(**names), "broken")
+        return manager.hook
+
+
+class WithoutClassify(Broken):
+    """A needed hook is missing."""
+
+    instead: ClassVar = {"tft_classify": None}
+
+
+class WithoutBackups(Broken):
+    """Copies are kept, and nobody can ask for their steps."""
+
+    instead: ClassVar = {"tft_backups": None}
+
+
+def _takes_anything(parts: Mapping[str, Any], wrap: Callable[[], Any] | None) -> None:
+    known = {name: part for name, part in parts.items() if name in ("model", "data")}
+    fake.tft_adopt(known, wrap)
+
+
+class TakesAnything(Broken):
+    """An object of an unknown name is ignored."""
+
+    instead: ClassVar = {"tft_adopt": _takes_anything}
+
+
+class NeverTheSame(FakeTraining):
+    """A training that depends on the process."""
+
+    def step(self, model: Any, update: Any) -> object:
+        """Return another result in each process."""
+        super().step(model, update)
+        return os.getpid()
+
+
+def _capture_draws() -> bytes:
+    fake._adopted.data.draw()
+    return fake.tft_capture()
+
+
+class CaptureDraws(Broken):
+    """A capture moves the data position."""
+
+    instead: ClassVar = {"tft_capture": _capture_draws}
+
+
+def _other_holders(rank: int, world: int) -> Sequence[ShardCopies]:
+    return (ShardCopies(shard="dense", ranks=tuple(range(rank, world))),)
+
+
+class OtherHolders(Broken):
+    """Each rank says that it alone holds its shard, and others say something else."""
+
+    instead: ClassVar = {"tft_shards": _other_holders}
+
+
+def _digests_of_an_address(shard: str) -> Mapping[str, str]:
+    return {"values": str(fake._adopted.data._rank)}
+
+
+class DigestsOfAnAddress(Broken):
+    """Digests contain what differs between processes."""
+
+    instead: ClassVar = {"tft_compare": _digests_of_an_address}
+
+
+class DigestsOfACopy(Broken):
+    """The copy that is kept is compared instead of the state in use."""
+
+    instead: ClassVar = {"tft_compare": None}
+
+
+def _unknown_failure(error: BaseException) -> None:
+    return None
+
+
+class UnknownFailure(Broken):
+    """An exception of the framework is taken for a bug of the script."""
+
+    instead: ClassVar = {"tft_classify": _unknown_failure}
+
+
+def _gives_too_little(shard: str, step: int) -> ShardPayload:
+    given = fake.tft_give(shard, step)
+    values = array.array("d", given.buffers[0].view.cast("d"))
+    values[99] = 0.0
+    buffer = type(given.buffers[0])(name="values", view=memoryview(values).cast("B"))
+    return ShardPayload(meta=given.meta, buffers=(buffer,))
+
+
+class GivesTooLittle(Broken):
+    """A part of the state is left out of a transfer."""
+
+    instead: ClassVar = {"tft_give": _gives_too_little}
+
+
+def _forgets_the_data(private: bytes) -> None:
+    return None
+
+
+class ForgetsTheData(Broken):
+    """A rollback does not bring the data position back."""
+
+    instead: ClassVar = {"tft_rollback": _forgets_the_data}
+
+
+def _restores_the_newest(step: int) -> None:
+    fake._model().values[:] = fake._adopted.backups[max(fake._adopted.backups)]
+
+
+class RestoresTheNewest(Broken):
+    """Another copy is restored than the one that was asked for."""
+
+    instead: ClassVar = {"tft_restore": _restores_the_newest}
+
+
+def _never_waits(frame: object) -> bool:
+    return False
+
+
+class NeverWaits(Broken):
+    """A rank that waits is said not to wait."""
+
+    instead: ClassVar = {"tft_waiting": _never_waits}
+
+
+def _deaf_to_quiesce() -> None:
+    return None
+
+
+class DeafToQuiesce(Broken):
+    """A rank stays in its collective."""
+
+    instead: ClassVar = {"tft_quiesce": _deaf_to_quiesce}
+
+
+def _quiesce_once() -> None:
+    if _quiesced:
+        raise RuntimeError("called twice")
+    _quiesced.append(True)
+
+
+class QuiesceOnce(Broken):
+    """A second call fails."""
+
+    instead: ClassVar = {"tft_quiesce": _quiesce_once}
+
+
+def _saves_half(directory: Path, shard: str) -> Sequence[str]:
+    values = array.array("d", fake._model().values)
+    values[50] = 0.0
+    (directory / f"{shard}.bin").write_bytes(values.tobytes())
+    return (f"{shard}.bin",)
+
+
+class SavesHalf(Broken):
+    """A checkpoint has a part of the state only."""
+
+    instead: ClassVar = {"tft_save": _saves_half}
+
+
+def _stages_a_view(shard: str) -> Callable[[Path], Sequence[str]]:
+    values = fake._model().values
+
+    def write(directory: Path) -> Sequence[str]:
+        (directory / f"{shard}.bin").write_bytes(values.tobytes())
+        return (f"{shard}.bin",)
+
+    return write
+
+
+class StagesAView(Broken):
+    """What was staged changes while training goes on."""
+
+    instead: ClassVar = {"tft_stage": _stages_a_view}

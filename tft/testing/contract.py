@@ -1,0 +1,412 @@
+"""
+The contract of an adaptor, as tests that the author of an adaptor runs.
+
+    class MyTraining(Training):
+        adaptor = "mine"
+        ...
+
+    class TestMyAdaptor(AdaptorContract):
+        training = MyTraining
+
+The tests start real processes that call the hooks of the adaptor in the order in which a worker
+calls them. A job whose ranks were killed, damaged, rolled back or loaded must end bit for bit as
+one that was left alone.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import ClassVar
+
+from tft.protocol.messages import FaultKind
+from tft.spi.adaptor import NEEDED_HOOKS
+from tft.testing.contract_ranks import LIMIT, RankProcess, Ranks, Training
+
+__all__ = ["AdaptorContract", "Training"]
+
+LAST = 5
+"""The last step of each job."""
+CUT = 2
+"""The step after which something happens to the job."""
+KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # the values of the Literal
+
+Record = tuple[list[list[object]], list[dict[str, str]]]
+"""What the steps of each rank have returned, and the final digests of each rank."""
+
+
+class AdaptorContract:
+    """
+    The tests of an adaptor. A subclass names its `training`.
+    """
+
+    training: ClassVar[type[Training]]
+    world: ClassVar[int] = 3
+    """The number of ranks. With two ranks the order of an all-reduce cannot be wrong."""
+    _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
+
+    # ---------------------------------------------------------------- the hooks
+
+    def test_needed_hooks_are_there(self) -> None:
+        """
+        When an adaptor lacks a needed hook, tft refuses each rank of it.
+        """
+        hook = self.training.hooks()
+        missing = [name for name in NEEDED_HOOKS if not getattr(hook, name).get_hookimpls()]
+        assert not missing, f"the adaptor does not implement {missing}"
+
+    def test_hooks_that_belong_together_are_there_together(self) -> None:
+        """
+        When an adaptor keeps copies, tft asks it for their steps and for one of them.
+        """
+        hook = self.training.hooks()
+        for group in (
+            ("tft_backup", "tft_backups", "tft_restore"),
+            ("tft_beside", "tft_replaced"),
+        ):
+            there = [name for name in group if getattr(hook, name).get_hookimpls()]
+            assert there in ([], list(group)), f"of {list(group)} the adaptor has only {there}"
+
+    def test_an_unknown_object_is_refused(self) -> None:
+        """
+        When a script hands over an object that the adaptor does not know, it is not ignored: the
+        job would lose its state in the first incident.
+        """
+        with Ranks(self.training, 1) as ranks:
+            refusal = ranks[0].ask("adopt_more")
+            assert refusal == "UsageError", (
+                "`tft_adopt` has to raise UsageError for an object that the adaptor does not know; "
+                f"it raised {refusal or 'nothing'}"
+            )
+
+    # ---------------------------------------------------------------- the training itself
+
+    def test_two_undisturbed_jobs_are_identical(self) -> None:
+        """
+        When two undisturbed jobs differ, no comparison with a disturbed one says anything.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            told = ranks.all("train", LAST)
+            identical((told, ranks.all("digests")), expected, "a second undisturbed job")
+
+    def test_reading_the_state_changes_nothing(self) -> None:
+        """
+        When the state is captured, compared and given away between two steps, the job ends as if
+        that had not happened.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            before = ranks.all("train", CUT)
+            for rank in ranks:
+                assert rank.ask("capture") == rank.ask("capture"), (
+                    f"rank {rank.rank}: two calls of `tft_capture` in a row differ: the first has "
+                    "changed the rank-local state"
+                )
+                for shard in rank.ask("shards"):
+                    rank.ask("compared", shard)
+                    rank.ask("give", shard, CUT)
+            after = ranks.all("train", LAST)
+            identical(
+                (joined(before, after), ranks.all("digests")), expected, "a job that was read"
+            )
+
+    # ---------------------------------------------------------------- copies
+
+    def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
+        """
+        When ranks disagree about the holders of a shard, tft takes copies from ranks without one.
+        """
+        with self.begun() as ranks:
+            told = ranks.all("shards")
+            for rank, shards in enumerate(told):
+                assert shards, f"rank {rank} holds no shard: its state would be lost with it"
+                for shard, holders in shards.items():
+                    assert rank in holders, f"rank {rank} is not among the holders of {shard!r}"
+                    for other in holders:
+                        assert told[other].get(shard) == holders, (
+                            f"rank {rank} says that ranks {holders} hold {shard!r}, rank {other} "
+                            f"says {told[other].get(shard)}"
+                        )
+
+    def test_copies_of_a_shard_have_equal_digests(self) -> None:
+        """
+        When the digests of equal copies differ, every incident ends in a return to a checkpoint.
+        """
+        with self.begun() as ranks:
+            ranks.all("train", CUT)
+            for rank, shard, holders in replicas(ranks):
+                mine, other = (
+                    ranks[rank].ask("compared", shard),
+                    ranks[holders[0]].ask("compared", shard),
+                )
+                differ = [part for part in mine if mine[part] != other.get(part)]
+                differ += mine.keys() ^ other.keys()
+                assert not differ, (
+                    f"ranks {rank} and {holders[0]} hold equal copies of {shard!r}, but their "
+                    f"digests of {differ} differ"
+                )
+
+    def test_a_changed_element_changes_a_digest(self) -> None:
+        """
+        When a damaged copy has the digests of a sound one, training goes on with wrong numbers.
+        """
+        with self.begun() as ranks:
+            ranks.all("train", CUT)
+            shards = list(ranks[0].ask("shards"))
+            before = [ranks[0].ask("compared", shard) for shard in shards]
+            ranks[0].ask("damage")
+            after = [ranks[0].ask("compared", shard) for shard in shards]
+            assert before != after, "the state was damaged, and no digest of a shard has changed"
+
+    # ---------------------------------------------------------------- incidents
+
+    def test_a_killed_rank_changes_no_bit(self) -> None:
+        """
+        When a rank is killed while the others wait for it, they leave the collective, its
+        replacement takes its state from them, and the job ends as the undisturbed one.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            before = ranks.all("train", CUT)
+            private = ranks[1].ask("private", CUT)
+            ranks[1].kill()
+            self.interrupt(ranks, but=1)
+            ranks.replace(1)
+            self.repair(ranks, CUT, {1: private})
+            after = ranks.all("train", LAST)
+            identical(
+                (joined(before, after), ranks.all("digests")), expected, "a job with a killed rank"
+            )
+
+    def test_damaged_memory_changes_no_bit(self) -> None:
+        """
+        When the memory of a rank is damaged, it keeps its process and takes its state from another
+        rank, and the job ends as the undisturbed one.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            before = ranks.all("train", CUT)
+            self.interrupt(ranks, but=1)
+            ranks[1].ask("damage")
+            for rank in ranks:
+                rank.ask("clear")
+            ranks.copy(1, CUT)
+            self.go_on(ranks, CUT, {})
+            after = ranks.all("train", LAST)
+            identical(
+                (joined(before, after), ranks.all("digests")),
+                expected,
+                "a job with damaged memory",
+            )
+
+    def test_a_kept_copy_brings_back_its_step(self) -> None:
+        """
+        When all ranks return to a copy of an earlier step that they keep, they train the steps
+        since then again with the same results.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            ranks.all("train", CUT + 1)
+            kept = ranks.all("backups")
+            if kept[0] is None:
+                return  # the adaptor keeps no copies
+            for number, steps in enumerate(kept):
+                assert CUT + 1 in steps, (
+                    f"rank {number} keeps no copy of the step that it has ended"
+                )
+            step = min(set.intersection(*map(set, kept)))
+            self.interrupt(ranks, but=1)
+            for rank in ranks:
+                rank.ask("clear")
+                rank.ask("restore", step)
+                assert step in rank.ask("backups"), "`tft_restore` has given up the copy"
+            self.go_on(ranks, step, {})
+            after = ranks.all("train", LAST)
+            steps, final = expected
+            identical(
+                (after, ranks.all("digests")),
+                ([told[step:] for told in steps], final),
+                f"a job that was taken back to its copy of step {step}",
+            )
+
+    def test_a_rank_that_waits_is_known_to_wait(self) -> None:
+        """
+        When a rank waits in a collective and `tft_waiting` denies it, tft takes it for the rank
+        that hangs.
+        """
+        with self.begun() as ranks:
+            ranks.all("train", CUT)
+            ranks[0].tell("interrupted")
+            self.await_waiting(ranks, 0)
+            ranks[0].ask("quiesce")
+            ranks[0].hear("interrupted")
+
+    def test_quiesce_may_be_called_at_any_time(self) -> None:
+        """
+        When nothing hangs, or there are no groups, `tft_quiesce` does no harm, and new groups can
+        be formed after it.
+        """
+        with self.begun() as ranks:
+            ranks.all("quiesce")
+            ranks.all("quiesce")
+            ranks.all("clear")
+            ranks.all("quiesce")
+            ranks.form()
+            ranks.all("train", CUT)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def test_a_saved_job_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
+        """
+        When a checkpoint is written by one holder of each shard and loaded by new processes, the
+        job ends as the undisturbed one.
+        """
+        self.saved_and_loaded(tmp_path, staged=False)
+
+    def test_a_staged_checkpoint_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
+        """
+        When the shards are copied in memory first and written later, the same holds.
+        """
+        self.saved_and_loaded(tmp_path, staged=True)
+
+    # ---------------------------------------------------------------- what the tests share
+
+    def begun(self) -> Ranks:
+        """
+        Return the ranks of a job; as a context manager, with their groups formed.
+        """
+        return Ranks(self.training, self.world, formed=True)
+
+    def undisturbed(self) -> Record:
+        """
+        Return the record of an undisturbed job. It runs once for all tests of a class.
+        """
+        key = self.training, self.world
+        if key not in self._undisturbed:
+            with self.begun() as ranks:
+                self._undisturbed[key] = ranks.all("train", LAST), ranks.all("digests")
+        return self._undisturbed[key]
+
+    def await_waiting(self, ranks: Ranks, rank: int) -> None:
+        """
+        Wait until a rank that takes part in a collective alone is known to wait in it.
+        """
+        end = monotonic() + LIMIT
+        while not ranks[rank].ask("is_waiting"):
+            assert monotonic() < end, (
+                f"rank {rank} waits for other ranks, and `tft_waiting` has not said so in {LIMIT:.0f} s"
+            )
+
+    def interrupt(self, ranks: Ranks, *, but: int) -> None:
+        """
+        Let all ranks but one compute a step that they cannot finish, and take them out of it.
+        """
+        others = [rank for rank in ranks if rank.rank != but]
+        for rank in others:
+            rank.tell("interrupted")
+        for rank in others:
+            rank.ask("quiesce")
+        for rank in others:
+            kind = rank.hear("interrupted")
+            assert kind in KINDS, (
+                f"`tft_classify` does not know the exception that took rank {rank.rank} out of its "
+                f"collective (it returned {kind!r}): tft would take it for a bug of the script"
+            )
+
+    def repair(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
+        """
+        Give the ranks in `private`, which have a new process, the state of `step` from the others.
+        """
+        for rank in ranks:
+            rank.ask("clear")
+        for rank_number in private:
+            ranks.copy(rank_number, step)
+        self.go_on(ranks, step, private)
+
+    def go_on(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
+        """
+        Form new groups, and roll all ranks back to the end of `step`.
+        """
+        ranks.form()
+        for rank in ranks:
+            rank.ask("roll_back", step, private.get(rank.rank))
+
+    def saved_and_loaded(self, directory: Path, *, staged: bool) -> None:
+        """
+        Save a job after step `CUT`, load it in new processes, and compare its end.
+        """
+        expected = self.undisturbed()
+        with self.begun() as ranks:
+            if staged and not ranks[0].ask("stages"):
+                return  # the adaptor writes no periodic checkpoints
+            before = ranks.all("train", CUT)
+            private = dict(enumerate(ranks.all("private", CUT)))
+            state = ranks.all("digests")
+            writers = list(self.writers(ranks))
+            for rank, shards in writers:
+                if staged:
+                    rank.ask("stage", shards)
+                else:
+                    rank.ask("save", directory, shards)
+            assert ranks.all("digests") == state, "saving has changed the state"
+            written: list[str] = []
+            if staged:
+                ranks.all("train", CUT + 1)  # training goes on before the copies are written
+            for rank, shards in writers:
+                again = ("write_staged", directory) if staged else ("save", directory, shards)
+                written += rank.ask(*again)
+            written += [] if staged else ranks[0].ask("join_files", directory, written)
+            for name in written:
+                assert (directory / name).is_file(), (
+                    f"the adaptor names the file {name!r}, which is not there"
+                )
+        with Ranks(self.training, self.world) as ranks:
+            ranks.all("load", directory, CUT)
+            self.go_on(ranks, CUT, private)
+            after = ranks.all("train", LAST)
+            identical(
+                (joined(before, after), ranks.all("digests")), expected, "a job that was loaded"
+            )
+
+    def writers(self, ranks: Ranks) -> Iterator[tuple[RankProcess, list[str]]]:
+        """
+        Yield the ranks that write a checkpoint, each with its shards: one holder of each shard.
+        """
+        shards = {shard: holders for told in ranks.all("shards") for shard, holders in told.items()}
+        for rank in ranks:
+            mine = [shard for shard, holders in shards.items() if holders[-1] == rank.rank]
+            if mine:
+                yield rank, mine
+
+
+def replicas(ranks: Ranks) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+    """
+    Yield each rank and shard of which there are several copies, with the shard's holders.
+    """
+    for rank, shards in enumerate(ranks.all("shards")):
+        for shard, holders in shards.items():
+            if len(holders) > 1:
+                yield rank, shard, holders
+
+
+def joined(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
+    """
+    Return, for each rank, what its steps have returned before and after an incident.
+    """
+    return [first + second for first, second in zip(before, after, strict=True)]
+
+
+def identical(found: Record, expected: Record, what: str) -> None:
+    """
+    Check that a job is bit-identical to the undisturbed one. Raises `AssertionError` with the first
+    difference.
+    """
+    for rank, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
+        for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+            assert one == other, (
+                f"{what}: rank {rank}, result {number + 1} of {len(theirs)}: {one!r} instead of "
+                f"{other!r}"
+            )
+    for rank, (digests, others) in enumerate(zip(found[1], expected[1], strict=True)):
+        differ = sorted(name for name in others if digests.get(name) != others[name])
+        assert not differ, f"{what}: rank {rank} ends with another state: {', '.join(differ)}"

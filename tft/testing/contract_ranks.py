@@ -1,0 +1,518 @@
+"""
+The processes of the contract suite: ranks that call the hooks of an adaptor as a worker does, and
+the rendezvous store that they form their groups with.
+
+Each rank has a process of its own, since an adaptor has one training state per process. In it, the
+main thread is the training thread, and a second thread is the control thread.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import pluggy
+
+from tft.plugins import load_adaptor
+from tft.spi.state import part_digests
+
+LIMIT = 60.0
+"""Seconds that a rank has for a request. A rank that hangs fails the check."""
+
+Update = Callable[[], AbstractContextManager[None]]
+"""Opens the update window, as `session.update` does."""
+Payload = tuple[bytes, list[tuple[str, bytes]]]
+"""The `meta` of a shard, and the name and content of each of its buffers."""
+
+
+class Training(ABC):
+    """
+    A small training with the framework of an adaptor: what the suite asks of its user.
+
+    One object is made on each rank, in a process of its own, with the arguments `rank` and `world`.
+    The class must be importable by that process, so it cannot be defined inside a function. Its
+    module is imported once, before the processes are forked: import there what the framework
+    imports late, and every test is quicker. The ranks must draw different batches, or a mistake in
+    the data position shows nothing.
+    """
+
+    adaptor: ClassVar[str]
+    """The name of the adaptor's entry point in `tft.adaptors`."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+
+    @abstractmethod
+    def parts(self) -> Mapping[str, Any]:  # Any: the framework's own objects
+        """
+        Return the named arguments that the script would give to `session.adopt`. Parameters must be
+        the same on every rank, whatever has been drawn before.
+        """
+
+    @abstractmethod
+    def step(self, model: Any, update: Update) -> object:  # Any: what `tft_rebuild` has returned
+        """
+        Train one step as the loop of a script does: draw a batch, compute, and change the state
+        within `with update():`. Return what is to be compared between runs, such as the loss in
+        hexadecimal.
+        """
+
+    @abstractmethod
+    def damage(self) -> None:
+        """
+        Change one element of the state that is the same on all ranks, such as a parameter.
+        """
+
+    @classmethod
+    def hooks(cls) -> pluggy.HookRelay:
+        """
+        Return the hooks of the adaptor.
+        """
+        return load_adaptor(cls.adaptor).hook
+
+
+class _Rank:
+    """
+    The requests that a rank serves, on its training thread.
+    """
+
+    def __init__(self, training: type[Training], rank: int, world: int) -> None:
+        self.hook = training.hooks()
+        self._training = training(rank, world)
+        self._rank, self._world = rank, world
+        self._model: Any = None  # Any: the framework's own
+        self._completed = 0
+        self._private: dict[int, bytes] = {}
+        self._staged: list[Callable[[Path], Sequence[str]]] = []
+
+    def adopt(self) -> None:
+        """
+        Hand the objects of the training over, as `session.adopt` does.
+        """
+        self.hook.tft_preload()
+        self.hook.tft_watch(contributing=lambda: None)
+        parts = dict(self._training.parts())
+        self.hook.tft_adopt(wrap=parts.pop("wrap", None), parts=parts)
+
+    def adopt_more(self) -> str:
+        """
+        Hand over an object whose name no adaptor knows. Return the name of the exception's type.
+        """
+        parts = dict(self._training.parts())
+        wrap = parts.pop("wrap", None)
+        try:
+            self.hook.tft_adopt(wrap=wrap, parts={**parts, "no_adaptor_knows_this": object()})
+        except Exception as refusal:  # noqa: BLE001 (the test looks at its type)
+            return type(refusal).__name__
+        return ""
+
+    def form(self, name: str, port: int) -> None:
+        """
+        Form the groups, and build the wrapper.
+        """
+        self.hook.tft_regroup(
+            name=name, host="127.0.0.1", port=port, rank=self._rank, world=self._world
+        )
+        self._model = self.hook.tft_rebuild()
+
+    def train(self, last: int) -> list[object]:
+        """
+        Train up to and including step `last`. Return what each step has returned.
+        """
+        if not self._private:
+            self._private[0] = self.hook.tft_capture(closing=False)
+        told = []
+        while self._completed < last:
+            told.append(self._training.step(self._model, self._update))
+            self._end_step()
+        return told
+
+    @contextmanager
+    def _update(self) -> Iterator[None]:
+        self.hook.tft_capture(closing=False)
+        if any(len(each.ranks) < self._world for each in self._shards()):
+            self.hook.tft_pre_update_barrier()
+        yield
+        self._completed += 1
+        self._private[self._completed] = self.hook.tft_capture(closing=True)
+        self.hook.tft_updated()
+
+    def _end_step(self) -> None:
+        if self._has("tft_end_step"):
+            noted = self.hook.tft_end_step(tail=False)
+            if noted is not None:
+                self._private[self._completed] = noted
+        if self._has("tft_backup"):
+            self.hook.tft_backup(step=self._completed)
+
+    def _has(self, name: str) -> bool:
+        return bool(getattr(self.hook, name).get_hookimpls())
+
+    def _shards(self) -> Sequence[Any]:
+        shards: Sequence[Any] = self.hook.tft_shards(rank=self._rank, world=self._world)
+        return shards
+
+    def interrupted(self) -> str | None:
+        """
+        Train one more step, in which the rank is to be interrupted. Return the kind of fault that
+        the exception means. None: the adaptor does not know the exception.
+
+        Raises `AssertionError` when nothing interrupts the rank.
+        """
+        try:
+            self._training.step(self._model, self._update)
+        except Exception as error:  # noqa: BLE001 (whatever the framework raises)
+            kinds = [self.hook.tft_classify(error=each) for each in _chain(error)]
+            kind = next((kind for kind in kinds if kind is not None), None)
+            return None if kind is None else str(getattr(kind, "kind", kind))
+        raise AssertionError("the step was completed, though other ranks did not take part in it")
+
+    def clear(self) -> None:
+        """
+        Drop the wrappers and free the groups.
+        """
+        self._model = None
+        self.hook.tft_clear()
+
+    def damage(self) -> None:
+        """
+        Change the state.
+        """
+        self._training.damage()
+
+    def shards(self) -> dict[str, tuple[int, ...]]:
+        """
+        Return the holders of each shard of this rank.
+        """
+        return {each.shard: tuple(each.ranks) for each in self._shards()}
+
+    def compared(self, shard: str) -> dict[str, str]:
+        """
+        Return the digests of a shard, by part.
+        """
+        if self._has("tft_compare"):
+            return dict(self.hook.tft_compare(shard=shard))
+        return dict(part_digests(self.hook.tft_give(shard=shard, step=self._completed)))
+
+    def give(self, shard: str, step: int) -> Payload:
+        """
+        Return a shard, copied.
+        """
+        payload = self.hook.tft_give(shard=shard, step=step)
+        buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
+        return bytes(payload.meta), buffers
+
+    def take(self, shard: str, payload: Payload, step: int) -> None:
+        """
+        Take a shard that another rank has given.
+        """
+        meta, given = payload
+        buffers = self.hook.tft_take(shard=shard, meta=meta)
+        sizes = [(each.name, each.view.nbytes) for each in buffers]
+        expected = [(name, len(content)) for name, content in given]
+        assert sizes == expected, (
+            f"`tft_take` has made room for the buffers {sizes}; the giver has {expected}"
+        )
+        for buffer, (_, content) in zip(buffers, given, strict=True):
+            buffer.view.cast("B")[:] = content
+        self.hook.tft_taken(shard=shard, meta=meta)
+        self._completed = step
+
+    def private(self, step: int) -> bytes:
+        """
+        Return the rank-local state at the end of `step`.
+        """
+        return self._private[step]
+
+    def capture(self) -> bytes:
+        """
+        Capture the rank-local state now.
+        """
+        captured: bytes = self.hook.tft_capture(closing=False)
+        return captured
+
+    def roll_back(self, step: int, private: bytes | None) -> None:
+        """
+        Go on from the end of `step`. `private` is the rank-local state that another process of this
+        rank has captured. None: this process has captured it.
+        """
+        state = self._private[step] if private is None else private
+        self.hook.tft_rollback(private=state)
+        self._completed = step
+        self._private = {step: state}
+
+    def backups(self) -> list[int] | None:
+        """
+        Return the steps of which a copy is kept. None: the adaptor keeps no copies.
+        """
+        return list(self.hook.tft_backups()) if self._has("tft_backup") else None
+
+    def restore(self, step: int) -> None:
+        """
+        Restore a copy that the adaptor keeps.
+        """
+        self.hook.tft_restore(step=step)
+
+    def save(self, directory: Path, shards: list[str]) -> list[str]:
+        """
+        Write shards. Return the names of the files.
+        """
+        files: list[str] = []
+        for shard in shards:
+            files += self.hook.tft_save(
+                directory=directory, shard=shard, step=self._completed, shards=shards, attempt=0
+            )
+        return files
+
+    def stage(self, shards: list[str]) -> None:
+        """
+        Copy shards in memory, to be written later.
+        """
+        self._staged = [self.hook.tft_stage(shard=shard, step=self._completed) for shard in shards]
+
+    def write_staged(self, directory: Path) -> list[str]:
+        """
+        Write the shards that were staged. Return the names of the files.
+        """
+        return [name for write in self._staged for name in write(directory)]
+
+    def join_files(self, directory: Path, files: list[str]) -> list[str]:
+        """
+        Join the written shards into one checkpoint. Return the names of further files.
+        """
+        if not self._has("tft_join"):
+            return []
+        return list(self.hook.tft_join(directory=directory, files=files, step=self._completed))
+
+    def stages(self) -> bool:
+        """
+        Return whether the adaptor can write a checkpoint while training goes on.
+        """
+        return self._has("tft_stage")
+
+    def load(self, directory: Path, step: int) -> None:
+        """
+        Load all shards of this rank.
+        """
+        for shard in self.shards():
+            self.hook.tft_load(directory=directory, shard=shard)
+        self._completed = step
+
+    def digests(self) -> dict[str, str]:
+        """
+        Return the digests of the whole state of this rank.
+        """
+        return dict(self.hook.tft_digests())
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _serve_rank(pipe: Connection, training: type[Training], rank: int, world: int) -> None:
+    """
+    Serve requests until the process is killed: those of the control thread at once, the others one
+    after the other on the main thread.
+    """
+    served = _Rank(training, rank, world)
+    main = threading.main_thread().ident
+    assert main is not None
+    waiting: queue.SimpleQueue[tuple[str, tuple[object, ...]]] = queue.SimpleQueue()
+    answering = threading.Lock()
+
+    def answer(name: str, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        try:
+            told: tuple[str, object, str] = (name, function(*arguments), "")
+        except Exception:  # noqa: BLE001 (shown in the test)
+            told = (name, None, traceback.format_exc())
+        with answering:
+            pipe.send(told)
+
+    def is_waiting() -> bool:
+        return bool(served.hook.tft_waiting(frame=sys._current_frames()[main]))
+
+    def control() -> None:
+        while True:
+            try:
+                name, arguments = pipe.recv()
+            except EOFError:
+                os._exit(0)
+            if name == "quiesce":
+                answer(name, served.hook.tft_quiesce, ())
+            elif name == "is_waiting":
+                answer(name, is_waiting, ())
+            else:
+                waiting.put((name, arguments))
+
+    threading.Thread(target=control, daemon=True).start()
+    while True:
+        name, arguments = waiting.get()
+        answer(name, getattr(served, name), arguments)
+
+
+def _serve_store(pipe: Connection, training: type[Training]) -> None:
+    training.hooks().tft_store(host="127.0.0.1", port=0, opened=pipe.send)
+
+
+class RankProcess:
+    """
+    One rank, seen from the test.
+    """
+
+    def __init__(
+        self, context: ForkServerContext, training: type[Training], rank: int, world: int
+    ) -> None:
+        self.rank = rank
+        self._pipe, there = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=_serve_rank, args=(there, training, rank, world), daemon=True
+        )
+        self._process.start()
+        there.close()
+        self._answers: dict[str, tuple[object, str]] = {}
+
+    def tell(self, name: str, *arguments: object) -> None:
+        """
+        Send a request.
+        """
+        self._pipe.send((name, arguments))
+
+    def hear(self, name: str) -> Any:  # Any: what the request returns
+        """
+        Return the answer to a request that was sent. Raises `AssertionError` when the request
+        failed, or when there is no answer within `LIMIT` seconds.
+        """
+        while name not in self._answers:
+            if not self._pipe.poll(LIMIT):
+                raise AssertionError(f"rank {self.rank} has not done `{name}` in {LIMIT:.0f} s")
+            try:
+                told, result, failure = self._pipe.recv()
+            except EOFError:
+                raise AssertionError(f"rank {self.rank} has ended in `{name}`") from None
+            self._answers[told] = (result, failure)
+        result, failure = self._answers.pop(name)
+        if failure:
+            raise AssertionError(f"rank {self.rank} could not do `{name}`:\n{failure}")
+        return result
+
+    def ask(self, name: str, *arguments: object) -> Any:  # Any: as in `hear`
+        """
+        Send a request, and return its answer.
+        """
+        self.tell(name, *arguments)
+        return self.hear(name)
+
+    def kill(self) -> None:
+        """
+        End the process with SIGKILL.
+        """
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join()
+        self._pipe.close()
+
+
+class Ranks:
+    """
+    The ranks of one job, and their rendezvous store. A context manager: it ends all processes.
+
+    `formed`: the groups are formed at the beginning.
+    """
+
+    def __init__(self, training: type[Training], world: int, *, formed: bool = False) -> None:
+        self._training = training
+        self._world = world
+        self._context = multiprocessing.get_context("forkserver")
+        # has an effect in the first job of a test run: later ones find the imports done
+        self._context.set_forkserver_preload([__name__, training.__module__])
+        self._formed = formed
+        self._groups = 0
+        self._ranks: list[RankProcess] = []
+
+    def __enter__(self) -> Self:
+        here, there = self._context.Pipe()
+        self._store = self._context.Process(
+            target=_serve_store, args=(there, self._training), daemon=True
+        )
+        self._store.start()
+        try:
+            assert here.poll(LIMIT), f"`tft_store` has not called `opened` in {LIMIT:.0f} s"
+            self._port = here.recv()
+            self._ranks = [self._start(rank) for rank in range(self._world)]
+            self._begin()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        self.all("adopt")
+        if self._formed:
+            self.form()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for rank in self._ranks:
+            rank.kill()
+        self._store.kill()
+        self._store.join()
+
+    def __getitem__(self, rank: int) -> RankProcess:
+        return self._ranks[rank]
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._ranks)
+
+    def _start(self, rank: int) -> RankProcess:
+        return RankProcess(self._context, self._training, rank, self._world)
+
+    def all(self, name: str, *arguments: object) -> list[Any]:  # Any: what the request returns
+        """
+        Send a request to all ranks at once, and return their answers in the order of the ranks.
+        """
+        for rank in self._ranks:
+            rank.tell(name, *arguments)
+        return [rank.hear(name) for rank in self._ranks]
+
+    def form(self) -> None:
+        """
+        Form the groups of all ranks, under a name that no earlier group had.
+        """
+        self._groups += 1
+        self.all("form", f"contract-{self._groups}", self._port)
+
+    def replace(self, rank: int) -> None:
+        """
+        Kill the process of a rank, and start another one.
+        """
+        self._ranks[rank].kill()
+        self._ranks[rank] = self._start(rank)
+        self._ranks[rank].ask("adopt")
+
+    def copy(self, rank: int, step: int) -> None:
+        """
+        Let a rank take each of its shards from another rank that holds it.
+        """
+        for shard, holders in self._ranks[rank].ask("shards").items():
+            source = next(holder for holder in holders if holder != rank)
+            payload = self._ranks[source].ask("give", shard, step)
+            self._ranks[rank].ask("take", shard, payload, step)
