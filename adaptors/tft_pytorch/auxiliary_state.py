@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 
 from tft.errors import UsageError
-from tft_pytorch.tensor_holders import Holders, Kinds, same_part
+from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 
 _TAKEN = frozenset(
     {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
@@ -59,7 +59,7 @@ def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own t
             other._per_optimizer_states.clear()
 
 
-def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
+def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, State]:
     """
     Return the part of the state that belongs to each shard, in the same nested dicts.
 
@@ -82,7 +82,7 @@ def divided(state: State, name: str, kinds: Kinds) -> dict[Holders, State]:
     return found
 
 
-def _own_kind(state: State, name: str, kinds: Kinds) -> Holders | None:
+def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     """
     Return the kind of the parameter or buffer whose name a part of the state has, None if there is
     none.
@@ -93,7 +93,7 @@ def _own_kind(state: State, name: str, kinds: Kinds) -> Holders | None:
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
-def _kind_of(leaf: object, name: str, kinds: Kinds) -> Holders:
+def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     holders: set[int] = set(kinds.all[0])
     for tensor in _tensors(leaf):
         if isinstance(tensor, DTensor):

@@ -27,7 +27,7 @@ from tft_pytorch.extra import ExtraStates, entry
 from tft_pytorch.names import named_buffers, named_parameters, own_names
 from tft_pytorch.replicas import LOW, ReplicaOptimizer, set_groups
 from tft_pytorch.shard_content import ShardContent, Span, spans_of
-from tft_pytorch.tensor_holders import Holders, Kinds, summed
+from tft_pytorch.tensor_holders import Holders, TensorHolders, summed
 from tft_pytorch.tensor_metadata import described, read
 from tft_pytorch.trees import Disassembly, expect, put_together
 
@@ -205,7 +205,7 @@ class Parts:
         self._extra = ExtraStates()
         self._extra.watch(model)
         self._names: dict[object, str] = {p: name for name, p in self.parameters.items()}
-        self._kinds = Kinds(model, self.parameters, self.buffers)
+        self._kinds = TensorHolders(model, self.parameters, self.buffers)
         self._wrappers: dict[str, Holders] = {
             own(name): self._kinds[self._names[next(summed(module))]]
             for name, module in model.named_modules()

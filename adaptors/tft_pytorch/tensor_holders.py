@@ -31,7 +31,7 @@ _SPELT_OUT = 16
 times as many."""
 
 
-class Kinds:
+class TensorHolders:
     """
     The holders of each parameter and buffer of a model, by name, as this rank sees them.
     """

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-class Marks:
+class BarrierFiles:
     """
     The marker files of all ranks. A rank writes only its own.
     """

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tft_chaos.actions import ChaosMissed
-from tft_chaos.barrier_files import Marks
+from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.proc import MainThread, main_thread
 
 PATIENCE = 30.0
@@ -24,7 +24,7 @@ PAUSE = 0.005
 """Seconds between two looks; longer than a thread takes to fall asleep."""
 
 
-def await_peers(marks: Marks, peers: Sequence[int], step: int) -> dict[str, object]:
+def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
     """
     Wait until all peers are inside their collective of `step`. Return the evidence for that.
 

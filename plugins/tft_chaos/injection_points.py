@@ -15,7 +15,7 @@ from functools import wraps
 from tft.spi import SessionView
 from tft_chaos import mindspore_hooks as cells
 from tft_chaos.actions import ChaosMissed, Theirs, act, flip
-from tft_chaos.barrier_files import Marks
+from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.collective import await_peers
 from tft_chaos.record import Firing, Ledger
 from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
@@ -171,7 +171,7 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
     watch_gradients(model, seen)
 
 
-def watch_collective(blow: Blow, marks: Marks, model: Theirs) -> None:
+def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
     Fire at the first gradient, when all other ranks are inside their collective.
 
@@ -189,7 +189,7 @@ def watch_collective(blow: Blow, marks: Marks, model: Theirs) -> None:
 
 
 def mark_collectives(
-    specs: Sequence[Spec], marks: Marks, session: SessionView, model: Theirs
+    specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
     Act as a peer of a victim: write a marker file at the last gradient, in the steps of the specs.

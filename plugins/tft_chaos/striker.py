@@ -7,7 +7,7 @@ from typing import assert_never
 
 from tft.spi import OrderName, SessionView, hookimpl
 from tft_chaos.actions import Theirs
-from tft_chaos.barrier_files import Marks
+from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.injection_points import (
     Blow,
     flip_bit,
@@ -59,7 +59,7 @@ class Striker:
         self._joining = joining
         specs = [*joining, *(blow.spec for blow in blows)]
         self._repairs = any(spec.phase == "repair" for spec in specs)
-        self._marks = Marks(session.run_dir, session.rank)
+        self._marks = BarrierFiles(session.run_dir, session.rank)
         self._marks.leave()
         self._optimizer: Theirs = None
 

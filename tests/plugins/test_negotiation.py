@@ -294,7 +294,7 @@ def test_a_scheduler_may_wait_for_a_new_node() -> None:
     assert talk.news()[-1] == ("strategies", {2: PROCESS, 3: PROCESS}, [
         "exit", "dump", "downgrade",
     ])  # fmt: skip
-    talk.job.spare = {5: 2}
+    talk.job.spare[5] = 2
     talk.job.come(5)
     talk.settle()
     talk.on("strategies", lambda us: us.change_strategy("recover"))
@@ -406,7 +406,7 @@ def test_a_pod_is_switched_while_the_job_trains() -> None:
     it is ready, the scheduler is offered the migration, chooses it, and hears that it has worked.
     """
     talk = switching()
-    talk.job.slow = {3}
+    talk.job.script.slow = {3}
     talk.settle()
     talk.train()
     assert talk.news() == []
@@ -445,7 +445,7 @@ def test_a_switch_can_be_called_off_in_every_phase(state: str) -> None:
     """
     talk = switching()
     talk.on("strategies", lambda us: None)
-    talk.job.slow = {3} if state == "healthy" else set()
+    talk.job.script.slow = {3} if state == "healthy" else set()
     talk.settle() if state == "healthy" else talk.until(state)
     talk.negotiator.prepare_action("stop switch", {})
     talk.settle()
@@ -488,7 +488,7 @@ def test_a_new_process_that_dies_before_the_switch_ends_it() -> None:
     When the second process ends while it gets ready, then the scheduler hears so once, and the job trains on.
     """
     talk = switching()
-    talk.job.slow = {3}
+    talk.job.script.slow = {3}
     talk.settle()
     talk.job.kill_successor(3)
     talk.settle()

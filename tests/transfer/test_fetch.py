@@ -362,10 +362,10 @@ def test_of_two_sources_that_disagree_the_first_is_used(opened: Opened) -> None:
 @pytest.mark.parametrize(
     ("here", "said"),
     [
-        ({"a": b"12"}, "buffer 1 is 'b' of 3 bytes at its sources and missing here"),
-        ({"a": b"12", "b": b"345", "c": b""}, "buffer 2 is missing at its sources and 'c' of 0"),
-        ({"a": b"12", "b": b"34"}, "'b' of 3 bytes at its sources and 'b' of 2 bytes here"),
-        ({"b": b"12", "a": b"345"}, "'a' of 2 bytes at its sources and 'b' of 2 bytes here"),
+        ({"a": b"12"}, "buffer 1 is 'b' of 3 bytes there and missing here"),
+        ({"a": b"12", "b": b"345", "c": b""}, "buffer 2 is missing there and 'c' of 0"),
+        ({"a": b"12", "b": b"34"}, "'b' of 3 bytes there and 'b' of 2 bytes here"),
+        ({"b": b"12", "a": b"345"}, "'a' of 2 bytes there and 'b' of 2 bytes here"),
     ],
     ids=["fewer", "more", "smaller", "another order"],
 )

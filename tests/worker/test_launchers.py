@@ -68,7 +68,7 @@ def found(environ: dict[str, str]) -> Launcher:
         (
             HAND,
             Launcher(
-                name="whoever started this process", rank=5, world=8, local_rank=1, local_world=4,
+                name="the launcher of this process", rank=5, world=8, local_rank=1, local_world=4,
                 machine=1, address="head", port=29400, serves=False, alone=False,
             ),
         ),
@@ -119,8 +119,8 @@ def test_a_process_that_nobody_started_as_one_of_several_is_none(environ: dict[s
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "6,2"}, {"local_world": 2}),
         (SRUN | {"SLURM_TASKS_PER_NODE": "4(x2)"}, {"local_world": 4}),
         (SRUN | {"RANK": "5", "WORLD_SIZE": "8"}, {"name": "srun"}),
-        (SRUN | HAND | {"WORLD_SIZE": "16", "RANK": "9"}, {"name": "whoever started this process"}),
-        (SRUN | HAND | {"SLURM_STEP_ID": "4294967291"}, {"name": "whoever started this process"}),
+        (SRUN | HAND | {"WORLD_SIZE": "16", "RANK": "9"}, {"name": "the launcher of this process"}),
+        (SRUN | HAND | {"SLURM_STEP_ID": "4294967291"}, {"name": "the launcher of this process"}),
         (
             {key: value for key, value in SRUN.items() if key != "SLURM_STEP_NODELIST"}
             | {"SLURM_JOB_NODELIST": "b,c"},
@@ -172,10 +172,10 @@ def test_what_is_missing_is_named(whole: dict[str, str], missing: str) -> None:
     [
         (TORCHRUN | {"RANK": "8"}, "RANK is 8 in a job of 8 processes"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "LOCAL_RANK is 4 in a machine of 4 processes"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE is 9 in a job whose WORLD_SIZE is 8"),
-        (HAND | {"RANK": "-1"}, "RANK is to be a number from 0 on, and is '-1'"),
-        (HAND | {"MASTER_PORT": "65535"}, "MASTER_PORT is to be a port with another one above it"),
-        (HAND | {"MASTER_PORT": "http"}, "MASTER_PORT is to be a number"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "9"}, "LOCAL_WORLD_SIZE is 9, but WORLD_SIZE is 8"),
+        (HAND | {"RANK": "-1"}, "RANK must be an integer of at least 0, but is '-1'"),
+        (HAND | {"MASTER_PORT": "65535"}, "MASTER_PORT is 65535: it must be between"),
+        (HAND | {"MASTER_PORT": "http"}, "MASTER_PORT must be an integer"),
         (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8 in a job of 8 processes"),
         (SRUN | {"RANK": "0"}, "RANK is 0, and SLURM_PROCID is 5"),
         (SRUN | {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4, and SLURM_STEP_NUM_TASKS or SLURM_NTASKS is 8"),
@@ -214,5 +214,5 @@ def test_what_is_no_list_of_nodes_is_refused(nodes: str) -> None:
     """
     When a list cannot be read, then nothing is made of its beginning.
     """
-    with pytest.raises(ValueError, match="is no list of nodes"):
+    with pytest.raises(ValueError, match="is not a valid Slurm node list"):
         hosts(nodes)

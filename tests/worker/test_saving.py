@@ -207,9 +207,7 @@ def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
     ]
     blind = saving(Plain(), Own(save=script.save_one, load=script.load))
     blind.check(both[:1])
-    with pytest.raises(
-        UsageError, match="load is called once for each: give it a parameter `shard`"
-    ):
+    with pytest.raises(UsageError, match="load once for each: load must take a parameter `shard`"):
         blind.check(both)
 
 
@@ -270,9 +268,7 @@ def test_whoever_has_not_written_a_checkpoint_does_not_read_it(tmp_path: Path) -
     theirs = committed(tmp_path / "theirs", own, "dense")
     ours = committed(tmp_path / "ours", saving(Plain()), "dense")
     saving(Plain()).load(ours, ["dense"], 0, 7)
-    with pytest.raises(
-        OrderRefused, match=r"give session\.adopt the save and load that belong to it"
-    ):
+    with pytest.raises(OrderRefused, match=r"give session\.adopt that save and its load"):
         saving(Plain()).load(theirs, ["dense"], 0, 7)
     with pytest.raises(OrderRefused, match=r"leave save and load out of session\.adopt"):
         own.load(ours, ["dense"], 0, 7)
@@ -295,7 +291,7 @@ def a_link(directory: Path, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "sentence"),
-    [(nothing, "has written nothing under"), (a_link, "has left a link at")],
+    [(nothing, "has written nothing under"), (a_link, "has made a symbolic link")],
 )
 def test_what_is_not_in_its_directory_is_no_save(
     tmp_path: Path, function: Callable[[Path, int], None], sentence: str
@@ -321,10 +317,10 @@ def test_what_an_earlier_attempt_has_left_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"save": print}, "was given save alone"),
-        ({"load": print}, "was given load alone"),
+        ({"save": print}, "was given only save"),
+        ({"load": print}, "was given only load"),
         ({"save": print, "load": "weights"}, "load must be a function, not a str"),
-        ({"save": print, "load": print, "make": print}, "was given make, and save and load"),
+        ({"save": print, "load": print, "make": print}, "takes either make, or save and load"),
     ],
 )
 def test_half_of_it_is_refused(parts: dict[str, Any], sentence: str) -> None:

@@ -182,7 +182,9 @@ async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage
 
     await held(stage, 3)
     unknown = await ordered(stage, Check(**key(3), name="wires"))
-    assert [a.failure for a in unknown] == ["OrderRefused: no plugin knows a check 'wires'"] * 2
+    assert [a.failure for a in unknown] == [
+        "OrderRefused: no installed plugin has a check named 'wires'"
+    ] * 2
 
 
 async def test_a_pause_that_ends_during_a_check_keeps_the_groups(stage: Stage) -> None:
@@ -285,7 +287,7 @@ async def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(stage: 
     await done(stage, Rollback(**key(1), step=step - 1, skip=1))
     for answer in await ordered(stage, Rollback(**key(1, round=2), step=step)):
         assert answer.failure is not None
-        assert f"has no RNG and data position of step {step}" in answer.failure
+        assert f"has not kept the RNG state and data position of step {step}" in answer.failure
 
 
 async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> None:
@@ -328,7 +330,7 @@ async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(
     left, taken = await ordered(stage, Rollback(**key(1), step=77, private=sent))
     assert taken.failure is None
     assert left.failure is not None
-    assert "rank 0 has no RNG and data position of step 77" in left.failure
+    assert "rank 0 has not kept the RNG state and data position of step 77" in left.failure
     await done(stage, Rollback(**key(1, round=2, to=(0,)), step=77, derive=(0,)))
 
     directory = stage.run_dir / "checkpoints" / "step-77"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from tft.bus.zap_auth import Door
+from tft.bus.zap_auth import ZapAuthenticator
 from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys
@@ -64,15 +64,17 @@ def main(
     ):
         publishers.setsockopt(zmq.BACKLOG, BACKLOG)
         subscribers.setsockopt(zmq.BACKLOG, BACKLOG)
-        door = None if keys is None else Door(context, keys, publishers, subscribers)
+        authenticator = (
+            None if keys is None else ZapAuthenticator(context, keys, publishers, subscribers)
+        )
         try:
             taken = _bind(publishers, subscribers, host, port)
         except UsageError:
-            if door is not None:
-                door.close()
+            if authenticator is not None:
+                authenticator.close()
             raise
-        if door is not None:
-            door.open()
+        if authenticator is not None:
+            authenticator.open()
         if opened is not None:
             opened(taken)
         with suppress(zmq.ContextTerminated):

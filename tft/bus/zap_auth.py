@@ -32,7 +32,7 @@ _REMEMBERED = 1000
 again every second."""
 
 
-class Door:
+class ZapAuthenticator:
     """
     The authentication handler for a broker's sockets. The sockets must not be bound yet.
     """
@@ -49,11 +49,11 @@ class Door:
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
             each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler no peer is accepted
-            each.monitor(f"inproc://door-{number}", _FAILED)
+            each.monitor(f"inproc://authenticator-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
             failures.set_hwm(0)  # a full queue would block the thread that serves all connections
-            failures.connect(f"inproc://door-{number}")
+            failures.connect(f"inproc://authenticator-{number}")
             self._failures.append(failures)
 
     def open(self) -> None:
@@ -61,7 +61,7 @@ class Door:
         Start the thread that answers about connections, also those that wait already. The thread
         ends when the context is terminated.
         """
-        threading.Thread(target=self._keep, name="door", daemon=True).start()
+        threading.Thread(target=self._keep, name="authenticator", daemon=True).start()
 
     def close(self) -> None:
         """

@@ -19,10 +19,10 @@ _STRIKES = 3
 one, because the only source may be behind a link that flips a bit now and then. Such a source is
 still better than none."""
 
-_ODD = "it describes the shard otherwise than the sources that were used"
+_ODD = "its description of the shard differs from that of the other sources"
 
 
-class Board:
+class ChunkScheduler:
     """
     The state of one fetch. Every method may be called on any thread.
 
@@ -48,7 +48,7 @@ class Board:
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
-        Wait until `fact` about this board is true, for at most `seconds`. Return whether it is true
+        Wait until `fact` about this scheduler is true, for at most `seconds`. Return whether it is true
         now.
         """
         with self._changed:

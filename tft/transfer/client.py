@@ -13,7 +13,7 @@ from tft.clock import SystemClock
 from tft.errors import TransferFailed
 from tft.protocol.messages import Transfer
 from tft.spi.types import Buffer
-from tft.transfer.chunk_scheduler import Board
+from tft.transfer.chunk_scheduler import ChunkScheduler
 from tft.transfer.fetch_worker import TICK, bring
 from tft.transfer.tls import Tls
 from tft.transfer.wire import Hello, Offer, Run, chunks
@@ -72,41 +72,41 @@ def fetch(
     """
     clock = SystemClock()
     began = clock.now()
-    board = Board(len(transfer.sources))
+    scheduler = ChunkScheduler(len(transfer.sources))
     hello = Hello(job=receiver.job, rank=receiver.rank, shard=transfer.shard, step=step)
     threads: list[threading.Thread] = []
     try:
-        for thread in _threads(transfer, hello, board, patience, receiver.tls):
+        for thread in _threads(transfer, hello, scheduler, patience, receiver.tls):
             thread.start()
             threads.append(thread)
-        offer = _agree(transfer, step, board, abandoned)
+        offer = _agree(transfer, step, scheduler, abandoned)
         room = _room(transfer.shard, offer, take(offer.meta))
-        board.settle(offer, room, chunks(room.size, len(threads)))
-        _until(board.ended, board, abandoned)
-        if not board.complete():
-            raise _failure(transfer, step, board)
+        scheduler.settle(offer, room, chunks(room.size, len(threads)))
+        _until(scheduler.ended, scheduler, abandoned)
+        if not scheduler.complete():
+            raise _failure(transfer, step, scheduler)
     finally:
-        _close(transfer, board, threads)
+        _close(transfer, scheduler, threads)
     taken(offer.meta)
-    odd = {transfer.sources[place].rank: why for place, why in board.lost().items()}
+    odd = {transfer.sources[place].rank: why for place, why in scheduler.lost().items()}
     log.info(
         "shard_fetched",
         shard=transfer.shard,
         step=step,
         size=room.size,
         seconds=round(clock.now() - began, 6),
-        given={transfer.sources[place].rank: size for place, size in board.given().items()},
+        given={transfer.sources[place].rank: size for place, size in scheduler.given().items()},
     )
     return odd
 
 
 def _threads(
-    transfer: Transfer, hello: Hello, board: Board, patience: float, tls: Tls | None
+    transfer: Transfer, hello: Hello, scheduler: ChunkScheduler, patience: float, tls: Tls | None
 ) -> list[threading.Thread]:
     return [
         threading.Thread(
             target=bring,
-            args=(source, place, hello, board, patience, tls),
+            args=(source, place, hello, scheduler, patience, tls),
             name=f"tft-fetch-{transfer.shard}-from-{source.rank}",
             daemon=True,
         )
@@ -114,26 +114,30 @@ def _threads(
     ]
 
 
-def _close(transfer: Transfer, board: Board, threads: Sequence[threading.Thread]) -> None:
+def _close(
+    transfer: Transfer, scheduler: ChunkScheduler, threads: Sequence[threading.Thread]
+) -> None:
     """
     End the fetch: wait until no thread writes into the buffers any more, and log the lost sources.
     """
-    board.close()
-    while not board.wait(board.quiet, TICK):
+    scheduler.close()
+    while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
         thread.join(TICK)  # not longer: a thread may hang in the resolver, which is harmless
-    for place, why in board.lost().items():
+    for place, why in scheduler.lost().items():
         source = transfer.sources[place]
         log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
 
 
-def _agree(transfer: Transfer, step: int, board: Board, abandoned: threading.Event) -> Offer:
-    _until(board.begun, board, abandoned)
-    _until(board.decided, board, abandoned, ticks=int(_GATHERING / TICK))
-    offer = board.common()
+def _agree(
+    transfer: Transfer, step: int, scheduler: ChunkScheduler, abandoned: threading.Event
+) -> Offer:
+    _until(scheduler.begun, scheduler, abandoned)
+    _until(scheduler.decided, scheduler, abandoned, ticks=int(_GATHERING / TICK))
+    offer = scheduler.common()
     if offer is None:
-        raise _failure(transfer, step, board)
+        raise _failure(transfer, step, scheduler)
     return offer
 
 
@@ -142,8 +146,9 @@ def _room(shard: str, offer: Offer, buffers: Sequence[Buffer]) -> Run:
     for index, (there, here) in enumerate(zip_longest(offer.buffers, room)):
         if there != here:
             raise TransferFailed(
-                f"shard {shard!r} does not fit the room that was made for it: buffer {index} is "
-                f"{_buffer(there)} at its sources and {_buffer(here)} here; is the model the same?"
+                f"the buffers for shard {shard!r} do not match those of its sources: buffer {index} is "
+                f"{_buffer(there)} there and {_buffer(here)} here. Check that all ranks build the "
+                "same model"
             )
     for buffer in buffers:
         if buffer.view.readonly:
@@ -158,23 +163,26 @@ def _buffer(named: tuple[str, int] | None) -> str:
 
 
 def _until(
-    fact: Callable[[], bool], board: Board, abandoned: threading.Event, ticks: int | None = None
+    fact: Callable[[], bool],
+    scheduler: ChunkScheduler,
+    abandoned: threading.Event,
+    ticks: int | None = None,
 ) -> None:
     """
-    Wait until `fact` about the board is true, at most about `ticks` ticks; None means without
+    Wait until `fact` about the scheduler is true, at most about `ticks` ticks; None means without
     limit.
 
     Raises `TransferFailed` when `abandoned` is set.
     """
     while not abandoned.is_set():
-        if board.wait(fact, TICK) or ticks == 0:
+        if scheduler.wait(fact, TICK) or ticks == 0:
             return
         ticks = None if ticks is None else ticks - 1
     raise TransferFailed("the fetch was abandoned: its order is no longer wanted")
 
 
-def _failure(transfer: Transfer, step: int, board: Board) -> TransferFailed:
-    lost = board.lost()
+def _failure(transfer: Transfer, step: int, scheduler: ChunkScheduler) -> TransferFailed:
+    lost = scheduler.lost()
     sources = "; ".join(
         f"rank {source.rank} at {source.address}: {lost[place]}"
         for place, source in enumerate(transfer.sources)

@@ -19,7 +19,7 @@ import structlog
 
 from tft.errors import MalformedMessage, TransferFailed
 from tft.protocol.messages import Source
-from tft.transfer.chunk_scheduler import Board
+from tft.transfer.chunk_scheduler import ChunkScheduler
 from tft.transfer.tls import Tls, reader
 from tft.transfer.wire import (
     FROM_SERVER,
@@ -45,22 +45,27 @@ request for the next one is on its way."""
 
 
 def bring(
-    source: Source, place: int, hello: Hello, board: Board, patience: float, tls: Tls | None
+    source: Source,
+    place: int,
+    hello: Hello,
+    scheduler: ChunkScheduler,
+    patience: float,
+    tls: Tls | None,
 ) -> None:
     """
-    Receive the chunks that the board assigns to this source, until no chunk is left. This is the
-    body of a thread. `place` is the place of the source in the board's list. When the source is
-    lost, the reason is recorded in the board.
+    Receive the chunks that the scheduler assigns to this source, until no chunk is left. This is the
+    body of a thread. `place` is the place of the source in the scheduler's list. When the source is
+    lost, the reason is recorded in the scheduler.
     """
     why: str | None = "the thread that served it ended by an error of tft, see its traceback"
     try:
         with (
-            closing(_connect(source.address, board, patience)) as plain,
+            closing(_connect(source.address, scheduler, patience)) as plain,
             closing(_wrapped(plain, tls)) as connection,
         ):
-            line = _Line(connection, board, patience)
+            line = _Line(connection, scheduler, patience)
             line.shake_hands()
-            _converse(line, source, place, hello, board)
+            _converse(line, source, place, hello, scheduler)
         why = None
     except (TransferFailed, MalformedMessage) as error:
         why = str(error)
@@ -72,7 +77,7 @@ def bring(
         why = f"the connection broke: {error.strerror or error}"
     finally:
         if why is not None:
-            board.lose(place, why)
+            scheduler.lose(place, why)
 
 
 class _Line:
@@ -80,9 +85,11 @@ class _Line:
     A connection to a source.
     """
 
-    def __init__(self, connection: socket.socket, board: Board, patience: float) -> None:
+    def __init__(
+        self, connection: socket.socket, scheduler: ChunkScheduler, patience: float
+    ) -> None:
         self._connection = connection
-        self._board = board
+        self._board = scheduler
         self._patience = patience
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(TICK)
@@ -118,11 +125,13 @@ class _Line:
         self._connection.sendall(frame(said))
 
 
-def _converse(line: _Line, source: Source, place: int, hello: Hello, board: Board) -> None:
+def _converse(
+    line: _Line, source: Source, place: int, hello: Hello, scheduler: ChunkScheduler
+) -> None:
     line.send(hello)
     match read_frame(line.read, FROM_SERVER):
         case Offer() as offer:
-            settled = board.offer(place, offer)
+            settled = scheduler.offer(place, offer)
         case Refusal(why=why):
             raise TransferFailed(f"it refused: {why}")
         case other:
@@ -132,17 +141,17 @@ def _converse(line: _Line, source: Source, place: int, hello: Hello, board: Boar
     key, room = settled
     asked: deque[Request] = deque()
     while True:
-        while len(asked) < _ASKED and (chunk := board.pick(place, wait=not asked)) is not None:
+        while len(asked) < _ASKED and (chunk := scheduler.pick(place, wait=not asked)) is not None:
             line.send(chunk)
             asked.append(chunk)
         if not asked:
             return
         chunk = asked.popleft()
         if receive_chunk(room, chunk, key, line.read):
-            board.came(place, chunk)
+            scheduler.came(place, chunk)
             continue
         log.warning("chunk_damaged", shard=hello.shard, source=source.rank, offset=chunk.offset)
-        if not board.spoilt(place, chunk):
+        if not scheduler.spoilt(place, chunk):
             raise TransferFailed("it repeatedly sent bytes that do not match their digest")
 
 
@@ -152,7 +161,7 @@ def _wrapped(connection: socket.socket, tls: Tls | None) -> socket.socket:
     return tls.fetching.wrap_socket(connection, do_handshake_on_connect=False)
 
 
-def _connect(address: str, board: Board, patience: float) -> socket.socket:
+def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket.socket:
     host, _, port = address.rpartition(":")
     if not (host and port.isdecimal()):
         raise TransferFailed(f"its address {address!r} is not HOST:PORT")
@@ -166,7 +175,7 @@ def _connect(address: str, board: Board, patience: float) -> socket.socket:
         silent = 0.0
         while not poll.poll(TICK * 1000):
             silent = _longer(silent, patience)
-            if board.closed:
+            if scheduler.closed:
                 raise TransferFailed("the fetch is over")
         _refused(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
     except BaseException:

@@ -1,27 +1,27 @@
 """
-The board: whatever happens to the sources, no chunk is forgotten and nobody waits for nothing.
+The scheduler: whatever happens to the sources, no chunk is forgotten and nobody waits for nothing.
 """
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tft.transfer.chunk_scheduler import Board
+from tft.transfer.chunk_scheduler import ChunkScheduler
 from tft.transfer.wire import Offer, Request, Run
 
 OFFER = Offer(meta=b"meta", buffers=(("weights", 100),))
 
 
-def settled(sources: int, chunks: int) -> Board:
+def settled(sources: int, chunks: int) -> ChunkScheduler:
     """
-    A board on which all sources agree.
+    A scheduler on which all sources agree.
     """
-    board = Board(sources)
-    board.settle(
+    scheduler = ChunkScheduler(sources)
+    scheduler.settle(
         OFFER,
         Run([memoryview(bytearray(100))]),
         [Request(offset=at, length=1) for at in range(chunks)],
     )
-    return board
+    return scheduler
 
 
 @given(st.integers(1, 4), st.integers(0, 6), st.data())
@@ -30,29 +30,29 @@ def test_a_fetch_ends_whatever_happens(sources: int, chunks: int, data: st.DataO
     When sources pick, bring, spoil and are lost in any order, then as long as one is left it can
     pick or has picked, until every chunk has come exactly once.
     """
-    board = settled(sources, chunks)
+    scheduler = settled(sources, chunks)
     living = set(range(sources))
     picked: list[tuple[int, Request]] = []
     came: list[Request] = []
 
-    while not board.ended():
+    while not scheduler.ended():
         for source in sorted(living):
-            if (chunk := board.pick(source, wait=False)) is not None:
+            if (chunk := scheduler.pick(source, wait=False)) is not None:
                 picked.append((source, chunk))
         assert picked, "every source that is left waits"
         source, chunk = picked.pop(data.draw(st.integers(0, len(picked) - 1)))
         what = data.draw(st.sampled_from(["came", "spoilt", "lost"]))
         if what == "came":
-            board.came(source, chunk)
+            scheduler.came(source, chunk)
             came.append(chunk)
-        elif what == "lost" or not board.spoilt(source, chunk):
-            board.lose(source, "the test wants it")
+        elif what == "lost" or not scheduler.spoilt(source, chunk):
+            scheduler.lose(source, "the test wants it")
             living.discard(source)
             picked = [one for one in picked if one[0] != source]
 
-    assert board.complete() == (len(came) == chunks)
+    assert scheduler.complete() == (len(came) == chunks)
     assert len(set(came)) == len(came)
-    assert board.complete() or not living
+    assert scheduler.complete() or not living
 
 
 def test_a_spoilt_chunk_goes_to_another_source() -> None:
@@ -60,39 +60,39 @@ def test_a_spoilt_chunk_goes_to_another_source() -> None:
     When a source has spoilt a chunk, then it does not get it again as long as another is left
     that has not.
     """
-    board = settled(sources=2, chunks=1)
-    chunk = board.pick(0, wait=False)
+    scheduler = settled(sources=2, chunks=1)
+    chunk = scheduler.pick(0, wait=False)
     assert chunk is not None
 
-    assert board.spoilt(0, chunk)
-    assert board.pick(0, wait=False) is None
-    board.lose(1, "it died")
-    assert board.pick(0, wait=False) == chunk
+    assert scheduler.spoilt(0, chunk)
+    assert scheduler.pick(0, wait=False) is None
+    scheduler.lose(1, "it died")
+    assert scheduler.pick(0, wait=False) == chunk
 
 
 def test_a_majority_decides_before_the_rest_is_heard() -> None:
     """
     When more than half of the sources agree, then the fetch need not wait for the others.
     """
-    board = Board(3)
-    board.close()  # so that nobody waits in `offer`
-    assert not board.begun()
+    scheduler = ChunkScheduler(3)
+    scheduler.close()  # so that nobody waits in `offer`
+    assert not scheduler.begun()
 
-    board.offer(2, OFFER)
-    assert board.begun()
-    assert not board.decided()
-    board.offer(1, OFFER)
-    assert board.decided()
-    assert board.common() == OFFER
+    scheduler.offer(2, OFFER)
+    assert scheduler.begun()
+    assert not scheduler.decided()
+    scheduler.offer(1, OFFER)
+    assert scheduler.decided()
+    assert scheduler.common() == OFFER
 
 
 def test_nothing_is_given_out_after_the_end() -> None:
     """
     When the fetch is over, then a source that asks late gets no chunk, and its loss is no fault.
     """
-    board = settled(sources=1, chunks=3)
-    board.close()
+    scheduler = settled(sources=1, chunks=3)
+    scheduler.close()
 
-    assert board.pick(0, wait=True) is None
-    board.lose(0, "the fetch is over")
-    assert board.lost() == {}
+    assert scheduler.pick(0, wait=True) is None
+    scheduler.lose(0, "the fetch is over")
+    assert scheduler.lost() == {}

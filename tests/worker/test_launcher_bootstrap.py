@@ -55,7 +55,7 @@ def test_what_has_no_file_cannot_be_begun_again(line: list[str], what: str) -> N
     """
     When the code came from the command line or from a terminal, then the sentence says what to do.
     """
-    with pytest.raises(UsageError, match=f"{what}: put it into a file"):
+    with pytest.raises(UsageError, match=f"{what}, which cannot be started again"):
         started_as(line, None)
 
 
@@ -82,7 +82,7 @@ def test_what_the_launcher_decides_is_not_in_the_options(word: str) -> None:
     """
     When the options say how many processes there are, then that is refused: the launcher knows.
     """
-    with pytest.raises(UsageError, match=f"TFT_RUN_OPTIONS has {word}, which the launcher"):
+    with pytest.raises(UsageError, match=f"TFT_RUN_OPTIONS contains {word}, which the launcher"):
         check_options(["--enable", "dump", word])
 
 
@@ -130,7 +130,7 @@ def test_a_process_becomes_the_node_of_its_rank() -> None:
             {"TFT_RUN_OPTIONS": ""},
             "import torch.distributed as dist\n"
             "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n",
-            "a process group (init_process_group) is there already",
+            "a process group (init_process_group) exists already",
         ),
     ],
     ids=["no run dir", "adaptor", "option", "insecure", "unknown address", "a group"],
