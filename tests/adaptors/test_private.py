@@ -84,13 +84,25 @@ def test_a_loader_of_torchdata_reads_the_lost_batches_again(workers: int) -> Non
     private = state.capture()
     lost = [next(batches).tolist() for _ in range(3)]
     state.rollback(private)
+    end_workers(batches)
     batches = iter(data)
     assert [next(batches).tolist() for _ in range(3)] == lost
 
     other = loader(2)
     adopted(data=other).rollback(private)
-    batches = iter(other)
-    assert [next(batches).tolist() for _ in range(3)] == lost
+    again = iter(other)
+    assert [next(again).tolist() for _ in range(3)] == lost
+    end_workers(batches, again)
+
+
+def end_workers(*iterators: Any) -> None:  # Any: torchdata has no types
+    """
+    End the worker processes of these iterators. The garbage collector would wait for them for ten
+    seconds, in another test.
+    """
+    for iterator in iterators:
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
 
 
 class Remaining:
@@ -667,16 +679,19 @@ def test_a_loader_without_a_generator_draws_nothing_more_after_a_rollback(
         while len(found) < 8:
             batch = next(batches, None)
             if batch is None:
+                end_workers(batches)
                 batches = iter(data)
                 continue
             number = torch.rand(1).item()
             if left and len(found) == left[0]:  # this step is given up
                 left.pop(0)
                 state.rollback(private)
+                end_workers(batches)
                 batches = iter(data)
                 continue
             found.append((batch.tolist(), number))
             private = state.capture()
+        end_workers(batches)
         return found
 
     assert drawn(0, 2, 6) == drawn()

@@ -1,6 +1,4 @@
-"""
-What people write into the environment of a MindSpore job, and what is made of it.
-"""
+"""How the adaptor reads the environment variables of a MindSpore job."""
 
 import os
 import subprocess
@@ -17,9 +15,7 @@ from tft.errors import UsageError
 
 
 def enabled(text: str) -> Environment:
-    """
-    What is asked for by `MS_ENABLE_TFT` alone.
-    """
+    """Return the strategies that `MS_ENABLE_TFT` alone enables."""
     return read({"MS_ENABLE_TFT": text})
 
 
@@ -44,13 +40,11 @@ def enabled(text: str) -> Environment:
         (" { } ", "", ()),
     ],
 )
-def test_what_is_documented_is_understood(
+def test_documented_forms_enable_the_documented_strategies(
     text: str, normal: str | None, strategies: tuple[str, ...]
 ) -> None:
-    """
-    When a form of the documentation is given, then what is on is known, and a last checkpoint is on by
-    itself where a retry or a recovery is.
-    """
+    """When `MS_ENABLE_TFT` has a documented form, then the named strategies are enabled, and a
+    retry or a recovery also enables the last checkpoint."""
     asked = enabled(text)
     expected = text if normal is None else normal
     assert asked.normal == expected
@@ -71,10 +65,9 @@ def test_what_is_documented_is_understood(
         "{UCE:1,TTP:1,UCE:1}",
     ],
 )
-def test_what_mindspore_would_misunderstand_has_a_normal_form(text: str) -> None:
-    """
-    When there are spaces, small letters or fewer braces, then what was meant is switched on.
-    """
+def test_spaces_small_letters_and_missing_braces_are_normalized(text: str) -> None:
+    """When the value has spaces, small letters or fewer braces, then the intended strategies are
+    enabled."""
     assert enabled(text).normal == "{TTP:1,UCE:1}"
 
 
@@ -101,11 +94,9 @@ def test_what_mindspore_would_misunderstand_has_a_normal_form(text: str) -> None
         ('"{TTP:1}"', "'\"{TTP:1}\"' is not known, and MindSpore finds TTP:1 in it: write TTP:1"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, why: str) -> None:
-    """
-    When MindSpore would abort, or would switch on another thing than is written, then a sentence comes
-    before it.
-    """
+def test_a_value_that_mindspore_would_misread_is_refused(text: str, why: str) -> None:
+    """When MindSpore would abort, or would enable another strategy than the value names, then tft
+    refuses the value with a message first."""
     with pytest.raises(UsageError) as refused:
         enabled(text)
     assert str(refused.value).startswith(f"MS_ENABLE_TFT is {text!r}, in which {why}")
@@ -119,23 +110,19 @@ def test_what_cannot_be_meant_is_refused(text: str, why: str) -> None:
         ("{TTP:1,NEW:,NEW:}", ("NEW:",), "{TTP:1,NEW:}"),
     ],
 )
-def test_items_that_are_not_known_are_left_to_mindspore(
+def test_unknown_items_are_passed_on_to_mindspore(
     text: str, unknown: tuple[str, ...], normal: str
 ) -> None:
-    """
-    When an item is not known, which a later MindSpore may have, then it is not refused, enables nothing, and
-    stands in the normal form as it was written.
-    """
+    """When an item is unknown to tft, as a later MindSpore may have it, then the item is not
+    refused, enables no strategy, and keeps its text in the normal form."""
     asked = enabled(text)
     assert (asked.unknown, asked.normal) == (unknown, normal)
     assert enabled(normal).normal == normal
     assert asked.features.keys() <= {"TTP", "UCE"}
 
 
-def test_items_that_are_not_known_are_logged_once() -> None:
-    """
-    When the environment of a process is settled twice, then there is one line for each item that is not known.
-    """
+def test_unknown_items_are_logged_once() -> None:
+    """When the environment of a process is settled twice, then each unknown item is logged once."""
     done = subprocess.run(
         [sys.executable, "-c", "from tft_mindspore.environment import settle; settle(); settle()"],
         env={**os.environ, "MS_ENABLE_TFT": "{TTP:1,NEW:1,OLD:2}"},
@@ -152,11 +139,9 @@ def test_items_that_are_not_known_are_logged_once() -> None:
         st.sampled_from(["TTP", "UCE", "ARF", "HCCE", "TSP", "TRE"]), st.sampled_from("01")
     )
 )
-def test_both_readers_of_mindspore_see_the_same_in_the_normal_form(values: dict[str, str]) -> None:
-    """
-    When a normal form is read as MindSpore reads it, by items and by search, then both find what is
-    on, and nothing else; and it is its own normal form.
-    """
+def test_both_parsers_of_mindspore_agree_on_the_normal_form(values: dict[str, str]) -> None:
+    """When MindSpore reads a normal form by items and by text search, then both find exactly the
+    enabled strategies. The normal form of a normal form is the same text."""
     normal = enabled("{" + ",".join(f"{key}:{value}" for key, value in values.items()) + "}").normal
     bare = normal.replace("{", "").replace("}", "")
     by_items = dict(item.split(":") for item in bare.split(",") if item)
@@ -178,28 +163,24 @@ def test_both_readers_of_mindspore_see_the_same_in_the_normal_form(values: dict[
         ("", ()),
     ],
 )
-def test_the_names_of_mindcluster_are_known(names: str, strategies: tuple[str, ...]) -> None:
-    """
-    When MindCluster names what it has enabled, then these are the strategies of tft that do it.
-    """
+def test_names_of_mindcluster_map_to_strategies(names: str, strategies: tuple[str, ...]) -> None:
+    """When MindCluster names the features that it has enabled, then tft enables the matching
+    strategies."""
     assert read({"HIGH_AVAILABILITY": names}).strategies == strategies
     assert set(strategies) <= set(STRATEGIES)
 
 
-def test_both_are_enabled_where_both_are_given() -> None:
-    """
-    When MindSpore's variable and MindCluster's are there, then what either names is enabled, in the
-    order in which tft tries it.
-    """
+def test_variables_of_mindspore_and_mindcluster_are_combined() -> None:
+    """When the variables of MindSpore and MindCluster are both set, then the strategies of either
+    are enabled, in the order in which tft tries them."""
     asked = read({"HIGH_AVAILABILITY": "retry", "MS_ENABLE_TFT": "{TTP:1}"})
     assert asked.strategies == ("retry", "dump")
     assert STRATEGIES == environment._STRATEGIES
 
 
-def test_where_the_controller_listens_is_read() -> None:
-    """
-    When address and port are given, then that is where; MindIO may be told whose framework it has.
-    """
+def test_the_controllers_address_is_read() -> None:
+    """When address and port are set, then tft reads the controller's address from them. MindIO's
+    variable for the framework is accepted."""
     asked = read(
         {
             "MS_ENABLE_TFT": "{TTP:1}",
@@ -231,12 +212,10 @@ def test_where_the_controller_listens_is_read() -> None:
         ),
     ],
 )
-def test_other_variables_are_refused_with_what_is_expected(
+def test_a_wrong_value_of_another_variable_is_refused_with_the_expected_one(
     variables: dict[str, str], sentence: str
 ) -> None:
-    """
-    When another variable has something else in it, then it is said what is expected there.
-    """
+    """When another variable has an invalid value, then the message names the expected values."""
     with pytest.raises(UsageError) as refused:
         read(variables)
     assert str(refused.value).startswith(sentence)
@@ -249,19 +228,18 @@ def test_other_variables_are_refused_with_what_is_expected(
         ({"MS_TFT_IP": "127.0.0.1"}, "MS_TFT_PORT is not set"),
     ],
 )
-def test_a_controller_that_is_nowhere_is_refused(variables: dict[str, str], missing: str) -> None:
-    """
-    When it is asked where the controller listens, and that is not said, then it is said what to set.
-    """
+def test_a_missing_controller_address_is_refused(variables: dict[str, str], missing: str) -> None:
+    """When the controller's address is asked for and no variable gives it, then the message names
+    the variable to set."""
     with pytest.raises(UsageError, match=missing):
         read(variables).controller()
 
 
-def test_the_process_has_the_normal_form_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When the environment is settled, then MindSpore finds the normal form there; where nothing was
-    set, nothing is.
-    """
+def test_settling_writes_the_normal_form_into_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the environment is settled, then it contains the normal form. A variable that was not
+    set stays unset."""
     monkeypatch.setenv("MS_ENABLE_TFT", "{ uce : 1 }")
     assert settle().strategies == ("retry", "dump")
     assert os.environ["MS_ENABLE_TFT"] == "{TTP:1,UCE:1}"

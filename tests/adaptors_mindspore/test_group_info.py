@@ -1,6 +1,4 @@
-"""
-MindSpore's `group_info.pb`, read and written.
-"""
+"""Read and write MindSpore's `group_info.pb`."""
 
 import sys
 from pathlib import Path
@@ -19,19 +17,16 @@ WRITTEN = (
 INFO = GroupInfo(replicas=(0, 4), groups={"2-5004544844489628105": (0, 4), "tp-0": (0, 1, 2, 3)})
 
 
-def test_what_mindspore_writes_is_read(tmp_path: Path) -> None:
-    """
-    When MindSpore has written a file, then its groups are known, and who holds the same.
-    """
+def test_a_file_of_mindspore_is_read(tmp_path: Path) -> None:
+    """When MindSpore has written a file, then tft reads its groups and the ranks that hold the same
+    state."""
     file = tmp_path / "group_info.pb"
     file.write_bytes(WRITTEN)
     assert read_group_info(file) == INFO
 
 
-def test_what_is_written_is_what_mindspore_writes(tmp_path: Path) -> None:
-    """
-    When a file is written, then it has the bytes that MindSpore gives it.
-    """
+def test_a_written_file_has_the_bytes_of_mindspores(tmp_path: Path) -> None:
+    """When tft writes a file, then it has the same bytes as MindSpore's."""
     file = tmp_path / "rank_0" / "group_info.pb"
     write_group_info(file, INFO)
     assert file.read_bytes() == WRITTEN
@@ -51,10 +46,8 @@ def test_what_is_written_is_what_mindspore_writes(tmp_path: Path) -> None:
         (b"\x12\x04\x08\x04\x08\x04", "names [4, 4] as the ranks that hold the same"),
     ],
 )
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    """
-    When a file is damaged, or something else, then it is said what it is.
-    """
+def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    """When a file is damaged or of another format, then the error says so."""
     file = tmp_path / "group_info.pb"
     file.write_bytes(content)
     with pytest.raises(UsageError) as refused:
@@ -62,20 +55,16 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes, why: st
     assert str(refused.value).startswith(f"{file} {why}")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """
-    When there is no such file, then that is said.
-    """
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """When the file does not exist, then the error says so."""
     with pytest.raises(UsageError, match=r"group_info\.pb cannot be read: No such file"):
         read_group_info(tmp_path / "group_info.pb")
 
 
-def test_without_the_reader_it_is_said_what_to_install(
+def test_missing_protobuf_is_reported_with_the_package_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When protobuf is not there, then the caller learns what to install.
-    """
+    """When protobuf cannot be imported, then the error names the package to install."""
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     group_info._messages.cache_clear()
     with pytest.raises(UsageError, match=r"pip install 'tft-bus\[protobuf\]'"):

@@ -1,7 +1,5 @@
-"""
-Last checkpoints in the layout of MindSpore Transformers: who writes them, what is believed of them, and
-who goes on from which file.
-"""
+"""Last checkpoints in the layout of MindSpore Transformers: which ranks write them, which files are
+valid, and from which file each rank resumes."""
 
 import json
 import os
@@ -31,23 +29,17 @@ WORLD = range(8)
 
 
 def content(rank: int, epoch: int) -> bytes:
-    """
-    A .ckpt with one parameter.
-    """
+    """Return a .ckpt file with one parameter."""
     return b"\x0a\x04" + bytes([rank % 4, epoch, 1, rank])
 
 
 def writing(rank: int, epoch: int) -> Callable[[Path], object]:
-    """
-    What writes it.
-    """
+    """Return the function that writes this content."""
     return lambda path: path.write_bytes(content(rank, epoch))
 
 
 def save(root: Path, ranks: Collection[int], epoch: int, *, noted: bool = True) -> None:
-    """
-    These ranks write the end of an epoch, in one run.
-    """
+    """Have these ranks write the end of an epoch, in one run."""
     for rank in ranks:
         series = Series(root=root, rank=rank, prefix="llama2_13b")
         series.save(epoch, 1, writing(rank, epoch))
@@ -56,9 +48,7 @@ def save(root: Path, ranks: Collection[int], epoch: int, *, noted: bool = True) 
 
 
 def leave(root: Path, rank: int, epoch: int) -> None:
-    """
-    The same of one rank, not synced.
-    """
+    """Write the same for one rank, without sync."""
     name = f"llama2_13b_rank_{rank}-{epoch}_1.ckpt"
     directory_of(root, rank).mkdir(exist_ok=True)
     (directory_of(root, rank) / name).write_bytes(content(rank, epoch))
@@ -67,30 +57,24 @@ def leave(root: Path, rank: int, epoch: int) -> None:
 
 
 def sources(found: Found) -> dict[int, int]:
-    """
-    By rank, whose file it goes on from.
-    """
+    """Return for each rank the rank from whose file it resumes."""
     return {rank: int(path.parent.name.removeprefix("rank_")) for rank, path in found.files.items()}
 
 
 # ---------------------------------------------------------------- who writes
 
 
-def test_the_documented_ranks_save() -> None:
-    """
-    When rank 1 of 8 is gone, then ranks 0, 3, 2 and 5 write the last checkpoint; with full saving all
-    that are left do.
-    """
+def test_one_rank_of_each_group_saves_as_documented() -> None:
+    """When rank 1 of 8 is lost, then ranks 0, 3, 2 and 5 write the last checkpoint. With full
+    saving all survivors write."""
     assert savers(GROUPS, gone={1}) == (0, 2, 3, 5)
     assert savers(GROUPS, gone={1}, everyone=True) == (0, 2, 3, 4, 5, 6, 7)
     assert savers(GROUPS) == (0, 1, 2, 3)
 
 
-def test_nobody_saves_where_something_is_gone() -> None:
-    """
-    When all of a group are gone, then no complete checkpoint can be written, and it is said whose is
-    lost.
-    """
+def test_no_last_checkpoint_is_written_when_a_whole_group_is_lost() -> None:
+    """When all ranks of a group are lost, then no rank writes a last checkpoint, and the error
+    names the lost group."""
     with pytest.raises(
         OrderRefused, match="ranks 1, 5 are gone, and nobody else held what they did"
     ):
@@ -100,11 +84,9 @@ def test_nobody_saves_where_something_is_gone() -> None:
 # ---------------------------------------------------------------- names
 
 
-def test_the_documented_files_are_there(tmp_path: Path) -> None:
-    """
-    When the last checkpoint of step 5 is written after rank 1 is gone, then the files have the names of
-    the documentation.
-    """
+def test_the_last_checkpoint_has_the_documented_file_names(tmp_path: Path) -> None:
+    """When the last checkpoint of step 5 is written after the loss of rank 1, then its files have
+    the documented names."""
     save(tmp_path, savers(GROUPS, gone={1}), 5)
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.ckpt")) == [
         "rank_0/llama2_13b_rank_0-5_1.ckpt",
@@ -120,10 +102,9 @@ def test_the_documented_files_are_there(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "rank_5")) == ["llama2_13b_rank_5-5_1.ckpt", "meta.json"]
 
 
-def test_a_run_that_finds_files_gives_others_names(tmp_path: Path) -> None:
-    """
-    When a run begins where another has written, then its names say so; each rank counts for itself.
-    """
+def test_a_later_run_counts_up_in_its_file_names(tmp_path: Path) -> None:
+    """When a run begins in a directory with files of an earlier run, then its file names have the
+    next run number. Each rank counts for itself."""
     assert open_series(tmp_path, 0, "llama2_13b").again == 0
     save(tmp_path, [0], 5)
     again = open_series(tmp_path, 0, "llama2_13b")
@@ -136,21 +117,18 @@ def test_a_run_that_finds_files_gives_others_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "a/b", "../a", ".a"])
-def test_a_prefix_is_no_path(tmp_path: Path, prefix: str) -> None:
-    """
-    When a prefix would lead elsewhere, or out of sight, then it is refused.
-    """
-    with pytest.raises(UsageError, match="is to be a name that can be seen, not a path"):
+def test_a_prefix_with_path_parts_is_refused(tmp_path: Path, prefix: str) -> None:
+    """When a prefix would lead to another directory or to a hidden file, then it is refused."""
+    with pytest.raises(UsageError, match="must be a name that can be seen, not a path"):
         open_series(tmp_path, 0, prefix)
 
 
 # ---------------------------------------------------------------- going on
 
 
-def test_a_last_checkpoint_is_gone_on_from_by_all(tmp_path: Path) -> None:
-    """
-    When one rank of each group has a file, then the others go on from that of their replica.
-    """
+def test_all_ranks_resume_from_a_last_checkpoint(tmp_path: Path) -> None:
+    """When one rank of each group has a file, then the other ranks of the group resume from that
+    file."""
     save(tmp_path, [0, 2, 3, 5], 5)
     found = find(tmp_path, GROUPS, high_availability=True)
     assert (found.epoch, found.step, found.last) == (5, 1, True)
@@ -158,11 +136,9 @@ def test_a_last_checkpoint_is_gone_on_from_by_all(tmp_path: Path) -> None:
     assert sources(found) == {0: 0, 4: 0, 1: 5, 5: 5, 2: 2, 6: 2, 3: 3, 7: 3}
 
 
-def test_a_full_checkpoint_is_gone_on_from_by_each_alone(tmp_path: Path) -> None:
-    """
-    When every rank has a file, then it is no last checkpoint, and each goes on from its own, whether
-    high availability is on or not.
-    """
+def test_each_rank_resumes_from_its_own_file_of_a_full_checkpoint(tmp_path: Path) -> None:
+    """When every rank has a file, then the checkpoint is not a last checkpoint and each rank
+    resumes from its own file, with and without high availability."""
     save(tmp_path, WORLD, 5)
     for on in (True, False):
         found = find(tmp_path, GROUPS, high_availability=on)
@@ -171,10 +147,8 @@ def test_a_full_checkpoint_is_gone_on_from_by_each_alone(tmp_path: Path) -> None
 
 
 def test_without_high_availability_a_last_checkpoint_is_refused(tmp_path: Path) -> None:
-    """
-    When the newest is a last checkpoint and high availability is off, then the ranks without a file are
-    named, though there is an older checkpoint of all.
-    """
+    """When the newest checkpoint is a last checkpoint and high availability is off, then the error
+    names the ranks without a file, although an older full checkpoint exists."""
     save(tmp_path, WORLD, 4)
     save(tmp_path, [0, 2, 3, 5], 5)
     with pytest.raises(UsageError) as refused:
@@ -186,11 +160,9 @@ def test_without_high_availability_a_last_checkpoint_is_refused(tmp_path: Path) 
     )
 
 
-def test_what_is_not_there_of_every_group_is_passed_over(tmp_path: Path) -> None:
-    """
-    When a last checkpoint was cut off before a group had its file, then the one before is gone on from,
-    and it is known what was passed over.
-    """
+def test_a_checkpoint_that_lacks_a_group_is_skipped(tmp_path: Path) -> None:
+    """When a last checkpoint was interrupted before every group had its file, then the ranks resume
+    from the one before, and the skipped one is reported."""
     save(tmp_path, WORLD, 4)
     save(tmp_path, [0, 2, 3], 5)
     found = find(tmp_path, GROUPS, high_availability=True)
@@ -198,31 +170,26 @@ def test_what_is_not_there_of_every_group_is_passed_over(tmp_path: Path) -> None
     assert sources(found) == {rank: rank for rank in WORLD}
 
 
-def test_a_file_that_was_not_noted_is_not_believed(tmp_path: Path) -> None:
-    """
-    When a rank was killed before its `meta.json` was written, then its newest file does not count.
-    """
+def test_a_file_without_meta_json_entry_is_ignored(tmp_path: Path) -> None:
+    """When a rank was killed before its `meta.json` was written, then its newest file is
+    ignored."""
     save(tmp_path, WORLD, 4)
     save(tmp_path, [0, 2, 3], 5)
     save(tmp_path, [5], 5, noted=False)
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 4
 
 
-def test_a_later_run_is_not_believed_before_it_has_noted(tmp_path: Path) -> None:
-    """
-    When a later run was cut off before it noted what it wrote of the same step, then the file of the
-    earlier one is gone on from.
-    """
+def test_a_later_runs_file_is_ignored_until_meta_json_names_it(tmp_path: Path) -> None:
+    """When a later run was interrupted before `meta.json` named its file of the same step, then the
+    file of the earlier run is used."""
     save(tmp_path, WORLD, 4)
     open_series(tmp_path, 0, "llama2_13b").save(4, 1, writing(0, 4))
     found = find(tmp_path, GROUPS, high_availability=True)
     assert found.files[0].name == "llama2_13b_rank_0-4_1.ckpt"
 
 
-def test_what_a_later_run_has_noted_of_the_same_step_is_taken(tmp_path: Path) -> None:
-    """
-    When two runs have written the same step, then it is the file of the later one that is gone on from.
-    """
+def test_a_later_runs_file_of_the_same_step_is_preferred(tmp_path: Path) -> None:
+    """When two runs have written the same step, then the file of the later run is used."""
     for again in range(12):
         series = Series(root=tmp_path, rank=0, prefix="a", again=again)
         series.save(4, 1, writing(0, 4))
@@ -231,11 +198,9 @@ def test_what_a_later_run_has_noted_of_the_same_step_is_taken(tmp_path: Path) ->
     assert found.files[0].name == "a_rank_0_11-4_1.ckpt"
 
 
-def test_what_belongs_to_others_is_not_believed(tmp_path: Path) -> None:
-    """
-    When files of another model lie there, or `meta.json` names the file of another rank, then they do
-    not count.
-    """
+def test_files_of_another_model_or_rank_are_ignored(tmp_path: Path) -> None:
+    """When the directory has files of another model, or `meta.json` names the file of another rank,
+    then these files are ignored."""
     save(tmp_path, WORLD, 4)
     Series(root=tmp_path, rank=0, prefix="other").save(3, 1, writing(0, 3))
     found = find(tmp_path, [(0,), *((rank,) for rank in range(1, 8))], high_availability=False)
@@ -248,31 +213,26 @@ def test_what_belongs_to_others_is_not_believed(tmp_path: Path) -> None:
     assert 5 not in find(tmp_path, GROUPS, high_availability=True).written
 
 
-def test_it_is_the_lowest_rank_that_the_others_go_on_from(tmp_path: Path) -> None:
-    """
-    When several of a group have a file, then the others go on from that of the lowest, in whatever order
-    the group is given.
-    """
+def test_the_file_of_the_lowest_rank_of_a_group_is_used(tmp_path: Path) -> None:
+    """When several ranks of a group have a file, then the others resume from the file of the lowest
+    rank, for any order of the group."""
     save(tmp_path, [1, 2], 4)
     found = find(tmp_path, [(3, 2, 0, 1)], high_availability=True)
     assert sources(found) == {0: 1, 1: 1, 2: 2, 3: 1}
 
 
 @pytest.mark.parametrize("cut", [b"", content(5, 5)[:-1], b"\x00"])
-def test_a_file_that_is_cut_off_is_not_believed(tmp_path: Path, cut: bytes) -> None:
-    """
-    When a file is empty or ends early, then it does not count, though it is noted.
-    """
+def test_a_truncated_file_is_ignored(tmp_path: Path, cut: bytes) -> None:
+    """When a file is empty or truncated, then it is ignored, although `meta.json` names it."""
     save(tmp_path, WORLD, 4)
     save(tmp_path, [0, 2, 3, 5], 5)
     (tmp_path / "rank_5" / "llama2_13b_rank_5-5_1.ckpt").write_bytes(cut)
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 4
 
 
-def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
-    """
-    When a rank fails as it writes, then what is there is as it was, and is gone on from.
-    """
+def test_a_failed_save_leaves_the_earlier_checkpoint_usable(tmp_path: Path) -> None:
+    """When a rank fails while it writes, then the earlier files are unchanged and the ranks resume
+    from them."""
     save(tmp_path, WORLD, 4)
     before = sorted(tmp_path.rglob("*"))
 
@@ -286,11 +246,9 @@ def test_a_save_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 4
 
 
-def test_a_way_that_was_left_is_not_gone_on_from(tmp_path: Path) -> None:
-    """
-    When a later run has begun anew and written less far, then what the earlier one wrote beyond that
-    does not count.
-    """
+def test_steps_of_an_abandoned_run_are_ignored(tmp_path: Path) -> None:
+    """When a later run began anew and reached an earlier step, then the later steps of the earlier
+    run are ignored."""
     save(tmp_path, WORLD, 100)
     for rank in WORLD:
         series = open_series(tmp_path, rank, "llama2_13b")
@@ -300,11 +258,9 @@ def test_a_way_that_was_left_is_not_gone_on_from(tmp_path: Path) -> None:
     assert (found.epoch, found.files[0].name) == (5, "llama2_13b_rank_0_1-5_1.ckpt")
 
 
-def test_a_run_that_went_on_is_gone_on_from(tmp_path: Path) -> None:
-    """
-    When a job has gone on from a last checkpoint and writes another, with other ranks, then names that
-    differ in the count of runs are of the same step.
-    """
+def test_a_last_checkpoint_of_a_resumed_run_is_used(tmp_path: Path) -> None:
+    """When a job resumed from a last checkpoint and other ranks write the next one, then files with
+    different run numbers count as one step."""
     save(tmp_path, [0, 2, 3, 5], 5)
     for rank in (1, 2, 3, 4):
         series = open_series(tmp_path, rank, "llama2_13b")
@@ -316,20 +272,18 @@ def test_a_run_that_went_on_is_gone_on_from(tmp_path: Path) -> None:
     assert sources(found) == {0: 4, 4: 4, 1: 1, 5: 1, 2: 2, 6: 2, 3: 3, 7: 3}
 
 
-def test_where_there_is_nothing_it_is_said_what_is_expected(tmp_path: Path) -> None:
-    """
-    When there is no checkpoint, or none that is noted, then it is said what is looked for.
-    """
+def test_a_directory_without_checkpoint_is_refused_with_the_expected_layout(tmp_path: Path) -> None:
+    """When there is no checkpoint, or `meta.json` names none, then the error says which files are
+    expected."""
     save(tmp_path, [0], 5, noted=False)
     for root in (tmp_path, tmp_path / "none"):
         with pytest.raises(UsageError, match=r"has no checkpoint to go on from: expected are"):
             find(root, GROUPS, high_availability=True)
 
 
-def test_where_a_group_has_lost_all_it_is_named(tmp_path: Path) -> None:
-    """
-    When no step is there of every group, then a group of which the newest is lost is named.
-    """
+def test_a_group_without_any_file_is_named(tmp_path: Path) -> None:
+    """When no step has a file of every group, then the error names a group that lacks its newest
+    file."""
     save(tmp_path, [0, 2, 3], 5)
     with pytest.raises(CheckpointCorrupt) as refused:
         find(tmp_path, GROUPS, high_availability=True)
@@ -339,10 +293,9 @@ def test_where_a_group_has_lost_all_it_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_another_world_is_refused(tmp_path: Path) -> None:
-    """
-    When there are files of a rank that the job does not have, then they are of another job.
-    """
+def test_files_of_another_world_size_are_refused(tmp_path: Path) -> None:
+    """When there are files of a rank that the job does not have, then the error says that the files
+    are of another job."""
     save(tmp_path, WORLD, 5)
     with pytest.raises(
         UsageError, match=r"rank_4 is there, and the job has 4 ranks, none of them 4"
@@ -373,20 +326,16 @@ parallel_config: {{data_parallel: 8, model_parallel: 1, pipeline_stage: 1}}
 
 
 def read_yaml(root: Path, resume: object) -> Recipe:
-    """
-    The guide's job, which begins or goes on.
-    """
+    """Return the configuration of the guide's job, for a first or a resumed run."""
     file = root / "pretrain_llama2_13b.yaml"
     file.write_text(YAML.format(root=root, resume=resume))
     return read_recipe(file)
 
 
-def test_the_guide_holds_from_its_file_to_its_last_checkpoint(tmp_path: Path) -> None:
-    """
-    When the guide's job of eight loses rank 1 after step 5, then ranks 0, 2, 3 and 5 write; with the
-    guide's environment the job that is to resume goes on from these, and without it is refused with the
-    ranks that have no file.
-    """
+def test_the_guides_job_saves_and_resumes_as_documented(tmp_path: Path) -> None:
+    """When the guide's job of eight ranks loses rank 1 after step 5, then ranks 0, 2, 3 and 5
+    write. With the guide's environment the job resumes from these files; without it the resume is
+    refused, and the error names the ranks without a file."""
     first = read_yaml(tmp_path, False)
     assert resumption(first, read({})) is None
     saving = savers(first.sizes.replicas(), gone={1})
@@ -403,11 +352,9 @@ def test_the_guide_holds_from_its_file_to_its_last_checkpoint(tmp_path: Path) ->
             resumption(again, read({"MS_ENABLE_TFT": text}))
 
 
-def test_a_file_that_is_named_is_gone_on_from(tmp_path: Path) -> None:
-    """
-    When the file of an earlier step is named, then all go on from that step, and a name that is none, or
-    that nobody has, is refused.
-    """
+def test_ranks_resume_from_the_step_of_a_named_file(tmp_path: Path) -> None:
+    """When the file of an earlier step is named, then all ranks resume from that step. A name of
+    the wrong form or without a file is refused."""
     root = tmp_path / "checkpoint"
     save(root, WORLD, 4)
     save(root, WORLD, 5)
@@ -427,13 +374,12 @@ def test_a_file_that_is_named_is_gone_on_from(tmp_path: Path) -> None:
     st.dictionaries(st.sampled_from(range(4)), st.integers(1, 2), min_size=0, max_size=4),
     st.sets(st.sampled_from(WORLD)),
 )
-def test_what_is_gone_on_from_is_whole_and_of_one_step(
+def test_all_ranks_resume_from_whole_files_of_the_newest_possible_step(
     tmp_path_factory: pytest.TempPathFactory, cuts: dict[int, int], late: set[int]
 ) -> None:
-    """
-    When any ranks have saved the newer step, and files are cut in any of them, then all go on from one
-    step, each from a whole file of its group, and it is the newest of which that can be said.
-    """
+    """When any ranks have saved the newer step and any files are truncated, then all ranks resume
+    from one step, each from a whole file of its group. It is the newest step for which this is
+    possible."""
     root = tmp_path_factory.mktemp("checkpoint")
     for epoch, ranks in ((1, set(WORLD)), (2, late)):
         for rank in ranks:

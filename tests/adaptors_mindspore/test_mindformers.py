@@ -1,6 +1,5 @@
-"""
-What is read of the files of MindSpore Transformers, with the examples of their documentation.
-"""
+"""Read the configuration files of MindSpore Transformers, with the examples of their
+documentation."""
 
 import re
 from pathlib import Path
@@ -47,9 +46,7 @@ PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def recipe(directory: Path, **changes: str) -> Recipe:
-    """
-    What is read of the file with other lines in it: `changes` by what each line begins with.
-    """
+    """Read the file with changed lines. The keys of `changes` are the beginnings of lines."""
     lines = []
     for line in FIRST.splitlines():
         bare = line.lstrip(" -")
@@ -64,9 +61,7 @@ def recipe(directory: Path, **changes: str) -> Recipe:
 
 
 def cut(shards: int) -> str:
-    """
-    The lines of a parallel optimizer.
-    """
+    """Return the lines of a parallel optimizer."""
     return (
         "enable_parallel_optimizer: True\n  parallel_optimizer_config:\n"
         f"    optimizer_weight_shard_size: {shards}"
@@ -90,13 +85,11 @@ def cut(shards: int) -> str:
     ],
     ids=["without the optimizer parallelism", "with the optimizer parallelism", "llama2 13B"],
 )
-def test_the_documented_files_have_the_documented_replicas(
+def test_the_documented_examples_give_the_documented_replicas(
     tmp_path: Path, changes: dict[str, str]
 ) -> None:
-    """
-    When a file is one of the documentation of MindSpore Transformers, then rank R and rank R + 4 of
-    its 8 hold the same.
-    """
+    """When a file is an example of the documentation of MindSpore Transformers, then rank R and
+    rank R + 4 of its 8 are replicas."""
     sizes = recipe(tmp_path, **changes).sizes
     assert sizes.world == 8
     assert sizes.replicas() == PAIRS
@@ -179,39 +172,32 @@ def test_the_documented_files_have_the_documented_replicas(
         ),
     ],
 )
-def test_what_could_not_be_recovered_is_refused_with_what_to_set(
+def test_an_unrecoverable_configuration_is_refused_with_the_settings_to_change(
     tmp_path: Path, changes: dict[str, str], sentence: str
 ) -> None:
-    """
-    When a job of that file could not be recovered, then it is said why, and what to set.
-    """
+    """When a job with this file could not be recovered, then the error gives the reason and the
+    settings to change."""
     with pytest.raises(UsageError) as refused:
         recipe(tmp_path, **changes)
     assert str(refused.value) == f"{tmp_path / 'pretrain.yaml'}: {sentence}"
 
 
-def test_callbacks_that_are_no_list_are_refused(tmp_path: Path) -> None:
-    """
-    When the callbacks are something else, then it is said what is expected.
-    """
+def test_callbacks_of_a_wrong_type_are_refused(tmp_path: Path) -> None:
+    """When `callbacks` is not a list, then the error says what is expected."""
     file = tmp_path / "x.yaml"
     file.write_text("parallel_config: {data_parallel: 2}\ncallbacks: CheckpointMonitor\n")
     with pytest.raises(UsageError, match="'CheckpointMonitor'; expected is a list of mappings"):
         read_recipe(file)
 
 
-def test_without_sinking_its_size_does_not_matter(tmp_path: Path) -> None:
-    """
-    When data is not sunk, then the steps end one by one, whatever the size is.
-    """
+def test_the_sink_size_is_ignored_without_data_sinking(tmp_path: Path) -> None:
+    """When data sinking is off, then steps end one by one, for any sink size."""
     recipe(tmp_path, sink_mode="sink_mode: False", sink_size="sink_size: 4")
 
 
-def test_where_checkpoints_are_is_read(tmp_path: Path) -> None:
-    """
-    When a file says where checkpoints and strategies are, then that is read; and what it does not say
-    is as MindSpore Transformers has it.
-    """
+def test_the_directories_of_checkpoints_and_strategies_are_read(tmp_path: Path) -> None:
+    """When a file names the directories of checkpoints and strategies, then they are used. Missing
+    values have the defaults of MindSpore Transformers."""
     first = recipe(tmp_path)
     assert first.checkpoints == Path("output/checkpoint")
     assert (first.prefix, first.load, first.resume) == ("llama2_13b", None, False)
@@ -237,10 +223,8 @@ def test_where_checkpoints_are_is_read(tmp_path: Path) -> None:
     assert read_recipe(file) == Recipe(sizes=Sizes(dp=2))
 
 
-def test_the_newer_place_of_the_strategy_is_known(tmp_path: Path) -> None:
-    """
-    When a newer file says elsewhere where the strategy is written, then that is read, too.
-    """
+def test_the_newer_setting_of_the_strategy_directory_is_read(tmp_path: Path) -> None:
+    """When a file has the newer setting for the strategy's directory, then it is used."""
     newer = "strategy_ckpt_config:\n    save_file: './s.ckpt'"
     assert recipe(tmp_path, strategy_ckpt_save_file=newer).strategy_file == Path("s.ckpt")
 
@@ -250,12 +234,11 @@ several = st.integers(1, 4)
 
 @settings(deadline=None)  # a file is written and read several times
 @given(dp=st.integers(1, 12), shards=st.sampled_from([-1, 1, 2, 3, 4, 8, 10**12]), ep=several)
-def test_what_is_said_to_be_set_helps(
+def test_each_proposed_setting_makes_the_configuration_recoverable(
     tmp_path_factory: pytest.TempPathFactory, dp: int, shards: int, ep: int
 ) -> None:
-    """
-    When a file leaves something without a replica, then each way that is named out of that is one.
-    """
+    """When a file leaves state without a replica, then each proposed setting gives that state a
+    replica."""
     root = tmp_path_factory.getbasetemp()
     optimizer = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 
@@ -286,13 +269,11 @@ few = st.integers(1, 3)
 
 
 @given(copies=st.integers(2, 3), shards=few, ep=few, cp=few, tp=few, pp=few)
-def test_replicas_are_those_that_hold_the_same_shards(
+def test_replicas_are_the_ranks_that_hold_the_same_shards(
     copies: int, shards: int, ep: int, cp: int, tp: int, pp: int
 ) -> None:
-    """
-    When two ranks are replicas of each other, then they hold the same shards, all of them, as the
-    judgement has them; and when they hold the same, they are replicas.
-    """
+    """When two ranks are replicas of each other, then tft's placement gives both the same shards,
+    and the other way round."""
     sizes = Sizes(dp=copies * shards * ep, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards)
     layout = Layout(dp=sizes.dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, scheme=MINDSPORE)
     held: dict[int, set[str]] = {rank: set() for rank in range(sizes.world)}

@@ -1,6 +1,5 @@
-"""
-The files that each rank has for itself: names, what is whole, and how one gets to its place.
-"""
+"""The checkpoint files of each rank: their names, the check that a file is whole, and the atomic
+write."""
 
 import json
 import os
@@ -24,9 +23,7 @@ from tft_mindspore.rank_files import (
 
 
 def ckpt(*sizes: int, checksum: bool = False) -> bytes:
-    """
-    A .ckpt with parameters of these sizes, each in its frame.
-    """
+    """Return a .ckpt with parameters of these sizes, each in its frame."""
     content = b""
     for size in sizes:
         length, left = b"", size
@@ -39,9 +36,7 @@ def ckpt(*sizes: int, checksum: bool = False) -> bytes:
 
 
 def safetensors(size: int) -> bytes:
-    """
-    A .safetensors with one tensor.
-    """
+    """Return a .safetensors with one tensor."""
     header = json.dumps(
         {
             "__metadata__": {"format": "ms"},
@@ -69,10 +64,8 @@ def safetensors(size: int) -> bytes:
         ("a_rank_3_rank_5-0_0.ckpt", Name(prefix="a_rank_3", rank=5, epoch=0, step=0)),
     ],
 )
-def test_the_documented_names_are_read(text: str, name: Name) -> None:
-    """
-    When a file is called as in the documentation, then its parts are known.
-    """
+def test_documented_file_names_are_parsed(text: str, name: Name) -> None:
+    """When a file has a documented name, then its parts are parsed."""
     assert read_name(text) == name
     assert str(name) == text
 
@@ -81,10 +74,8 @@ def test_the_documented_names_are_read(text: str, name: Name) -> None:
     "text",
     ["meta.json", "checkpoint-graph.meta", "a-1_2.ckpt.tmp", "a-01_2.ckpt", "x.ckpt", "-1_2.ckpt"],
 )
-def test_other_files_have_no_such_name(text: str) -> None:
-    """
-    When a file is called otherwise, then it is none of these.
-    """
+def test_other_file_names_are_not_parsed(text: str) -> None:
+    """When a file has another name, then the parser returns no name."""
     assert read_name(text) is None
 
 
@@ -95,13 +86,11 @@ def test_other_files_have_no_such_name(text: str) -> None:
     epoch=st.integers(0, 999),
     step=st.integers(0, 999),
 )
-def test_what_is_written_as_a_name_is_read_as_the_same_text(
+def test_a_file_name_survives_a_round_trip(
     prefix: str, rank: int | None, again: int, epoch: int, step: int
 ) -> None:
-    """
-    When a name is written, then what is read of it is written the same; and as that of another rank it
-    is that of this rank again when it comes back.
-    """
+    """When a name is formatted and parsed, then its text is the same. A name that is changed to
+    another rank and back is the same too."""
     name = Name(prefix=prefix, rank=rank, again=again, epoch=epoch, step=step)
     read = read_name(str(name))
     assert read is not None
@@ -112,11 +101,9 @@ def test_what_is_written_as_a_name_is_read_as_the_same_text(
         assert name.of(rank + 1).of(rank) == name
 
 
-def test_the_newest_is_that_of_meta_or_of_the_latest_run(tmp_path: Path) -> None:
-    """
-    When `meta.json` names a file that is there, then that is the newest; otherwise it is the latest of
-    the latest run. What has another rank's name does not count.
-    """
+def test_the_newest_file_is_from_meta_json_or_else_of_the_latest_run(tmp_path: Path) -> None:
+    """When `meta.json` names an existing file, then that file is the newest; otherwise the latest
+    file of the latest run is. Files with another rank's name are ignored."""
     for text in (
         "a_rank_2-9_1.ckpt",
         "a_rank_2_1-5_1.ckpt",
@@ -154,10 +141,8 @@ def test_the_newest_is_that_of_meta_or_of_the_latest_run(tmp_path: Path) -> None
         '{"last_epoch": 5, "last_step": 1, "last_ckpt_file": "../a_rank_2-5_1.ckpt/x"}',
     ],
 )
-def test_a_meta_that_makes_no_sense_says_nothing(tmp_path: Path, content: str) -> None:
-    """
-    When `meta.json` is half written, or is something else, then nothing is believed of it.
-    """
+def test_an_invalid_meta_json_is_ignored(tmp_path: Path, content: str) -> None:
+    """When `meta.json` is truncated or has another content, then it is ignored."""
     (tmp_path / "meta.json").write_text(content)
     assert read_meta(tmp_path) is None
 
@@ -165,11 +150,10 @@ def test_a_meta_that_makes_no_sense_says_nothing(tmp_path: Path, content: str) -
 # ---------------------------------------------------------------- writing
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
-    """
-    When a file is written, then it is beside its place under its own name meanwhile, what was left
-    there of another attempt is gone, and nothing is left beside it.
-    """
+def test_a_file_is_written_atomically(tmp_path: Path) -> None:
+    """When a file is written, then it is written under its own name in a temporary directory and
+    moved to its place. Leftovers of an earlier attempt are removed, and no temporary directory
+    remains."""
     place = tmp_path / "rank_0" / "a_rank_0-1_1.ckpt"
     left = place.parent / f".{place.name}.partial"
     left.mkdir(parents=True)
@@ -188,13 +172,11 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     assert os.listdir(place.parent) == [place.name]
 
 
-def test_a_file_is_on_the_disk_before_it_is_in_its_place(
+def test_a_file_is_synced_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When a file is written, then it is synced before it gets its name, and then what lists it; and what
-    lists its directory, where that is new.
-    """
+    """When a file is written, then it is synced before the rename, and its directory after the
+    rename. The parent of a new directory is synced too."""
     place = tmp_path / "rank_0" / "a-1_1.ckpt"
     synced: list[tuple[str, bool]] = []
 
@@ -208,10 +190,9 @@ def test_a_file_is_on_the_disk_before_it_is_in_its_place(
     assert [name for name, _ in synced[3:]] == [place.name, "rank_0"]
 
 
-def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
-    """
-    When writing fails, or nothing is written, then the file is as it was and nothing is beside it.
-    """
+def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path) -> None:
+    """When writing fails, or creates no file, then the earlier file is unchanged and no temporary
+    file remains."""
     place = tmp_path / "a-1_1.ckpt"
     place.write_bytes(b"before")
 
@@ -235,10 +216,8 @@ def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
     [ckpt(3), ckpt(200, 0, 40000), ckpt(5, 300, checksum=True)],
     ids=["one", "several", "with a checksum"],
 )
-def test_every_cut_of_a_ckpt_within_a_parameter_is_seen(tmp_path: Path, content: bytes) -> None:
-    """
-    When a file ends anywhere but between two parameters, then it is not whole.
-    """
+def test_a_ckpt_truncated_within_a_parameter_is_detected(tmp_path: Path, content: bytes) -> None:
+    """When a .ckpt ends anywhere but between two parameters, then it is not whole."""
     path = tmp_path / "a-1_1.ckpt"
     path.write_bytes(content)
     assert damage(path, thoroughly=True) == ""
@@ -265,19 +244,15 @@ def test_every_cut_of_a_ckpt_within_a_parameter_is_seen(tmp_path: Path, content:
         (b"crc_num" + bytes(10), "has no parameter"),
     ],
 )
-def test_what_is_wrong_with_a_ckpt_is_said(tmp_path: Path, content: bytes, why: str) -> None:
-    """
-    When a file is none that MindSpore has written to its end, then it is said what is wrong.
-    """
+def test_the_defect_of_a_ckpt_is_named(tmp_path: Path, content: bytes, why: str) -> None:
+    """When MindSpore has not written the file to its end, then the message names the defect."""
     path = tmp_path / "a-1_1.ckpt"
     path.write_bytes(content)
     assert damage(path).startswith(f"{path} {why}")
 
 
-def test_a_checksum_is_compared_when_asked(tmp_path: Path) -> None:
-    """
-    When a byte of a file with a checksum has changed, then it is seen by who reads all of it.
-    """
+def test_a_changed_byte_is_detected_by_the_checksum_in_a_full_read(tmp_path: Path) -> None:
+    """When a byte of a file with a checksum has changed, then a full read detects it."""
     path = tmp_path / "a-1_1.ckpt"
     content = bytearray(ckpt(300, checksum=True))
     content[100] ^= 1
@@ -288,10 +263,8 @@ def test_a_checksum_is_compared_when_asked(tmp_path: Path) -> None:
     )
 
 
-def test_safetensors_are_as_long_as_they_say(tmp_path: Path) -> None:
-    """
-    When a .safetensors ends anywhere but at the end of its last tensor, then it is not whole.
-    """
+def test_a_truncated_safetensors_is_detected(tmp_path: Path) -> None:
+    """When a .safetensors does not end at the end of its last tensor, then it is not whole."""
     path = tmp_path / "a-1_1.safetensors"
     content = safetensors(50)
     path.write_bytes(content)
@@ -305,9 +278,7 @@ def test_safetensors_are_as_long_as_they_say(tmp_path: Path) -> None:
     assert "has a header that cannot be read" in damage(path)
 
 
-def test_a_file_that_is_not_there_is_not_whole(tmp_path: Path) -> None:
-    """
-    When a file cannot be read, then that is what is wrong with it.
-    """
+def test_an_unreadable_file_is_not_whole(tmp_path: Path) -> None:
+    """When a file cannot be read, then the message names that defect."""
     path = tmp_path / "a-1_1.ckpt"
     assert damage(path) == f"{path} cannot be read: No such file or directory"

@@ -1,6 +1,4 @@
-"""
-`tft checkpoint recover` on what lies on a disk.
-"""
+"""`tft checkpoint recover` on the files of a lost rank and its replicas."""
 
 import os
 import shutil
@@ -17,19 +15,16 @@ from tft.errors import CheckpointCorrupt, UsageError
 
 
 def content(rank: int, step: int = 0) -> bytes:
-    """
-    What a rank has in its file: that of its replica, R + 4, but for something of its own.
-    """
+    """Return the content of a rank's file: that of its replica, R + 4, except for one value of its
+    own."""
     parameter = bytes([rank % 4, step, *range(100)]) + bytes([rank])
     return b"\x0a" + bytes([len(parameter)]) + parameter
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """
-    The last checkpoints of eight ranks, as MindSpore Transformers has them, and the group_info.pb of
-    rank 0. Rank 0's is lost.
-    """
+    """Write the last checkpoints of eight ranks in the layout of MindSpore Transformers, and the
+    group_info.pb of rank 0. The checkpoint of rank 0 is missing."""
     for rank in range(1, 8):
         name = Name(prefix="llama2_13b", rank=rank, epoch=5, step=1)
         directory = tmp_path / f"rank_{rank}"
@@ -41,9 +36,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """
-    All that there is.
-    """
+    """Return all files."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
@@ -52,9 +45,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def refused(job: Path, lost: int = 0, *, info: str = "group_info.pb") -> str:
-    """
-    Why it is refused; nothing has changed then.
-    """
+    """Return the message of the refusal, and check that no file has changed."""
     before = files(job)
     with pytest.raises((UsageError, CheckpointCorrupt)) as why:
         recover(job, job / info, lost, replace=False)
@@ -62,13 +53,11 @@ def refused(job: Path, lost: int = 0, *, info: str = "group_info.pb") -> str:
     return str(why.value).replace(f"{job}/", "").replace(str(job), "DIR")
 
 
-def test_a_lost_checkpoint_is_that_of_its_replica(
+def test_a_lost_checkpoint_is_copied_from_its_replica(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When the checkpoint of rank 0 is lost, then it gets that of rank 4, under its own name, and its
-    meta.json says so.
-    """
+    """When the checkpoint of rank 0 is lost, then rank 0 gets that of rank 4 under its own name,
+    and its meta.json names the file."""
     assert recover(job, job / "group_info.pb", 0, replace=False) == 0
     place = job / "rank_0"
     assert sorted(os.listdir(place)) == ["llama2_13b_rank_0-5_1.ckpt", "meta.json"]
@@ -81,11 +70,9 @@ def test_a_lost_checkpoint_is_that_of_its_replica(
     )
 
 
-def test_a_file_that_names_no_rank_keeps_its_name(tmp_path: Path) -> None:
-    """
-    When MindSpore itself has named the files, in either layout, then the newest is copied as it is
-    called, and there is no meta.json.
-    """
+def test_a_file_name_without_rank_is_kept(tmp_path: Path) -> None:
+    """When MindSpore itself named the files, in either layout, then the newest file is copied under
+    the same name, without a meta.json."""
     for form in ("rank_{}", "ckpt_dir{}"):
         job = tmp_path / form.format("s")
         for name in ("checkpoint-1_1875.ckpt", "checkpoint-2_1875.ckpt", "checkpoint-graph.meta"):
@@ -113,13 +100,11 @@ GROUPS = {"world": tuple(range(8)), "pair": (0, 4), "of 4": (4, 5, 6, 7)}
     ],
 )
 @pytest.mark.parametrize("left", [None, b"", b"PK\x03\x04"])
-def test_the_lost_rank_gets_its_group_info(
+def test_the_lost_rank_gets_a_group_info_file(
     of_replica: str, of_lost: str, left: bytes | None, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When the file of a replica is given, then the lost rank gets its own where it stood, if that is gone or
-    damaged: the same ranks hold the same, and of the groups those that it communicates in.
-    """
+    """When the file of a replica is given and the lost rank's own is missing or damaged, then it is
+    written. It names the same ranks as holders, and the groups of the lost rank."""
     info, own = job / "infos" / of_replica, job / "infos" / of_lost
     write_group_info(info, GroupInfo(replicas=(0, 4), groups=GROUPS))
     if left is not None:
@@ -132,10 +117,9 @@ def test_the_lost_rank_gets_its_group_info(
     assert said[1:] == [f"{own}: that of rank 0, made of {info}"]
 
 
-def test_a_whole_group_info_is_not_replaced(job: Path) -> None:
-    """
-    When the lost rank has a whole file, then it keeps that, also where its checkpoint is to be replaced.
-    """
+def test_a_whole_group_info_file_is_kept(job: Path) -> None:
+    """When the lost rank has a whole group_info.pb, then it is kept, also where its checkpoint is
+    to be replaced."""
     info, own = job / "rank_4" / "group_info.pb", job / "rank_0" / "group_info.pb"
     write_group_info(info, GroupInfo(replicas=(0, 4)))
     write_group_info(own, GroupInfo(replicas=(4, 0), groups={"own": (0,)}))
@@ -148,20 +132,18 @@ def test_a_whole_group_info_is_not_replaced(job: Path) -> None:
 @pytest.mark.parametrize(
     "given", ["group_info.pb", "rank_40/group_info.pb", "rank_0/group_info.pb"]
 )
-def test_no_group_info_is_written_where_the_path_names_no_replica(given: str, job: Path) -> None:
-    """
-    When the path of the file has no rank in it, or that of the lost one, then there is no other to write.
-    """
+def test_no_group_info_is_written_when_the_path_has_no_replica_rank(given: str, job: Path) -> None:
+    """When the path of the given file names no rank, another rank than a replica, or the lost rank,
+    then no group_info.pb is written."""
     info = job / "infos" / given
     write_group_info(info, GroupInfo(replicas=(0, 4)))
     recover(job, info, 0, replace=False)
     assert [path for path in job.rglob("*.pb") if path.parent != job] == [info]
 
 
-def test_a_group_info_that_cannot_be_written_is_told(job: Path) -> None:
-    """
-    When the place of the file cannot be made, then the checkpoint is there, and it is said what is not.
-    """
+def test_a_failed_group_info_write_is_reported_beside_the_recovered_checkpoint(job: Path) -> None:
+    """When the directory of the group_info.pb cannot be made, then the checkpoint is recovered, and
+    the message names the missing file."""
     info = job / "infos" / "rank_4" / "group_info.pb"
     write_group_info(info, GroupInfo(replicas=(0, 4)))
     (job / "infos" / "rank_0").write_text("a file")
@@ -170,10 +152,8 @@ def test_a_group_info_that_cannot_be_written_is_told(job: Path) -> None:
     assert (job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
 
 
-def test_a_damaged_one_of_its_own_is_replaced(job: Path) -> None:
-    """
-    When the rank has a file that is cut off, then that counts as lost.
-    """
+def test_a_truncated_checkpoint_counts_as_lost(job: Path) -> None:
+    """When the rank's own file is truncated, then the file counts as lost and is replaced."""
     place = job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt"
     place.parent.mkdir()
     for left in (b"", content(0)[:-1]):
@@ -182,10 +162,9 @@ def test_a_damaged_one_of_its_own_is_replaced(job: Path) -> None:
         assert place.read_bytes() == content(4)
 
 
-def test_a_rank_that_is_not_lost_is_refused_unless_asked(job: Path) -> None:
-    """
-    When the rank has a whole file of that step, then it keeps it, unless it is asked otherwise.
-    """
+def test_a_whole_checkpoint_is_only_replaced_on_request(job: Path) -> None:
+    """When the rank has a whole file of the replica's step, then the command is refused, unless the
+    option to replace is given."""
     assert refused(job, lost=4) == (
         "DIR has no directory of rank 0, which held the same as rank 4; expected is rank_0 or "
         "ckpt_dir0"
@@ -201,11 +180,9 @@ def test_a_rank_that_is_not_lost_is_refused_unless_asked(job: Path) -> None:
     assert place.read_bytes() == content(4)
 
 
-def test_a_newer_one_of_its_own_is_not_gone_behind(job: Path) -> None:
-    """
-    When the rank has a whole file of a later step than its replica, then it is not lost either; when
-    that is damaged, it is.
-    """
+def test_a_newer_whole_checkpoint_of_the_rank_is_kept(job: Path) -> None:
+    """When the rank has a whole file of a later step than its replica, then the command is refused.
+    When that file is damaged, the rank counts as lost."""
     newer = job / "rank_0" / "llama2_13b_rank_0-6_1.ckpt"
     newer.parent.mkdir()
     newer.write_bytes(content(0))
@@ -215,10 +192,9 @@ def test_a_newer_one_of_its_own_is_not_gone_behind(job: Path) -> None:
     assert (newer.parent / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
 
 
-def test_an_older_one_of_its_own_is_kept_beside(job: Path) -> None:
-    """
-    When the rank has a file of an earlier step, then it gets the newest beside it.
-    """
+def test_an_older_checkpoint_of_the_rank_is_kept_beside_the_new_one(job: Path) -> None:
+    """When the rank has a file of an earlier step, then the newest file of its replica is written
+    beside it."""
     older = job / "rank_0" / "llama2_13b_rank_0-4_1.ckpt"
     older.parent.mkdir()
     older.write_bytes(content(0))
@@ -228,10 +204,9 @@ def test_an_older_one_of_its_own_is_kept_beside(job: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", content(4)[:-1], b"PK\x03\x04"])
-def test_a_damaged_replica_is_refused(job: Path, damage: bytes) -> None:
-    """
-    When the only one that held the same has a damaged file, then an older one is not taken for it.
-    """
+def test_a_damaged_replica_is_refused_and_no_older_file_is_used(job: Path, damage: bytes) -> None:
+    """When the only replica's newest file is damaged, then the command is refused, and no older
+    file is used instead."""
     place = job / "rank_4"
     (place / "llama2_13b_rank_4-4_1.ckpt").write_bytes(content(4))
     (place / "llama2_13b_rank_4-5_1.ckpt").write_bytes(damage)
@@ -240,20 +215,16 @@ def test_a_damaged_replica_is_refused(job: Path, damage: bytes) -> None:
     )
 
 
-def test_another_replica_is_taken_where_one_is_damaged(job: Path) -> None:
-    """
-    When several have held the same, then it is the first whose newest is whole.
-    """
+def test_the_next_replica_is_used_when_one_is_damaged(job: Path) -> None:
+    """When there are several replicas, then the first one with a whole newest file is used."""
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0, 2, 4, 6)))
     (job / "rank_2" / "llama2_13b_rank_2-5_1.ckpt").write_bytes(b"")
     recover(job, job / "group_info.pb", 0, replace=False)
     assert (job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
 
 
-def test_one_that_is_behind_is_not_taken(job: Path) -> None:
-    """
-    When a replica has only an earlier step, then another's is taken.
-    """
+def test_a_replica_of_an_earlier_step_is_not_used(job: Path) -> None:
+    """When a replica has only an earlier step, then another replica is used."""
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0, 2, 4)))
     place = job / "rank_2"
     (place / "llama2_13b_rank_2-5_1.ckpt").rename(place / "llama2_13b_rank_2_1-4_1.ckpt")
@@ -262,11 +233,9 @@ def test_one_that_is_behind_is_not_taken(job: Path) -> None:
     assert (job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").read_bytes() == content(4)
 
 
-def test_what_a_later_run_has_written_is_newer(tmp_path: Path) -> None:
-    """
-    When MindSpore itself has named the files, whose epochs begin anew in each run, then a file of the
-    later run is newer than one of more epochs.
-    """
+def test_a_file_of_a_later_run_is_newer_than_one_of_more_epochs(tmp_path: Path) -> None:
+    """When MindSpore itself named the files, whose epochs begin anew in each run, then a file of
+    the later run is newer than one of more epochs."""
     for rank, name in ((2, "checkpoint-9_5.ckpt"), (4, "checkpoint_1-1_5.ckpt")):
         (tmp_path / f"rank_{rank}").mkdir()
         (tmp_path / f"rank_{rank}" / name).write_bytes(content(rank))
@@ -276,10 +245,9 @@ def test_what_a_later_run_has_written_is_newer(tmp_path: Path) -> None:
     assert files(tmp_path / "rank_0") == {"checkpoint_1-1_5.ckpt": content(4)}
 
 
-def test_where_nothing_is_left_it_is_refused(job: Path) -> None:
-    """
-    When nobody else has held the same, or has a file of it, then it is said that nothing is left.
-    """
+def test_recovery_without_any_replica_file_is_refused(job: Path) -> None:
+    """When the rank has no replica, or no replica has a file, then the command is refused with that
+    reason."""
     (job / "rank_4" / "llama2_13b_rank_4-5_1.ckpt").unlink()
     assert refused(job) == (
         "DIR has no checkpoint of rank 4, which held the same as rank 0: nothing is left of it"
@@ -288,20 +256,16 @@ def test_where_nothing_is_left_it_is_refused(job: Path) -> None:
     assert refused(job) == "group_info.pb says that nobody held the same as rank 0"
 
 
-def test_a_rank_that_the_file_does_not_know_is_refused(job: Path) -> None:
-    """
-    When the file was written for other ranks, then it is said which one is expected.
-    """
+def test_a_rank_outside_the_group_info_is_refused(job: Path) -> None:
+    """When the group_info.pb is of other ranks, then the message names the expected rank."""
     assert refused(job, lost=3) == (
         "group_info.pb speaks of ranks [0, 4], which held the same, and not of rank 3; expected is "
         "the file that was written for rank 3, or for one that held the same"
     )
 
 
-def test_two_layouts_are_refused(job: Path) -> None:
-    """
-    When there are directories of both layouts, then it is not guessed which is meant.
-    """
+def test_directories_of_both_layouts_are_refused(job: Path) -> None:
+    """When there are directories of both layouts, then the command is refused."""
     (job / "ckpt_dir4").mkdir()
     assert refused(job) == (
         "DIR has two directories each for rank 4, which held the same as rank 0: as rank_R and as "
@@ -309,30 +273,25 @@ def test_two_layouts_are_refused(job: Path) -> None:
     )
 
 
-def test_a_wrong_file_is_refused(job: Path) -> None:
-    """
-    When there is no group_info.pb, or it is something else, then that is said.
-    """
+def test_a_missing_or_foreign_group_info_is_refused(job: Path) -> None:
+    """When the group_info.pb is missing or of another format, then the message says so."""
     assert refused(job, info="none.pb") == "none.pb cannot be read: No such file or directory"
     assert refused(job, info="rank_4/meta.json").startswith(
         "rank_4/meta.json is no group_info.pb of MindSpore, or damaged"
     )
 
 
-def test_a_directory_that_cannot_be_written_is_refused(job: Path) -> None:
-    """
-    When the place of the file cannot be made, then that is said.
-    """
+def test_an_unwritable_directory_is_refused(job: Path) -> None:
+    """When the directory of the checkpoint cannot be made, then the message says so."""
     (job / "rank_0").write_bytes(b"a file")
     assert refused(job).startswith("rank_0/llama2_13b_rank_0-5_1.ckpt cannot be written: ")
 
 
-def test_a_copy_that_is_another_is_not_put_in_its_place(
+def test_a_copy_with_another_digest_is_discarded(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When what was written is not what was read, then the rank has no file, and is told both digests.
-    """
+    """When the digest of the written copy differs from that of the source, then the rank has no
+    file, and the message has both digests."""
     monkeypatch.setattr(shutil, "copyfile", lambda source, draft: draft.write_bytes(content(5)))
     with pytest.raises(
         CheckpointCorrupt, match=r"rank_0-5_1\.ckpt is not what .*rank_4-5_1\.ckpt was"
@@ -342,9 +301,7 @@ def test_a_copy_that_is_another_is_not_put_in_its_place(
 
 
 def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """
-    The installed command.
-    """
+    """Run the installed command."""
     return subprocess.run(
         [sys.executable, "-m", "tft", "checkpoint", "recover", *map(str, arguments)],
         capture_output=True,
@@ -354,10 +311,9 @@ def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_recovers_and_refuses(job: Path) -> None:
-    """
-    When the command is called, then it exits 0 and says what it did, or 2 with a sentence.
-    """
+def test_the_command_exits_0_on_recovery_and_2_on_refusal(job: Path) -> None:
+    """When the command recovers a checkpoint, then it exits 0 and reports the copy. When it
+    refuses, it exits 2 with a message."""
     arguments = ("--group-info", job / "group_info.pb", "--lost", "0", job)
     done = tft(*arguments)
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,7 @@ Undisturbed jobs with which other jobs are compared, run once per test run.
 
 import pytest
 
-from tests.e2e.jobs import ROOT, Outcome, run
+from tests.e2e.jobs import ROOT, Outcome, run, run_once
 
 FAKE = ROOT / "tests" / "e2e" / "fake_job.py"
 FAKE_STEPS = 150
@@ -16,10 +16,12 @@ def fake_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
     Return the outcome of the fast job without a fault.
     """
-    where = tmp_path_factory.mktemp("fake") / "undisturbed"
-    outcome = run(where, "--adaptor", "fake", script=FAKE, arguments=(str(FAKE_STEPS),))
-    assert outcome.code == 0, outcome.output
-    return outcome
+    steps = (str(FAKE_STEPS),)
+    return run_once(
+        tmp_path_factory,
+        "fake",
+        lambda where: run(where, "--adaptor", "fake", script=FAKE, arguments=steps),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +29,5 @@ def gpt_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
     Return the outcome of the example job without a fault.
     """
-    where = tmp_path_factory.mktemp("gpt") / "undisturbed"
-    outcome = run(where, arguments=("--steps", str(GPT_STEPS)))
-    assert outcome.code == 0, outcome.output
-    return outcome
+    steps = ("--steps", str(GPT_STEPS))
+    return run_once(tmp_path_factory, "gpt", lambda where: run(where, arguments=steps))

@@ -2,6 +2,7 @@
 Real jobs: `tft run` in a separate process, observed from outside. No process may be left behind.
 """
 
+import fcntl
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "gpt" / "train.py"
@@ -164,6 +167,26 @@ def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outco
         outcome = running.end(limit)
         assert left_behind(run_dir) == [], "processes were left behind"
     return outcome
+
+
+def run_once(
+    factory: pytest.TempPathFactory, name: str, run_in: Callable[[Path], Outcome]
+) -> Outcome:
+    """
+    Return the outcome of a job that several tests are compared with. The job runs once per test
+    run, in the first process of pytest that asks for it; the other processes wait for it.
+    """
+    base = factory.getbasetemp()
+    where = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"once-{name}"
+    where.mkdir(exist_ok=True)
+    output = where / "output"
+    with (where / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not output.exists():
+            outcome = run_in(where / "run")
+            assert outcome.code == 0, outcome.output
+            output.write_text(outcome.output)
+    return Outcome(code=0, output=output.read_text(), run_dir=where / "run")
 
 
 def left_behind(run_dir: Path) -> list[int]:

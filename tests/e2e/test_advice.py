@@ -1,7 +1,5 @@
-"""
-A scheduler that has its say: a recovery plugin as somebody would install it, in the controller of
-a real job. Real processes, a fake framework.
-"""
+"""A recovery plugin of a scheduler, installed in the controller of a real job. Real processes, a
+fake framework."""
 
 from pathlib import Path
 
@@ -42,23 +40,19 @@ waited = []
 
 @pytest.fixture
 def scheduler(tmp_path: Path) -> dict[str, str]:
-    """
-    The variables of a job that has the plugin.
-    """
+    """Return the environment variables of a job that has the plugin."""
     (tmp_path / "packages").mkdir()
     package(tmp_path / "packages", "scheduler", SCHEDULER, "tft.plugins")
     return {"PYTHONPATH": str(tmp_path / "packages")}
 
 
 @pytest.mark.soak
-def test_a_scheduler_chooses_waits_and_reports_what_it_sees(
+def test_a_scheduler_plugin_reports_faults_and_chooses_the_strategy(
     tmp_path: Path, scheduler: dict[str, str], fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a scheduler rules a retry out, then the process is replaced instead; when it has seen a
-    fault itself, everyone stands still for it; when it asks for time it is asked again, and then
-    its own variant is followed, under its name. The losses are those of the undisturbed run.
-    """
+    """When the scheduler plugin rules a retry out, then the process is replaced instead. When it
+    reports a fault, all ranks stop for it. When it asks for time, it is asked again, and then its
+    own variant is carried out under its name. The losses are those of the undisturbed run."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--seconds", "0.03", "--spread", "1,20"), environment=scheduler,

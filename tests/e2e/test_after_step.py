@@ -1,6 +1,5 @@
-"""
-Evaluations behind steps: nobody who evaluates is taken for one that hangs, and each is made once per step by all.
-"""
+"""Evaluations after steps: a rank that evaluates is not taken for a hanging one, and each
+evaluation is made once per step on all of its ranks."""
 
 import json
 from pathlib import Path
@@ -14,16 +13,12 @@ EVERY, STEPS = 5, 14
 
 
 def trained(where: Path, *arguments: str) -> Outcome:
-    """
-    A job of three ranks.
-    """
+    """Return the outcome of a job of three ranks."""
     return run(where, script=SCRIPT, arguments=arguments, nproc=3)
 
 
 def evaluations(outcome: Outcome) -> dict[int, list[tuple[int, float]]]:
-    """
-    By rank: the steps after which it has evaluated, and what came out.
-    """
+    """Return for each rank the steps after which it has evaluated, with the results."""
     found = {}
     for path in sorted(outcome.run_dir.glob("records-rank*.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -33,9 +28,7 @@ def evaluations(outcome: Outcome) -> dict[int, list[tuple[int, float]]]:
 
 
 def kept(outcome: Outcome) -> set[int]:
-    """
-    The ranks that had faults.
-    """
+    """Return the ranks that had faults."""
     return {fault["rank"] for incident in outcome.incidents for fault in incident["faults"]}
 
 
@@ -43,11 +36,12 @@ def kept(outcome: Outcome) -> set[int]:
     ("how", "seconds"),
     [pytest.param("alone", "13", marks=pytest.mark.soak), pytest.param("together", "13", marks=pytest.mark.soak), pytest.param("alone", "20", marks=pytest.mark.soak)],
 )  # fmt: skip
-def test_a_rank_is_lost_while_others_evaluate(tmp_path: Path, how: str, seconds: str) -> None:
-    """
-    When a rank dies while rank 0 evaluates, or all do, for much longer than a step and than a rank has to leave its
-    loop, then no other rank is replaced, and everything comes out as without the fault.
-    """
+def test_ranks_that_evaluate_are_not_replaced_when_another_rank_dies(
+    tmp_path: Path, how: str, seconds: str
+) -> None:
+    """When a rank dies while rank 0 or all ranks evaluate, for much longer than a step and than the
+    limit for leaving the loop, then no other rank is replaced, and all results are those of the
+    undisturbed run."""
     calm = trained(tmp_path / "calm", how)
     assert calm.code == 0, calm.output
     dies = "1,6,update" if how == "alone" else "1,5,evaluation"
@@ -61,11 +55,10 @@ def test_a_rank_is_lost_while_others_evaluate(tmp_path: Path, how: str, seconds:
     assert evaluations(outcome) == evaluations(calm)
 
 
-def test_what_the_lost_rank_had_not_evaluated_all_evaluate_again(tmp_path: Path) -> None:
-    """
-    When a rank dies in an evaluation by all, then all evaluate again with its replacement, each row is there once,
-    and what the evaluation draws and switches has no effect on training.
-    """
+def test_an_evaluation_in_which_a_rank_dies_is_repeated_by_all_ranks(tmp_path: Path) -> None:
+    """When a rank dies in an evaluation by all ranks, then all evaluate again with its replacement,
+    and each row is written once. Random draws and mode switches of the evaluation have no effect on
+    training."""
     calm = trained(tmp_path / "calm", "together")
     outcome = trained(tmp_path / "run", "together", "--die", "2,10,evaluation")
     assert outcome.code == 0, outcome.output
@@ -78,10 +71,9 @@ def test_what_the_lost_rank_had_not_evaluated_all_evaluate_again(tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_a_rank_that_evaluates_without_a_word_is_taken_for_one_that_hangs(tmp_path: Path) -> None:
-    """
-    When rank 0 evaluates for long in its loop and says nothing, then it is replaced, and the report says what to use.
-    """
+def test_a_long_evaluation_that_is_not_reported_counts_as_a_hang(tmp_path: Path) -> None:
+    """When rank 0 evaluates for long in its loop without `session.evaluate`, then it is replaced,
+    and the report names the function to use."""
     outcome = trained(tmp_path, "inline", "--seconds", "30", "--every", "12")
     assert kept(outcome) == {0}
     (fault,) = outcome.incidents[0]["faults"]

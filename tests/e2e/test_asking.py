@@ -96,13 +96,11 @@ def resumed(where: Path) -> Outcome:
 # ---------------------------------------------------------------- pauses
 
 
-def test_a_paused_job_stands_still_and_goes_on_as_if_it_had_not(
+def test_a_paused_job_resumes_with_the_losses_of_the_undisturbed_run(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a job is paused, twice, then all ranks stand at one step for as long as nobody resumes it;
-    then they go on in the same processes and groups, with the same losses, and it was no incident.
-    """
+    """When a job is paused, twice, then all ranks stay at one step until it is resumed. Then they
+    train on in the same processes and groups, with the same losses, and there is no incident."""
     with calm(tmp_path / "run") as running:
         before = [running.pid(f"rank-{rank}") for rank in range(4)]
         for _ in range(2):
@@ -122,20 +120,18 @@ def test_a_paused_job_stands_still_and_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.soak
-def test_a_check_that_passes_lets_the_job_go_on(
+def test_a_job_resumes_by_itself_after_a_passed_check(
     tmp_path: Path, lamps: dict[str, str], fake_undisturbed: Outcome
 ) -> None:
-    """
-    When every rank passes the check, then the job goes on by itself; one that nobody knows is
-    said not to have passed, and changes nothing either.
-    """
+    """When every rank passes the check, then the job resumes by itself. An unknown check is
+    reported as not passed, and the job resumes too."""
     with calm(tmp_path / "run", environment=lamps) as running:
         code, said = running.asked("pause", "--check", "lamps")
         assert code == 0, said
         assert len(list(running.run_dir.glob("checked-*"))) == 4
         code, said = running.asked("pause", "--check", "fuses")
         assert code == 4
-        assert "no plugin knows a check 'fuses' (rank 0, 1, 2, 3)" in said
+        assert "no installed plugin has a check named 'fuses' (rank 0, 1, 2, 3)" in said
         outcome = running.end()
     assert outcome.code == 0, outcome.output
     assert outcome.incidents == []
@@ -143,13 +139,11 @@ def test_a_check_that_passes_lets_the_job_go_on(
 
 
 @pytest.mark.soak
-def test_a_fault_in_a_paused_job_is_repaired_and_the_pause_goes_on(
+def test_a_fault_in_a_pause_is_repaired_and_the_job_stays_paused(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank is killed while the job stands still, then it is replaced, the job stands still
-    again until it is resumed, and nothing is lost.
-    """
+    """When a rank is killed while the job is paused, then it is replaced, the job stays paused
+    until it is resumed, and no step is lost."""
     with calm(tmp_path / "run") as running:
         assert running.asked("pause")[0] == 0
         before = running.pid("rank-2")
@@ -167,13 +161,11 @@ def test_a_fault_in_a_paused_job_is_repaired_and_the_pause_goes_on(
 
 
 @pytest.mark.soak
-def test_a_controller_that_dies_in_a_pause_leads_on(
+def test_a_controller_that_dies_in_a_pause_resumes_the_job_on_request(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When the controller is killed while the job stands still, then the next one knows that it does,
-    and resumes it when it is asked to.
-    """
+    """When the controller is killed while the job is paused, then its successor knows of the pause,
+    and resumes the job on request."""
     with calm(tmp_path / "run") as running:
         assert running.asked("pause")[0] == 0
         before = running.pid("controller")
@@ -193,10 +185,8 @@ def test_a_controller_that_dies_in_a_pause_leads_on(
 def test_a_node_that_fails_a_check_is_left_out_of_the_last_checkpoint(
     tmp_path: Path, lamps: dict[str, str], fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a check isolates a node and no other has room for its ranks, then its processes are ended,
-    and the others save a last checkpoint that can be resumed with nothing lost.
-    """
+    """When a check isolates a node and no other node has room for its ranks, then its processes are
+    ended, and the others save a last checkpoint that can be resumed without a lost step."""
     where = tmp_path / "run"
     options = ("--enable", "retry,recover,dump")
     with on_two_nodes(where, *options, environment=lamps) as (first, second):
@@ -219,10 +209,11 @@ def test_a_node_that_fails_a_check_is_left_out_of_the_last_checkpoint(
 
 
 @pytest.mark.soak
-def test_a_check_may_end_the_job(tmp_path: Path, lamps: dict[str, str]) -> None:
-    """
-    When a check says that the job must end, then it ends with a last checkpoint and its sentence.
-    """
+def test_a_check_can_end_the_job_with_a_last_checkpoint(
+    tmp_path: Path, lamps: dict[str, str]
+) -> None:
+    """When a check says that the job must end, then the job ends with a last checkpoint and the
+    check's message."""
     with calm(tmp_path / "run", environment=lamps) as running:
         (running.run_dir / "out-1").write_text("end")
         assert running.asked("pause", "--check", "lamps")[0] == 4
@@ -234,11 +225,10 @@ def test_a_check_may_end_the_job(tmp_path: Path, lamps: dict[str, str]) -> None:
 # ---------------------------------------------------------------- dumps
 
 
-def test_a_dump_that_is_asked_for_can_be_resumed(tmp_path: Path, fake_undisturbed: Outcome) -> None:
-    """
-    When somebody asks for a dump, then the job ends with a last checkpoint and exit code 3; with
-    --resume it goes on as if it had never stopped. Asked when it is over, it is refused.
-    """
+@pytest.mark.soak
+def test_a_requested_dump_can_be_resumed(tmp_path: Path, fake_undisturbed: Outcome) -> None:
+    """When a dump is requested, then the job ends with a last checkpoint and exit code 3, and with
+    --resume it trains on without a difference. A dump of an ended job is refused."""
     with calm(tmp_path / "run") as running:
         code, said = running.asked("dump", "--why", "the rack is moved")
         assert code == 0, said
@@ -257,9 +247,7 @@ def test_a_dump_that_is_asked_for_can_be_resumed(tmp_path: Path, fake_undisturbe
 
 @pytest.mark.soak
 def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -> None:
-    """
-    When a job is dumped while it stands still, then nothing it had done is lost.
-    """
+    """When a job is dumped while it is paused, then no completed step is lost."""
     with calm(tmp_path / "run") as running:
         assert running.asked("pause")[0] == 0
         [step] = steps(running)
@@ -278,13 +266,11 @@ def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -
 # ---------------------------------------------------------------- copies, and fewer ranks
 
 
-def test_numbers_that_went_bad_everywhere_are_taken_back_from_the_copies(
+def test_a_polluted_update_is_undone_from_the_copies_of_the_step_before(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a fault may have spread with the last update, then everyone goes back to the copy of the
-    step before, and the steps since then are computed again with the same losses.
-    """
+    """When a fault may have polluted all ranks in the last update, then all ranks return to the
+    copy of the step before, and compute the later steps again with the same losses."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake",
         script=FAKE, arguments=(str(FAKE_STEPS), "--spread", "1,30"),
@@ -297,11 +283,9 @@ def test_numbers_that_went_bad_everywhere_are_taken_back_from_the_copies(
     assert incident["pids_kept"] is True
 
 
-def test_a_job_that_may_shrink_goes_on_without_a_node(tmp_path: Path) -> None:
-    """
-    When a node is lost and the adaptor can do with fewer ranks, then the others go on without it
-    and complete.
-    """
+def test_a_job_that_may_scale_in_completes_without_a_lost_node(tmp_path: Path) -> None:
+    """When a node is lost and the adaptor supports fewer ranks, then the other ranks train on
+    without it and complete the job."""
     where = tmp_path / "run"
     with on_two_nodes(where) as (first, second):
         strike(second, "agent-1")

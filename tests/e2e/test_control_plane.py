@@ -40,14 +40,14 @@ def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str,
     return job(run_dir, "--adaptor", "fake", *options, script=FAKE, arguments=(str(steps), *more))
 
 
-@pytest.mark.parametrize("part", ["broker", "controller", "store-0"])
-def test_a_part_that_dies_is_started_again_and_training_goes_on(
+@pytest.mark.parametrize(
+    "part", ["broker", "controller", pytest.param("store-0", marks=pytest.mark.soak)]
+)
+def test_a_killed_broker_controller_or_store_is_restarted_in_training(
     part: str, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When the broker, the controller or the store is killed while the job trains, then the job
-    completes as if nothing had been, and its story can be judged once more.
-    """
+    """When the broker, the controller or the store is killed while the job trains, then losses and
+    final state are those of the undisturbed run, and the story can be replayed."""
     with fast(tmp_path / "run") as running:
         until(reached(running, 20), "step 20")
         before = running.pid(part)
@@ -73,14 +73,13 @@ def assert_told(outcome: Outcome) -> None:
     ]
 
 
-@pytest.mark.parametrize("part", ["broker", pytest.param("controller", marks=pytest.mark.soak)])
-def test_a_part_that_dies_together_with_a_rank_does_not_stop_the_recovery(
+@pytest.mark.soak
+@pytest.mark.parametrize("part", ["broker", "controller"])
+def test_a_rank_is_recovered_when_the_broker_or_controller_dies_too(
     part: str, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank and the broker, or the controller, are killed at once, then the recovery waits
-    for the part to come back, and is the same.
-    """
+    """When a rank and the broker, or the controller, are killed at once, then the recovery waits
+    for the restarted process, and is the same."""
     with fast(tmp_path / "run") as running:
         until(reached(running, 20), "step 20")
         strike(running, part)
@@ -93,13 +92,11 @@ def test_a_part_that_dies_together_with_a_rank_does_not_stop_the_recovery(
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_kills_at_random_moments_change_nothing(
+def test_losses_are_unchanged_by_kills_at_random_moments(
     seed: int, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When ranks and parts are killed at moments nobody chose, then each run still ends with the
-    losses and the state of the undisturbed one, and its story can be judged once more.
-    """
+    """When ranks and control processes are killed at random moments, then each run ends with the
+    losses and the state of the undisturbed run, and its story can be replayed."""
     chance = random.Random(seed)
     targets = ["rank-0", "rank-1", "rank-2", "rank-3", "broker", "controller", "store-0"]
     with fast(tmp_path / "run") as running:
@@ -118,13 +115,11 @@ def test_kills_at_random_moments_change_nothing(
 
 
 @pytest.mark.parametrize("part", ["run", pytest.param("agent-0", marks=pytest.mark.soak)])
-def test_nothing_is_left_two_seconds_after_the_launcher_or_the_agent_is_killed(
+def test_no_process_is_left_two_seconds_after_launcher_or_agent_are_killed(
     part: str, tmp_path: Path
 ) -> None:
-    """
-    When `tft run`, or its agent, is killed with kill -9, then no process of the job is left on
-    the node two seconds later; with the agent alone killed, the job ends as failed.
-    """
+    """When `tft run`, or its agent, is killed with kill -9, then no process of the job is left on
+    the node two seconds later. When only the agent is killed, the job ends as failed."""
     with fast(tmp_path / "run", steps=100_000) as running:
         until(reached(running, 20), "step 20")
         assert len(left_behind(running.run_dir)) >= 9
@@ -152,10 +147,8 @@ def _lives(pid: int) -> bool:
 def test_a_signal_saves_a_last_checkpoint_and_resume_continues(
     number: int, code: int, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When `tft run` is told to stop, then it saves, ends with the signal's code and leaves
-    nothing; the same command with --resume continues as if it had never stopped.
-    """
+    """When `tft run` gets a signal to stop, then it saves a last checkpoint, ends with the signal's
+    code and leaves no process. The same command with --resume trains on without a difference."""
     with fast(tmp_path / "run") as running:
         until(reached(running, 20), "step 20")
         running.process.send_signal(number)
@@ -173,10 +166,9 @@ def test_a_signal_saves_a_last_checkpoint_and_resume_continues(
 def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank raises an exception that is no fault, then nobody is restarted, the survivors
-    save, the exit code is 3 and the traceback is shown once; without the bug, --resume continues.
-    """
+    """When a rank raises an exception that is no fault, then no process is restarted, the
+    survivors save, the exit code is 3 and the traceback is shown once. Without the bug, --resume
+    continues."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--bug", "2,30"),
@@ -200,11 +192,9 @@ def test_a_users_own_bug_ends_in_a_checkpoint_with_its_traceback_shown_once(
 def test_a_process_that_has_lost_its_device_is_replaced(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When an error says that the device takes no more work from a process, then that process is not asked
-    to go on: another one takes its place, the report has one fault, of the kind that the device said,
-    and the job completes as if nothing had been.
-    """
+    """When an error says that the device accepts no more work from a process, then a new process
+    replaces it, the report has one fault, of the device's kind, and the job completes as the
+    undisturbed run does."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--device", "2,30"),
@@ -218,11 +208,9 @@ def test_a_process_that_has_lost_its_device_is_replaced(
     assert incident["pids_kept"] is True
 
 
-def test_a_corrupt_checkpoint_is_refused_by_name_and_nothing_is_overwritten(tmp_path: Path) -> None:
-    """
-    When a byte of a checkpoint has changed, then --resume names the file, what was expected and
-    what was found, exits 2, and leaves everything as it was.
-    """
+def test_a_corrupt_checkpoint_is_refused_by_name_and_no_file_changes(tmp_path: Path) -> None:
+    """When a byte of a checkpoint has changed, then --resume names the file with the expected and
+    the found digest, exits 2, and changes no file."""
     arguments = (str(FAKE_STEPS), "--bug", "0,10")
     outcome = run(tmp_path / "run", "--adaptor", "fake", script=FAKE, arguments=arguments)
     assert outcome.code == 3, outcome.output
@@ -244,13 +232,11 @@ def _snapshot(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.soak
-def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
+def test_a_process_that_claims_a_held_rank_is_refused(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When somebody starts the script by hand with the environment of a rank, then that process
-    ends with a sentence naming the holder, and the job goes on.
-    """
+    """When a process is started by hand with the environment of a rank, then it ends with a message
+    that names the holder, and the job trains on."""
     with fast(tmp_path / "run") as running:
         until(reached(running, 10), "step 10")
         told = json.loads((running.run_dir / "job.json").read_text())["settings"]
@@ -275,10 +261,8 @@ def test_a_process_that_claims_a_rank_that_is_held_is_told_so(
 
 @pytest.mark.soak
 def test_an_ordinary_script_runs_as_under_torchrun(tmp_path: Path) -> None:
-    """
-    When a script never calls `tft.init`, then it finds torchrun's variables, its output is
-    prefixed and kept, and its exit code decides.
-    """
+    """When a script never calls `tft.init`, then it finds torchrun's variables, its output is
+    prefixed and kept, and its exit code is that of the job."""
     script = tmp_path / "ordinary.py"
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
     script.write_text(f"import os\nprint(*(os.environ[n] for n in '{names}'.split()))\n")

@@ -42,14 +42,12 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.mark.soak
-def test_a_job_of_two_nodes_with_keys_survives(
+def test_a_job_of_two_nodes_with_keys_survives_kills(
     tmp_path: Path, keys: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank of a job with keys is killed, then the broker, and then a rank of the other node, then
-    the job completes as if nothing had been, with state that has come from the other node; and who
-    has the run directory and the keys can ask something of it.
-    """
+    """When a rank of a job with keys is killed, then the broker, and then a rank of the other node,
+    then losses and final state are those of the undisturbed run, with state fetched from the other
+    node. A user with the run directory and the keys can send commands to it."""
     broker = free_address("127.0.0.1")
     with (
         node(tmp_path / "run", 0, broker, keys) as first,
@@ -81,13 +79,9 @@ def test_a_job_of_two_nodes_with_keys_survives(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("wrong", ["of another job", "none"])
-def test_a_node_with_the_wrong_keys_gives_up_and_says_why(
-    tmp_path: Path, keys: Path, wrong: str
-) -> None:
-    """
-    When node 1 is started with the keys of another job, or without, then it is not let in, says so at
-    once, and has ended ten seconds later; node 0 goes on waiting.
-    """
+def test_a_node_with_wrong_keys_is_refused_and_ends(tmp_path: Path, keys: Path, wrong: str) -> None:
+    """When node 1 is started with the keys of another job, or without keys, then it is refused,
+    reports that at once, and has ended ten seconds later. Node 0 still waits."""
     others = None
     if wrong == "of another job":
         others = tmp_path / "others"
@@ -109,12 +103,11 @@ def test_a_node_with_the_wrong_keys_gives_up_and_says_why(
     assert "peer_refused" in log.read_text()
 
 
-def test_what_is_kept_of_a_run_holds_no_key(
+def test_a_run_directory_contains_no_key(
     tmp_path: Path, keys: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a job with keys has run, then its directory says where they are, and has none of them.
-    """
+    """When a job with keys has run, then its run directory names the place of the keys, and
+    contains no key."""
     arguments = (str(FAKE_STEPS),)
     with job(
         tmp_path / "run",

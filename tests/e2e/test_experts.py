@@ -37,14 +37,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.soak
-def test_ranks_with_experts_are_killed_and_broken_and_nothing_changes(
+def test_faults_on_ranks_with_experts_leave_the_losses_unchanged(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When ranks are killed, two with different experts at once among them, and one reports a memory fault,
-    then experts come from the one rank that has them too, all else from any, and losses and final state
-    are those of the undisturbed run.
-    """
+    """When ranks are killed, two with different experts at once among them, and one reports a
+    memory fault, then experts come from the one replica that has them, the dense part from any
+    rank, and losses and final state are those of the undisturbed run."""
     specs = (
         "kill:rank=1,step=4,phase=backward",
         "kill:rank=0,step=8,phase=update", "kill:rank=3,step=8,phase=update",
@@ -68,10 +66,8 @@ def test_ranks_with_experts_are_killed_and_broken_and_nothing_changes(
 def test_every_rank_in_every_phase(
     phase: str, rank: int, tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When any rank is killed in any phase, and another reports a memory fault in the same phase later,
-    then nothing changes.
-    """
+    """When any rank is killed in any phase, and another reports a memory fault in the same phase
+    later, then losses and final state are those of the undisturbed run."""
     specs = (
         f"kill:rank={rank},step=6,phase={phase}",
         f"raise:rank={(rank + 1) % 4},step=11,phase={phase},kind=memory",
@@ -83,11 +79,9 @@ def test_every_rank_in_every_phase(
 
 
 @pytest.mark.soak
-def test_experts_without_a_holder_are_not_made_up(tmp_path: Path) -> None:
-    """
-    When both ranks that have some experts are lost at once and there is no checkpoint, then the job ends,
-    says what is gone, and leaves no checkpoint that lacks it.
-    """
+def test_the_job_ends_without_checkpoint_when_experts_have_no_holder(tmp_path: Path) -> None:
+    """When both ranks that hold some experts are lost at once and there is no checkpoint, then the
+    job ends, names the lost shard, and leaves no checkpoint that lacks it."""
     outcome = train(tmp_path / "run", "kill:rank=1,step=6", "kill:rank=3,step=6")
     assert outcome.code == 4, outcome.output
     assert "'part.1+3'" in outcome.report["why"]
@@ -99,10 +93,8 @@ def test_experts_without_a_holder_are_not_made_up(tmp_path: Path) -> None:
 def test_experts_without_a_holder_come_from_a_periodic_checkpoint(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When both ranks that have some experts are lost at once, then all go back to the newest periodic
-    checkpoint, and the losses after it are those of the undisturbed run.
-    """
+    """When both ranks that hold some experts are lost at once, then all ranks return to the newest
+    periodic checkpoint, and the later losses are those of the undisturbed run."""
     more = ("--checkpoint-every", "3")
     specs = ("kill:rank=0,step=8", "kill:rank=2,step=8")
     outcome = train(tmp_path / "run", *specs, more=more)
@@ -114,10 +106,8 @@ def test_experts_without_a_holder_come_from_a_periodic_checkpoint(
 def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When the survivors write one copy of each shard, then --resume goes on bit for bit, and plain torch
-    reads from it what all ranks have and the experts of each.
-    """
+    """When the survivors write one copy of each shard, then --resume trains on bit for bit, and
+    plain torch reads the dense part and all experts from the checkpoint."""
     more = ("--enable", "dump")
     outcome = train(tmp_path / "run", "kill:rank=2,step=8", more=more)
     assert outcome.code == 3, outcome.output

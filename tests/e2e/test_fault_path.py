@@ -107,10 +107,9 @@ def missed(way: Sequence[Call], rows: Sequence[tuple[str, str]]) -> list[tuple[s
     return lacking
 
 
-def test_what_the_page_lists_is_executed_in_its_order(way: Sequence[Call]) -> None:
-    """
-    When a rank is killed, then each function of a section is called after the one before it.
-    """
+def test_the_functions_of_each_section_run_in_the_order_of_the_page(way: Sequence[Call]) -> None:
+    """When a rank is killed, then the functions of each section of the page are called in the order
+    of the page."""
     lacking = {heading: missed(way, rows) for heading, rows in sections().items()}
 
     assert len(lacking) == 9
@@ -118,21 +117,18 @@ def test_what_the_page_lists_is_executed_in_its_order(way: Sequence[Call]) -> No
 
 
 @pytest.mark.parametrize("numbers", ["156789", "2356789"])
-def test_the_sections_of_the_page_follow_each_other(way: Sequence[Call], numbers: str) -> None:
-    """
-    When a rank is killed, then the sections begin one after the other. Another rank may report its broken connection
-    before the agent knows of the end (1), so that the others freeze (2, 3) before that; the new process starts (4)
-    meanwhile.
-    """
+def test_the_sections_run_in_the_order_of_the_page(way: Sequence[Call], numbers: str) -> None:
+    """When a rank is killed, then the sections begin one after the other. Another rank may report
+    its broken connection before the agent sees the end of the process (1), so that the others
+    freeze (2, 3) before that. The new process starts (4) meanwhile."""
     begins = {heading[0]: rows[0] for heading, rows in sections().items()}
 
     assert missed(way, [begins[number] for number in numbers]) == []
 
 
-def test_the_page_names_every_file_that_is_executed(way: Sequence[Call]) -> None:
-    """
-    When a file of tft is executed on the way, then the page lists it, or says why it is left out.
-    """
+def test_the_page_names_every_executed_file(way: Sequence[Call]) -> None:
+    """When a file of tft is executed on the way, then the page lists it, or gives the reason why it
+    is left out."""
     listed = {file for rows in sections().values() for file, _ in rows}
     without = left_out()
     unnamed = {
@@ -147,10 +143,9 @@ def test_the_page_names_every_file_that_is_executed(way: Sequence[Call]) -> None
     assert not listed & without
 
 
-def test_the_rooms_of_the_page_are_those_of_its_files() -> None:
-    """
-    When the page lists files, then its rooms are those of the files, at most eight, and all that it names is there.
-    """
+def test_the_packages_on_the_page_are_those_of_its_files() -> None:
+    """When the page lists files, then its packages are those of the files, at most eight, and every
+    listed name exists."""
     listed = {file for rows in sections().values() for file, _ in rows}
 
     assert {"/".join(file.split("/")[:2]) for file in listed} == rooms()

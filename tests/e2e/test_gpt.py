@@ -41,14 +41,12 @@ def recovered(incident: dict[str, Any], rank: int, kind: str = "process") -> Non
     assert incident["steps_lost"] == 0
 
 
-def test_a_rank_killed_in_any_phase_changes_nothing(
+def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank, rank 0 included, is killed in each phase of a step in turn, then each time it
-    is one incident, one process is started, and losses and final state are those of the
-    undisturbed run.
-    """
+    """When a rank, rank 0 included, is killed in each phase of a step in turn, then each time there
+    is one incident, one process is started, and losses and final state are those of the undisturbed
+    run."""
     victims = dict(zip(PHASES, (0, 1, 2, 3, 0), strict=True))
     specs = [
         f"kill:rank={rank},step={7 * (turn + 1)},phase={phase}"
@@ -69,13 +67,13 @@ def test_a_rank_killed_in_any_phase_changes_nothing(
         assert incident["seconds"]["detect"] is not None
 
 
-def test_a_second_victim_during_the_repair_joins_the_incident(
+@pytest.mark.soak
+def test_a_second_rank_killed_in_the_repair_joins_the_incident(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a survivor, and in another incident the replacement itself, is killed while groups are
-    formed, then it is one incident with two faults each, and nothing changes.
-    """
+    """When a survivor, and in another incident the replacement itself, is killed while groups are
+    formed, then each incident has two faults, and losses and final state are those of the
+    undisturbed run."""
     specs = (
         "kill:rank=1,step=10,phase=forward", "kill:rank=2,step=10,phase=repair",
         "kill:rank=3,step=25,phase=update", "kill:rank=3,step=25,phase=repair",
@@ -91,13 +89,11 @@ def test_a_second_victim_during_the_repair_joins_the_incident(
         assert incident["processes_started"] == 2
 
 
-def test_faults_that_are_raised_are_retried_without_a_new_process(
+def test_reported_faults_are_retried_without_a_new_process(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank reports a device memory fault in the middle of its update, and another one a
-    broken connection, then every process is kept and the state is copied anew.
-    """
+    """When a rank reports a device memory fault in the middle of its update, and another one a
+    broken connection, then every process is kept and the state is copied from a replica."""
     specs = (
         "raise:rank=1,step=10,phase=update,kind=memory",
         "raise:rank=0,step=18,phase=forward,kind=memory",
@@ -117,10 +113,9 @@ def test_faults_that_are_raised_are_retried_without_a_new_process(
 def test_a_rank_that_hangs_or_is_stopped_is_found_and_replaced(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a training thread blocks, blocks with the interpreter held, or its process is stopped,
-    then that rank is found within the limit, its stack is kept, and nothing changes.
-    """
+    """When a training thread blocks, blocks with the interpreter held, or its process is stopped,
+    then that rank is found within the limit, its stack is kept, and losses and final state are
+    those of the undisturbed run."""
     specs = (
         "hang:rank=1,step=12,phase=forward",
         "hang:rank=2,step=20,phase=backward,gil=held",
@@ -142,10 +137,8 @@ def test_a_rank_that_hangs_or_is_stopped_is_found_and_replaced(
 def test_a_job_that_cannot_recover_is_dumped_and_resumed_bit_for_bit(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When recovery is not enabled and a rank dies in its update, then the survivors save one copy
-    of everything and the exit code is 3; the same command with --resume goes on bit for bit.
-    """
+    """When recovery is not enabled and a rank dies in its update, then the survivors save one copy
+    of each shard and the exit code is 3. The same command with --resume trains on bit for bit."""
     options = ("--enable", "dump", *chaos("kill:rank=0,step=15,phase=update"))
     outcome = run(tmp_path / "run", *options, arguments=STEPS)
     assert outcome.code == 3, outcome.output
@@ -160,13 +153,11 @@ def test_a_job_that_cannot_recover_is_dumped_and_resumed_bit_for_bit(
 
 @pytest.mark.timeout(200)
 @pytest.mark.soak
-def test_a_saver_that_dies_while_it_saves_is_not_waited_for(
+def test_a_saver_that_dies_does_not_stop_the_last_checkpoint(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank is killed while the last checkpoint is written, then the others write all of it,
-    and it is resumed bit for bit.
-    """
+    """When a rank is killed while the last checkpoint is written, then the others write all of it,
+    and it is resumed bit for bit."""
     specs = ("kill:rank=3,step=15,phase=update", "kill:rank=0,phase=repair,order=save")
     options = ("--enable", "dump", *chaos(*specs))
     outcome = run(tmp_path / "run", *options, arguments=STEPS)
@@ -180,13 +171,11 @@ def test_a_saver_that_dies_while_it_saves_is_not_waited_for(
 
 @pytest.mark.timeout(200)
 @pytest.mark.soak
-def test_a_rank_that_dies_again_and_again_is_not_replaced_for_ever(
+def test_a_rank_that_dies_too_often_ends_the_job_with_a_last_checkpoint(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank causes more incidents than one may, then the next one ends in a last checkpoint,
-    with a sentence that names it; with --resume the job goes on bit for bit.
-    """
+    """When a rank causes more incidents than the limit allows, then the next one ends in a last
+    checkpoint, with a message that names the rank. With --resume the job trains on bit for bit."""
     specs = [f"kill:rank=1,step={step},phase=forward" for step in (8, 16, 24)]
     options = ("--max-rank-faults", "2", *chaos(*specs))
     outcome = run(tmp_path / "run", *options, arguments=STEPS)
@@ -200,11 +189,9 @@ def test_a_rank_that_dies_again_and_again_is_not_replaced_for_ever(
 
 
 @pytest.mark.soak
-def test_a_paused_training_goes_on_bit_for_bit(tmp_path: Path, gpt_undisturbed: Outcome) -> None:
-    """
-    When the training is paused and resumed, then it goes on in the same groups, with the same
-    losses.
-    """
+def test_a_paused_training_resumes_bit_for_bit(tmp_path: Path, gpt_undisturbed: Outcome) -> None:
+    """When the training is paused and resumed, then it uses the same groups and has the same
+    losses."""
     slowly = chaos("slow:rank=0,step=1,factor=8")  # a command of `tft` takes a second to start
     with job(tmp_path / "run", *slowly, arguments=STEPS) as running:
         until(reached(running, 5), "step 5", limit=60)
@@ -219,10 +206,8 @@ def test_a_paused_training_goes_on_bit_for_bit(tmp_path: Path, gpt_undisturbed: 
 
 @pytest.mark.soak
 def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
-    """
-    When the model raises something that is no fault, then nobody is restarted, the traceback is
-    shown once with its rank and step, and the exit code is 3.
-    """
+    """When the model raises an exception that is no fault, then no process is restarted, the
+    traceback is shown once with its rank and step, and the exit code is 3."""
     outcome = run(
         tmp_path / "run", *chaos("raise:rank=2,step=8,kind=bug"), arguments=("--steps", "20")
     )
@@ -235,10 +220,9 @@ def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.soak
-def test_a_model_of_thirty_million_parameters_survives_the_same(tmp_path: Path) -> None:
-    """
-    When the state is a third of a gigabyte, then it is copied and nothing changes.
-    """
+def test_a_model_of_thirty_million_parameters_survives_the_same_faults(tmp_path: Path) -> None:
+    """When the state is a third of a gigabyte, then it is fetched from a replica, and losses and
+    final state are those of the undisturbed run."""
     arguments = ("--steps", "6", "--size", "small")
     calm = run(tmp_path / "calm", arguments=arguments, limit=120)
     assert calm.code == 0, calm.output
@@ -250,13 +234,12 @@ def test_a_model_of_thirty_million_parameters_survives_the_same(tmp_path: Path) 
     recovered(outcome.incidents[0], 0)
 
 
+@pytest.mark.soak
 def test_the_losses_are_those_of_the_ordinary_script(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When the same training runs under torchrun without tft, then every loss is the same, bit for
-    bit: being survivable changes no number.
-    """
+    """When the same training runs under torchrun without tft, then every loss is the same, bit for
+    bit."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone",
         str(ROOT / "examples" / "gpt" / "plain.py"), *STEPS, "--out", str(tmp_path),
@@ -278,9 +261,8 @@ def test_the_losses_are_those_of_the_ordinary_script(
 def test_every_rank_in_every_phase(
     phase: str, rank: int, tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When any rank is killed in any phase, then it is one incident and nothing changes.
-    """
+    """When any rank is killed in any phase, then there is one incident, and losses and final state
+    are those of the undisturbed run."""
     outcome = run(
         tmp_path / "run", *chaos(f"kill:rank={rank},step=20,phase={phase}"), arguments=STEPS
     )
@@ -296,10 +278,8 @@ def test_every_rank_in_every_phase(
 def test_every_rank_as_second_victim(
     first: int, second: int, tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When any rank is killed while the death of any rank is repaired, then it is one incident and
-    nothing changes.
-    """
+    """When any rank is killed while another death is repaired, then there is one incident, and
+    losses and final state are those of the undisturbed run."""
     specs = (f"kill:rank={first},step=20", f"kill:rank={second},phase=repair")
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
     assert outcome.code == 0, outcome.output
@@ -312,13 +292,12 @@ def test_every_rank_as_second_victim(
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("order", ["stop", "fetch", "rebuild", "rollback"])
-def test_every_order_as_the_moment_of_a_second_death(
+def test_a_rank_killed_before_any_order_of_a_repair_joins_the_incident(
     order: str, rank: int, tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank is killed before it carries out any order of a repair, then it joins the incident
-    and nothing changes. Only the replacement has something to fetch.
-    """
+    """When a rank is killed before it carries out any order of a repair, then it joins the
+    incident, and losses and final state are those of the undisturbed run. Only the replacement has
+    state to fetch."""
     second = 2 if order == "fetch" else rank
     specs = ("kill:rank=2,step=20", f"kill:rank={second},phase=repair,order={order}")
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS)
@@ -334,10 +313,8 @@ def test_every_order_as_the_moment_of_a_second_death(
 def test_every_rank_with_a_memory_fault(
     phase: str, rank: int, tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When any rank reports a device memory fault in any phase, then it is retried and nothing
-    changes.
-    """
+    """When any rank reports a device memory fault in any phase, then the step is retried, and
+    losses and final state are those of the undisturbed run."""
     spec = f"raise:rank={rank},step=20,phase={phase},kind=memory"
     outcome = run(tmp_path / "run", *chaos(spec), arguments=STEPS)
     assert outcome.code == 0, outcome.output
@@ -353,9 +330,8 @@ def test_every_rank_with_a_memory_fault(
 def test_every_kind_of_hang_in_every_phase(
     how: str, phase: str, tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank hangs in any phase, in any way, then it is named, replaced, and nothing changes.
-    """
+    """When a rank hangs in any phase, in any way, then it is named and replaced, and losses and
+    final state are those of the undisturbed run."""
     action, _, gil = how.partition("-")
     spec = f"{action}:rank=2,step=20,phase={phase}" + (",gil=held" if gil else "")
     outcome = run(tmp_path / "run", *chaos(spec), arguments=STEPS, limit=150)
@@ -368,11 +344,9 @@ def test_every_kind_of_hang_in_every_phase(
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(3))
-def test_kills_at_moments_nobody_chose(seed: int, tmp_path: Path) -> None:
-    """
-    When ranks and parts are killed at random moments, some at once, then each run ends with the
-    losses and the state of the undisturbed one.
-    """
+def test_kills_at_random_moments_leave_the_losses_unchanged(seed: int, tmp_path: Path) -> None:
+    """When ranks and control processes are killed at random moments, some at once, then each run
+    ends with the losses and the state of the undisturbed run."""
     chance = random.Random(seed)
     steps = ("--steps", "150")
     calm = run(tmp_path / "calm", arguments=steps)

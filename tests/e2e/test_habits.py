@@ -26,43 +26,38 @@ def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
     identical(outcome, calm)
 
 
-def test_survivors_of_an_evaluation_train_on(tmp_path: Path) -> None:
-    """
-    When a rank dies in an evaluation behind the window, and the others are interrupted there, then they are in
-    the mode of training again.
-    """
+@pytest.mark.soak
+def test_survivors_of_an_evaluation_are_in_training_mode_again(tmp_path: Path) -> None:
+    """When a rank dies in an evaluation after the window, and the other ranks are interrupted
+    there, then their models are in training mode again."""
     loses_nothing(tmp_path, "evaluates", "1,7")
 
 
 @pytest.mark.soak
-def test_what_the_forward_pass_counts_in_a_made_model_is_counted_once(tmp_path: Path) -> None:
-    """
-    When a model that is made over groups counts in a buffer in its forward pass, and a rank dies behind it,
-    then the survivors, who had counted that step, too, count it once, and the replacement goes on counting.
-    """
+def test_a_buffer_counted_in_the_forward_pass_counts_each_step_once(tmp_path: Path) -> None:
+    """When a model that is made over groups counts in a buffer in its forward pass, and a rank dies
+    after that, then the survivors, which had counted the step already, count it once, and the
+    replacement continues the count."""
     loses_nothing(tmp_path, "counts", "1,6", "--make")
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param((), marks=pytest.mark.soak), ("--make",)], ids=["adopted", "made"]
-)
-def test_extra_states_of_modules_are_state(tmp_path: Path, how: tuple[str, ...]) -> None:
-    """
-    When a module counts in what it tells as its extra state, and a rank dies behind the forward pass, then all
-    ranks, the replacement and those who had counted that step included, have counted each step once.
-    """
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_the_extra_state_of_a_module_counts_each_step_once(
+    tmp_path: Path, how: tuple[str, ...]
+) -> None:
+    """When a module counts in its extra state, and a rank dies after the forward pass, then all
+    ranks, the replacement and the survivors, have counted each step once."""
     loses_nothing(tmp_path, "tells", "1,6", *how)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
-def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
+def test_an_optimizer_with_state_in_an_attribute_is_refused(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """
-    When an optimizer keeps state in an attribute, then the job ends with its first step, and says why, where a
-    replacement would have trained on without it.
-    """
+    """When an optimizer keeps state in an attribute, then the job ends with its first step and
+    gives the reason: a replacement would train on without that state."""
     outcome = run(tmp_path, script=SCRIPT, arguments=("hides", "--die", "1,6", *how), nproc=2)
     assert outcome.code not in (0, 3), outcome.output
     assert "Momentum keeps state in its attributes" in outcome.output
@@ -75,10 +70,8 @@ def test_an_optimizer_that_keeps_state_out_of_reach_is_refused(
 def test_an_optimizer_that_keeps_dataclasses_in_its_state_is_refused(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """
-    When an optimizer keeps a dataclass in the state of a parameter, then the job ends with its first step, and names
-    the dataclass, where the first incident would have found that the state cannot be moved.
-    """
+    """When an optimizer keeps a dataclass in the state of a parameter, then the job ends with its
+    first step and names the dataclass: the state could not be moved in an incident."""
     outcome = run(
         tmp_path, script=SCRIPT, arguments=("preconditions", "--die", "1,6", *how), nproc=2
     )
@@ -90,32 +83,26 @@ def test_an_optimizer_that_keeps_dataclasses_in_its_state_is_refused(
 
 
 @pytest.mark.soak
-def test_gradients_that_were_unscaled_are_unscaled_again(tmp_path: Path) -> None:
-    """
-    When a rank dies between `scaler.unscale_` and the update window, and the others, which have unscaled their
-    gradients, wait for it there, then all unscale the gradients of that step again.
-    """
+def test_gradients_of_a_repeated_step_are_unscaled_again(tmp_path: Path) -> None:
+    """When a rank dies between `scaler.unscale_` and the update window, and the others wait there
+    with unscaled gradients, then all ranks unscale the gradients of that step again."""
     loses_nothing(tmp_path, "unscales", "1,6")
 
 
 @pytest.mark.soak
-def test_a_loader_without_a_generator_leaves_the_draws_of_others_alone(tmp_path: Path) -> None:
-    """
-    When a StatefulDataLoader draws from torch's generator for each iterator, and a rank dies in a step with dropout,
-    then batches and dropout are those of the undisturbed job.
-    """
+def test_a_loader_without_a_generator_does_not_change_dropout(tmp_path: Path) -> None:
+    """When a StatefulDataLoader draws from torch's generator for each iterator, and a rank dies in
+    a step with dropout, then batches and dropout are those of the undisturbed job."""
     loses_nothing(tmp_path, "loads", "1,6")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
-def test_a_buffer_that_moves_for_the_first_time_is_rewound(
+def test_a_buffer_that_changes_for_the_first_time_is_rolled_back(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """
-    When a rank dies in the first step that changes a buffer, and another buffer has changed in each step before,
-    then all ranks have that step in both of them once.
-    """
+    """When a rank dies in the first step that changes a buffer, and another buffer has changed in
+    each step before, then both buffers count that step once on all ranks."""
     loses_nothing(tmp_path, "wakes", "1,6", *how)
 
 
@@ -124,11 +111,9 @@ def test_a_buffer_that_moves_for_the_first_time_is_rewound(
 def test_parameters_that_are_frozen_while_training_are_refused(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """
-    When a script freezes parameters while training, then the job ends with the next window, and says why, where
-    a replacement would have trained them on. The loss of a step is recorded before its window: that of step 4 is the
-    last.
-    """
+    """When a script freezes parameters while training, then the job ends at the next window and
+    gives the reason: a replacement would train these parameters. The loss of a step is recorded
+    before its window, so that of step 4 is the last."""
     outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
     assert outcome.code == 4, outcome.output
     assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output
@@ -136,14 +121,12 @@ def test_parameters_that_are_frozen_while_training_are_refused(
     assert outcome.finals() == {}
 
 
-@pytest.mark.parametrize(
-    "how", [(), pytest.param(("--make",), marks=pytest.mark.soak)], ids=["adopted", "made"]
-)
-def test_gradients_that_are_set_to_zero_are_zero_again(
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+def test_gradients_set_to_zero_are_zero_on_the_replacement_too(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:
-    """
-    When a script sets gradients to zero instead of dropping them, and a rank dies in a step that does not use
-    some parameters, then these are decayed in that step all the same, on the replacement, too.
-    """
+    """When a script sets gradients to zero instead of None, and a rank dies in a step that does not
+    use some parameters, then weight decay applies to these parameters in that step, on the
+    replacement too."""
     loses_nothing(tmp_path, "zeroes", "1,6", *how)

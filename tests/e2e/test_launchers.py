@@ -137,20 +137,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.soak
-def test_a_job_of_srun_runs_to_its_end(undisturbed: Outcome) -> None:
-    """
-    When srun starts a script twice, then the two train together, each as the node of its rank.
-    """
+def test_a_job_of_srun_completes(undisturbed: Outcome) -> None:
+    """When srun starts a script twice, then the two processes train together, each as the node of
+    its rank."""
     assert undisturbed.report["result"] == "completed"
     assert undisturbed.report["steps"] == STEPS
     assert sorted(undisturbed.finals()) == list(range(WORLD))
 
 
-def test_torchrun_does_not_see_a_rank_that_dies(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When a rank of a job of torchrun is killed with kill -9, then it is replaced below torchrun, whose
-    processes are those of before; the losses are those of an undisturbed run, and torchrun exits 0.
-    """
+def test_a_rank_that_dies_is_replaced_below_torchrun(tmp_path: Path, undisturbed: Outcome) -> None:
+    """When a rank of a job of torchrun is killed with kill -9, then it is replaced below torchrun,
+    whose own processes stay. The losses are those of an undisturbed run, and torchrun exits 0."""
     with under_torchrun(tmp_path / "run", *FAST, options=("--adaptor", "fake")) as job:
         until(reached(job, 20), "step 20", LIMIT)
         nodes = [job.pid("run"), job.pid("run-1")]
@@ -176,11 +173,9 @@ def parent(pid: int) -> int:
 
 
 @pytest.mark.soak
-def test_a_job_started_by_hand_runs_to_its_end(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When processes are started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, then they train as
-    those of srun do.
-    """
+def test_a_job_started_by_hand_completes(tmp_path: Path, undisturbed: Outcome) -> None:
+    """When processes are started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, then they
+    train together like those of srun."""
     port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
     commands = [([*PYTHON, *FAST], by_hand(rank) | port) for rank in range(WORLD)]
     with started(tmp_path / "run", commands, "--adaptor", "fake") as jobs:
@@ -190,11 +185,9 @@ def test_a_job_started_by_hand_runs_to_its_end(tmp_path: Path, undisturbed: Outc
 
 
 @pytest.mark.soak
-def test_the_exit_code_goes_through(tmp_path: Path) -> None:
-    """
-    When a job of srun ends with a last checkpoint after a user's own bug, then each of its processes
-    exits with 3, and the checkpoint is there.
-    """
+def test_the_exit_code_of_tft_is_that_of_the_launched_processes(tmp_path: Path) -> None:
+    """When a job of srun ends with a last checkpoint after a user's own bug, then each of its
+    processes exits with 3, and the checkpoint exists."""
     port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
     command = [*PYTHON, *FAST, "--bug", "1,20"]
     commands = [(command, of_srun(rank) | port) for rank in range(WORLD)]
@@ -206,13 +199,11 @@ def test_the_exit_code_goes_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_two_torchruns_of_one_job_meet_in_a_directory_of_their_own(
+def test_two_torchruns_of_one_job_share_a_run_directory(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When a torchrun on each of two machines starts a process, with no name for the job, then they meet
-    through the store of the first, and share a run directory that is made up once.
-    """
+    """When a torchrun on each of two machines starts a process, without a name for the job, then
+    they find each other through the store of the first, and share one generated run directory."""
     endpoint = free_address("127.0.0.1").rpartition(":")
     runs = [
         torchrun(
@@ -234,10 +225,8 @@ def test_two_torchruns_of_one_job_meet_in_a_directory_of_their_own(
 @pytest.mark.soak
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_example_under_torchrun_survives_a_killed_rank(victim: int, tmp_path: Path) -> None:
-    """
-    When a rank of the example is killed under torchrun, then losses and final state are those of an
-    undisturbed `tft run`, to the bit.
-    """
+    """When a rank of the example is killed under torchrun, then losses and final state are bit for
+    bit those of an undisturbed `tft run`."""
     arguments = ("--steps", "30")
     expected = run(tmp_path / "expected", arguments=arguments, nproc=WORLD)
     assert expected.code == 0, expected.output
@@ -251,13 +240,11 @@ def test_the_example_under_torchrun_survives_a_killed_rank(victim: int, tmp_path
 
 
 @pytest.mark.soak
-def test_a_signal_to_torchrun_leaves_a_checkpoint_that_the_next_start_goes_on_from(
+def test_a_job_resumes_from_the_checkpoint_of_a_torchrun_ended_by_signal(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When torchrun is told to end, then there is a last checkpoint, and the same start with the same run
-    directory goes on from it as if it had never stopped.
-    """
+    """When torchrun gets a signal to end, then there is a last checkpoint, and the same start with
+    the same run directory resumes from it without a difference."""
     fake = ("--adaptor", "fake")
     with under_torchrun(tmp_path / "run", *FAST, options=fake) as job:
         until(reached(job, 20), "step 20", LIMIT)
@@ -275,14 +262,12 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint_that_the_next_start_goes_on_fr
 
 
 @pytest.mark.soak
-def test_a_process_of_torchrun_that_is_killed_ends_the_job_with_a_last_checkpoint(
+def test_a_killed_process_of_torchrun_ends_the_job_with_a_last_checkpoint(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When one of torchrun's own processes, but the first, is killed with kill -9, then torchrun ends the
-    others, these save, and nothing is left running. What the lost rank alone knew is not in that
-    checkpoint: with a restart allowed, the job goes on from the newest periodic one.
-    """
+    """When one of torchrun's own processes, but the first, is killed with kill -9, then torchrun
+    ends the others, these save, and no process is left. The rank-local state of the lost rank is
+    not in that checkpoint: with a restart allowed, the job resumes from the newest periodic one."""
     with under_torchrun(
         tmp_path / "run", *FAST, more=("--max-restarts", "1"),
         options=("--adaptor", "fake", "--checkpoint-every", "7"),
@@ -302,11 +287,9 @@ def test_a_process_of_torchrun_that_is_killed_ends_the_job_with_a_last_checkpoin
 
 
 @pytest.mark.soak
-def test_without_a_restart_nothing_is_left_running(tmp_path: Path) -> None:
-    """
-    When a process of torchrun is killed and no restart allowed, then torchrun ends as failed, beside a
-    last checkpoint, of which nobody says that the job could go on from it.
-    """
+def test_without_a_restart_no_process_is_left(tmp_path: Path) -> None:
+    """When a process of torchrun is killed and no restart is allowed, then torchrun ends as failed
+    and a last checkpoint exists, but no message offers to resume from it."""
     with under_torchrun(tmp_path / "run", *FAST, options=("--adaptor", "fake")) as job:
         until(reached(job, 20), "step 20", LIMIT)
         strike(job, "run-1")
@@ -318,11 +301,9 @@ def test_without_a_restart_nothing_is_left_running(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_job_that_left_no_checkpoint_begins_once_more(tmp_path: Path) -> None:
-    """
-    When the first of torchrun's processes is killed, with which the controller goes, then a restart
-    finds no checkpoint, says so, and begins from the first step in the same run directory.
-    """
+def test_a_restart_without_checkpoint_begins_at_the_first_step(tmp_path: Path) -> None:
+    """When the first of torchrun's processes is killed, and the controller with it, then a restart
+    finds no checkpoint, reports that, and begins at the first step in the same run directory."""
     with under_torchrun(
         tmp_path / "run", *FAST, more=("--max-restarts", "1"), options=("--adaptor", "fake")
     ) as job:
@@ -334,11 +315,9 @@ def test_a_job_that_left_no_checkpoint_begins_once_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_script_finds_the_place_that_its_launcher_gave_it(tmp_path: Path) -> None:
-    """
-    When a module is started by torchrun, then its ranks find LOCAL_RANK and LOCAL_WORLD_SIZE as torchrun
-    has set them, the arguments of the command line, and the module's own neighbours.
-    """
+def test_a_script_finds_its_launchers_variables_and_arguments(tmp_path: Path) -> None:
+    """When torchrun starts a module, then its ranks find LOCAL_RANK and LOCAL_WORLD_SIZE as
+    torchrun set them, the command-line arguments, and the modules beside it."""
     package = tmp_path / "placed"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -25,11 +25,9 @@ def newest(run_dir: Path) -> int:
 def test_a_spare_node_takes_the_ranks_of_a_lost_node(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When the agent of the second of two nodes is killed, and a spare node has room for its ranks,
-    then they start there, all ranks go back to the newest checkpoint, and the job ends as the
-    undisturbed one on one node does.
-    """
+    """When the agent of the second of two nodes is killed, and a spare node has room for its ranks,
+    then they start there, all ranks return to the newest checkpoint, and the job ends as the
+    undisturbed one on one node does."""
     where = tmp_path / "run"
     shared = ("--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1"), "--nnodes", "2")
     steps = ("--steps", str(GPT_STEPS))

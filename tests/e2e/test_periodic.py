@@ -65,15 +65,14 @@ def whole(run_dir: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     "what",
-    [pytest.param(each, marks=() if each == "no replica" else pytest.mark.soak) for each in JOBS],
+    [pytest.param(each, marks=() if each == "ddp" else pytest.mark.soak) for each in JOBS],
 )
-def test_a_job_goes_back_to_its_newest_checkpoint(
+def test_a_job_that_lost_all_holders_returns_to_its_newest_checkpoint(
     what: str, tmp_path: Path, calm: Callable[[str], Outcome]
 ) -> None:
-    """
-    When all who hold something are killed in one step, then all go back to the newest checkpoint, the
-    steps this cost are told, and the end is that of the undisturbed run without any checkpoint.
-    """
+    """When all holders of a shard are killed in one step, then all ranks return to the newest
+    checkpoint, the report has the number of lost steps, and the end is that of the undisturbed run
+    without any checkpoint."""
     killed = {"ddp": range(4), "no replica": (2,)}.get(what, (1, 3))
     specs = [f"kill:rank={rank},step=13" for rank in killed]
     outcome = train(tmp_path / "run", what, *specs)
@@ -89,13 +88,11 @@ def test_a_job_goes_back_to_its_newest_checkpoint(
 
 
 @pytest.mark.soak
-def test_a_checkpoint_that_is_interrupted_does_not_count(
+def test_an_interrupted_checkpoint_is_ignored(
     tmp_path: Path, calm: Callable[[str], Outcome]
 ) -> None:
-    """
-    When ranks are killed as they write their parts, again and again, then each checkpoint is whole or
-    not there, and the job ends as the undisturbed one.
-    """
+    """When ranks are killed again and again as they write their parts, then each checkpoint is
+    either whole or absent, and the job ends as the undisturbed one."""
     specs = [
         f"kill:rank={rank},step={step},phase={phase}"
         for step, rank, phase in ((10, 1, "between"), (15, 0, "between"), (21, 2, "forward"))
@@ -109,13 +106,11 @@ def test_a_checkpoint_that_is_interrupted_does_not_count(
 
 
 @pytest.mark.soak
-def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
+def test_a_wholly_killed_job_is_resumed_from_its_newest_checkpoint(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When the launcher is killed, and with it everything, then --resume goes on from the newest
-    checkpoint, bit for bit, and what was being written is gone.
-    """
+    """When the launcher is killed, and all processes with it, then --resume continues from the
+    newest checkpoint, bit for bit, and the unfinished checkpoint is removed."""
     run_dir = tmp_path / "run"
     with job(run_dir, *EVERY, arguments=STEPS) as first:
         while len(list((run_dir / "checkpoints").glob("step-*/manifest.json"))) < 2:
@@ -130,11 +125,10 @@ def test_a_job_that_is_killed_whole_is_resumed_from_its_newest_checkpoint(
     assert whole(run_dir)[-1] == GPT_STEPS
 
 
-def test_a_job_goes_back_to_a_checkpoint_that_only_its_script_knows_of(tmp_path: Path) -> None:
-    """
-    When the only rank that has something loses its device, and tft has made no checkpoint, then all ranks find the
-    newest that the script keeps, the steps this cost are told, and the end is that of the undisturbed run.
-    """
+def test_a_job_returns_to_a_checkpoint_that_only_its_script_knows(tmp_path: Path) -> None:
+    """When the only holder of some state loses its device, and tft has made no checkpoint, then all
+    ranks load the newest checkpoint of the script, the report has the number of lost steps, and the
+    end is that of the undisturbed run."""
     words: tuple[str, ...] = ("30", "--keep", "5")
     undisturbed = run(tmp_path / "undisturbed", "--adaptor", "fake", script=FAKE, arguments=words)
     words += ("--device", "2,13")

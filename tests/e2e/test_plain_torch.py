@@ -1,7 +1,4 @@
-"""
-A last checkpoint in the hands of plain torch, which knows nothing of tft, with other numbers of
-ranks.
-"""
+"""A last checkpoint resumed by plain torch without tft, with other numbers of ranks."""
 
 import json
 import os
@@ -22,9 +19,8 @@ STEPS = SAVED + 50
 
 
 def losses(directory: Path) -> dict[int, list[float]]:
-    """
-    By step, those of all ranks; a step that was computed again counts as it came out last.
-    """
+    """Return the losses of all ranks by step. For a step that was computed again, the last result
+    counts."""
     found: dict[int, dict[str, float]] = {}
     for path in directory.glob("losses-rank*.jsonl"):
         for line in path.read_text().splitlines():
@@ -34,9 +30,7 @@ def losses(directory: Path) -> dict[int, list[float]]:
 
 
 def finished(command: list[str], where: Path) -> tuple[int, str]:
-    """
-    The exit code of a command and what it said; nothing of it is left running.
-    """
+    """Return the exit code and the output of a command. No process of it is left."""
     process = subprocess.Popen(
         command,
         env={**os.environ, "OMP_NUM_THREADS": "1", MARK: str(where)},
@@ -55,9 +49,7 @@ def finished(command: list[str], where: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
-    """
-    What the undisturbed job of four ranks makes of all steps.
-    """
+    """Return the outcome of the undisturbed job of four ranks, over all steps."""
     where = tmp_path_factory.mktemp("whole")
     arguments = ("--out", str(where / "out"), "--steps", str(STEPS))
     outcome = run(where / "run", script=SCRIPT, arguments=arguments)
@@ -67,9 +59,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """
-    Of a job of four ranks that has lost one in the next step.
-    """
+    """Return the last checkpoint of a job of four ranks that lost one in the next step."""
     where = tmp_path_factory.mktemp("saved")
     outcome = run(
         where / "run",
@@ -83,14 +73,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [2, 4, 8])
-def test_plain_torch_goes_on_with_as_many_ranks_as_it_likes(
+def test_plain_torch_resumes_a_last_checkpoint_with_any_number_of_ranks(
     world: int, whole: dict[int, list[float]], checkpoint: Path, tmp_path: Path
 ) -> None:
-    """
-    When plain torch loads what survivors of four ranks have written, and goes on with the same global
-    batch, then for fifty steps its losses are those of the undisturbed job: bit for bit with four
-    ranks, and otherwise up to the order of gradient reduction.
-    """
+    """When plain torch loads the last checkpoint of four ranks and trains on with the same global
+    batch, then its losses are those of the undisturbed job for fifty steps: bit for bit with four
+    ranks, and otherwise up to the order of gradient reduction."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(SCRIPT)),

@@ -1,7 +1,5 @@
-"""
-The example with its optimizer's state cut into shards that two ranks hold each, on real torch, with
-ranks killed and broken: each run is compared bit for bit with the undisturbed one.
-"""
+"""The example with its optimizer state cut into shards with two holders each, on real torch, with
+ranks killed and broken: each run is compared bit for bit with the undisturbed one."""
 
 from pathlib import Path
 from typing import Any
@@ -17,45 +15,40 @@ PHASES = ("forward", "backward", "collective", "update", "between")
 
 
 def train(run_dir: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Outcome:
-    """
-    The job, with what chaos does to it.
-    """
+    """Return the outcome of the job with these chaos faults."""
     options = [word for spec in specs for word in ("--chaos", spec)]
     return run(run_dir, *options, *more, script=SCRIPT, **{"arguments": STEPS, **how})
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """
-    Without any fault.
-    """
+    """Return the outcome without a fault."""
     outcome = train(tmp_path_factory.mktemp("replicas") / "undisturbed")
     assert outcome.code == 0, outcome.output
     return outcome
 
 
-def test_shards_make_no_difference_to_the_losses(
+@pytest.mark.soak
+def test_losses_are_the_same_with_a_sharded_optimizer(
     undisturbed: Outcome, gpt_undisturbed: Outcome
 ) -> None:
-    """
-    When the optimizer's state is cut into shards, then every loss is that of the ordinary example.
-    """
+    """When the optimizer's state is cut into shards, then every loss is that of the ordinary
+    example."""
     assert undisturbed.rows() == gpt_undisturbed.rows()
 
 
-def test_each_rank_says_who_holds_what_it_holds(undisturbed: Outcome) -> None:
-    """
-    When a rank prints its topology, then it names the two that hold its share, in MindIO's words.
-    """
+def test_each_rank_prints_the_holders_of_its_shard(undisturbed: Outcome) -> None:
+    """When a rank prints its topology, then it names the two holders of its shard, in MindIO's
+    format."""
     for rank in range(4):
         assert f"rank:{rank}, report group list: {[rank % 2, rank % 2 + 2]}" in undisturbed.output
 
 
-def test_a_rank_killed_in_any_phase_changes_nothing(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When a rank is killed in each phase of a step in turn, then each time it is one incident, one
-    process is started, and losses and final state are those of the undisturbed run.
-    """
+def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """When a rank is killed in each phase of a step in turn, then each time there is one incident,
+    one process is started, and losses and final state are those of the undisturbed run."""
     specs = [
         f"kill:rank={rank},step={7 * turn},phase={phase}"
         for turn, (phase, rank) in enumerate(zip(PHASES, (0, 1, 2, 3, 0), strict=True), start=1)
@@ -69,13 +62,12 @@ def test_a_rank_killed_in_any_phase_changes_nothing(tmp_path: Path, undisturbed:
 
 
 @pytest.mark.soak
-def test_two_ranks_that_leave_each_shard_a_holder_change_nothing(
+def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When two ranks are killed at once, or one reports a memory fault in its update as the other is
-    repaired, and each shard has a holder left, then nothing changes.
-    """
+    """When two ranks are killed at once, or one reports a memory fault in its update as the other
+    is repaired, and each shard has a holder left, then losses and final state are those of the
+    undisturbed run."""
     specs = (
         "kill:rank=0,step=10,phase=forward", "kill:rank=1,step=10,phase=forward",
         "kill:rank=2,step=20,phase=update", "kill:rank=1,step=20,phase=repair",
@@ -89,10 +81,9 @@ def test_two_ranks_that_leave_each_shard_a_holder_change_nothing(
 
 
 @pytest.mark.soak
-def test_masters_survive_with_their_share(tmp_path: Path) -> None:
-    """
-    When parameters have 16 bits and ranks are lost, then nothing changes either.
-    """
+def test_master_parameters_survive_with_their_shard(tmp_path: Path) -> None:
+    """When parameters have 16 bits and ranks are lost, then losses and final state are those of the
+    undisturbed run."""
     arguments = (*STEPS, "--dtype", "bfloat16")
     whole = train(tmp_path / "whole", arguments=arguments)
     assert whole.code == 0, whole.output
@@ -107,10 +98,8 @@ def test_masters_survive_with_their_share(tmp_path: Path) -> None:
 def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When a rank is lost and nothing but a last checkpoint is allowed, then the survivors write one
-    copy of each shard, and --resume goes on bit for bit.
-    """
+    """When a rank is lost and only a last checkpoint is allowed, then the survivors write one copy
+    of each shard, and --resume trains on bit for bit."""
     more = ("--enable", "dump")
     outcome = train(tmp_path / "run", "kill:rank=1,step=20,phase=forward", more=more)
     assert outcome.code == 3, outcome.output
@@ -123,11 +112,9 @@ def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
 
 
 @pytest.mark.soak
-def test_a_shard_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
-    """
-    When both ranks that hold a shard are lost at once and there is no checkpoint, then the job ends,
-    says which shard is gone, and leaves no checkpoint that lacks it.
-    """
+def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
+    """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
+    names the lost shard, and leaves no checkpoint that lacks it."""
     outcome = train(tmp_path / "run", "kill:rank=0,step=20", "kill:rank=2,step=20")
     assert outcome.code == 4, outcome.output
     assert "'optimizer.0'" in outcome.report["why"]
@@ -140,9 +127,7 @@ def test_a_shard_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> dict[str, Outcome]:
-    """
-    The undisturbed runs, by type of the parameters.
-    """
+    """Return the undisturbed runs, by type of the parameters."""
     where = tmp_path_factory.mktemp("replicas") / "bfloat16"
     low = train(where, arguments=(*STEPS, "--dtype", "bfloat16"))
     assert low.code == 0, low.output
@@ -150,11 +135,9 @@ def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> di
 
 
 @pytest.mark.soak
-def test_gradients_of_32_bits_of_parameters_of_16_change_nothing(tmp_path: Path) -> None:
-    """
-    When parameters of 16 bits have gradients of 32, which the script reduces itself, and ranks are killed and
-    broken, then nothing changes.
-    """
+def test_16_bit_parameters_with_32_bit_gradients_survive_faults(tmp_path: Path) -> None:
+    """When parameters of 16 bits have gradients of 32 bits, which the script reduces itself, and
+    ranks are killed and broken, then losses and final state are those of the undisturbed run."""
     arguments = (*STEPS, "--dtype", "bfloat16", "--whole-gradients")
     whole = train(tmp_path / "whole", arguments=arguments)
     assert whole.code == 0, whole.output
@@ -176,10 +159,8 @@ def test_gradients_of_32_bits_of_parameters_of_16_change_nothing(tmp_path: Path)
 def test_every_rank_in_every_phase(
     dtype: str, phase: str, rank: int, tmp_path: Path, wholes: dict[str, Outcome]
 ) -> None:
-    """
-    When any rank is killed in any phase, and another reports a memory fault in the same phase later,
-    then nothing changes.
-    """
+    """When any rank is killed in any phase, and another reports a memory fault in the same phase
+    later, then losses and final state are those of the undisturbed run."""
     arguments = (*STEPS, "--dtype", dtype)
     spec = f"kill:rank={rank},step=20,phase={phase}"
     memory = f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory"

@@ -1,6 +1,5 @@
-"""
-Checkpoints as the user wants them: where, under which name, how many, and written by whom.
-"""
+"""Checkpoints as the user configures them: directory, name, number of kept checkpoints, and the
+functions that write them."""
 
 from pathlib import Path
 
@@ -18,9 +17,8 @@ OWN = ("--own",)
 
 
 def train(run_dir: Path, steps: int, *options: str, more: tuple[str, ...] = ()) -> Outcome:
-    """
-    The fast job with a checkpoint every 20 steps, two of which are kept beside its run directory.
-    """
+    """Return the fast job with a checkpoint every 20 steps, two of which are kept beside its run
+    directory."""
     kept = ("--checkpoint-dir", str(run_dir.parent / "kept"), "--checkpoint-name", NAME)
     every = ("--checkpoint-every", "20", "--keep-checkpoints", "2")
     return run(
@@ -32,13 +30,11 @@ def train(run_dir: Path, steps: int, *options: str, more: tuple[str, ...] = ()) 
 @pytest.mark.parametrize(
     "more", [pytest.param((), marks=pytest.mark.soak), OWN], ids=["by the adaptor", "by the script"]
 )
-def test_a_run_goes_on_from_checkpoints_that_are_the_users_own(
+def test_a_run_resumes_from_a_configured_checkpoint_directory(
     more: tuple[str, ...], tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When checkpoints have a directory and a name of the user's own, and only two are kept, then there are
-    two, what else lies there stays, and another run goes on from the newest, to the same end.
-    """
+    """When the user configures directory and name, and two checkpoints are kept, then there are
+    two, other files there stay, and another run resumes from the newest with the same end."""
     kept = tmp_path / "kept"
     (kept / "fake-20").mkdir(parents=True)
     (kept / "fake-20" / "notes").touch()
@@ -62,13 +58,11 @@ def test_a_run_goes_on_from_checkpoints_that_are_the_users_own(
 
 
 @pytest.mark.soak
-def test_a_run_that_nobody_watches_goes_on_from_what_is_whole(
+def test_resume_if_any_sets_a_damaged_checkpoint_aside(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When the newest checkpoint is damaged, then --resume is refused, and --resume-if-any says so, sets it
-    aside and goes on from the one before, to the same end.
-    """
+    """When the newest checkpoint is damaged, then --resume is refused. --resume-if-any reports the
+    damage, sets the checkpoint aside and resumes from the one before, with the same end."""
     assert train(tmp_path / "run", SOME).code == 0
     (tmp_path / "kept" / "fake-60" / "dense.bin").write_bytes(b"")
     refused = train(tmp_path / "again", FAKE_STEPS, "--resume")
@@ -83,12 +77,11 @@ def test_a_run_that_nobody_watches_goes_on_from_what_is_whole(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("last", [False, True], ids=["periodic", "last"])
-def test_a_checkpoint_with_all_copies_outlives_damage(
+def test_a_run_resumes_from_the_second_copy_of_a_damaged_shard(
     tmp_path: Path, fake_undisturbed: Outcome, *, last: bool
 ) -> None:
-    """
-    When every copy is saved and the first is damaged, then a run goes on from another, to the same end.
-    """
+    """When every copy is saved and the first is damaged, then a run resumes from another copy, with
+    the same end."""
     more = ("--bug", "1,59") if last else ()
     first = train(tmp_path / "run", SOME, "--save-copies", "all", more=more)
     assert first.code == (3 if last else 0)
@@ -102,13 +95,11 @@ def test_a_checkpoint_with_all_copies_outlives_damage(
 
 
 @pytest.mark.soak
-def test_a_checkpoint_that_cannot_be_written_is_told(
+def test_a_failed_periodic_checkpoint_is_reported_and_training_continues(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a function raises for a periodic checkpoint, then training goes on to the same end, and what it
-    raised is in the report and at the end of what the run has said.
-    """
+    """When a function raises for a periodic checkpoint, then training continues to the same end,
+    and the error is in the report and at the end of the run's output."""
     outcome = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--full", "40"))
     assert outcome.code == 0, outcome.output
     assert outcome.finals() == fake_undisturbed.finals()
@@ -119,13 +110,12 @@ def test_a_checkpoint_that_cannot_be_written_is_told(
 
 
 @pytest.mark.soak
-def test_a_last_checkpoint_of_the_scripts_own_is_read_by_the_script_alone(
+def test_a_last_checkpoint_of_the_scripts_functions_needs_these_functions(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a job has ended with a last checkpoint that functions of the script's wrote, then a run without
-    them does not go on from it and says why, and one with them does.
-    """
+    """When a job has ended with a last checkpoint that the script's functions wrote, then a run
+    without these functions refuses to resume from it and gives the reason, and a run with them
+    resumes."""
     first = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--bug", "1,33"))
     assert first.code == 3, first.output
     place = CheckpointStore(directory=tmp_path / "kept", name=NAME).place(32)
@@ -133,18 +123,16 @@ def test_a_last_checkpoint_of_the_scripts_own_is_read_by_the_script_alone(
 
     without = train(tmp_path / "without", FAKE_STEPS, "--resume")
     assert without.code == 4
-    assert "was written by functions of the script's own" in without.output
+    assert "was written by a save function of the script" in without.output
     second = train(tmp_path / "run", FAKE_STEPS, "--resume", more=OWN)
     assert second.code == 0, second.output
     assert second.finals() == fake_undisturbed.finals()
 
 
 @pytest.mark.soak
-def test_a_last_checkpoint_that_the_script_cannot_write_is_said_to_be_none(tmp_path: Path) -> None:
-    """
-    When the script's function raises on every rank, then there is no last checkpoint, and what it raised
-    is the reason.
-    """
+def test_a_last_checkpoint_that_all_ranks_fail_to_write_is_reported_missing(tmp_path: Path) -> None:
+    """When the script's function raises on every rank, then there is no last checkpoint, and the
+    error is the reported reason."""
     outcome = train(tmp_path / "run", FAKE_STEPS, more=(*OWN, "--bug", "1,16", "--full", "15"))
     assert outcome.code == 4, outcome.output
     assert "rank 0 could not write: OSError: no space left on device" in outcome.output

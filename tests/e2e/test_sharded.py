@@ -1,7 +1,6 @@
-"""
-The example with its model cut up, by FSDP2, by tensor parallelism and into the stages of a pipeline, on
-real torch, with ranks killed and broken: each run is compared bit for bit with the undisturbed one.
-"""
+"""The example with its model sharded by FSDP2, by tensor parallelism and into pipeline stages,
+on real torch, with ranks killed and broken: each run is compared bit for bit with the
+undisturbed one."""
 
 import subprocess
 import sys
@@ -36,9 +35,7 @@ PHASES = ("forward", "backward", "update", "between")
 def train(
     run_dir: Path, layout: str, *specs: str, more: tuple[str, ...] = (), **how: Any
 ) -> Outcome:
-    """
-    The job, with what chaos does to it.
-    """
+    """Return the outcome of the job with these chaos faults."""
     options = [word for spec in specs for word in ("--chaos", spec)]
     script, *arguments = SHARES if layout == "shares" else LAYOUTS[layout]
     steps = ("--steps", str(how.pop("steps", GPT_STEPS)))
@@ -47,9 +44,8 @@ def train(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
-    """
-    Without any fault, by layout; each is run when it is asked for first.
-    """
+    """Return the outcomes without a fault, by layout; each job is run when its outcome is first
+    asked for."""
     where = tmp_path_factory.mktemp("sharded")
 
     @cache
@@ -61,22 +57,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Out
     return trained
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "fsdp",
-        pytest.param("tensor", marks=pytest.mark.soak),
-        pytest.param("pipeline", marks=pytest.mark.soak),
-    ],
-)
-def test_ranks_killed_and_broken_in_any_phase_change_nothing(
+def test_a_sharded_model_survives_a_killed_and_a_broken_rank(
+    tmp_path: Path, undisturbed: Callable[[str], Outcome]
+) -> None:
+    """When the model is sharded by FSDP2, one rank is killed in its update, and another one reports
+    a memory fault, then each time the shard comes from the other holder, and losses and final state
+    are those of the undisturbed run."""
+    specs = ("kill:rank=2,step=10,phase=update", "raise:rank=1,step=20,phase=update,kind=memory")
+    outcome = train(tmp_path / "run", "fsdp", *specs)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, undisturbed("fsdp"))
+    assert [i["strategy"] for i in outcome.incidents] == ["recover", "retry"]
+    assert [i["steps_lost"] for i in outcome.incidents] == [0, 0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["fsdp", "tensor", "pipeline"])
+def test_ranks_killed_and_broken_in_any_phase_leave_the_losses_unchanged(
     layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """
-    When a rank is killed in each phase of a step in turn, and one reports a memory fault, then each time
-    its part comes from the one rank that has it too, and losses and final state are those of the
-    undisturbed run.
-    """
+    """When a rank is killed in each phase of a step in turn, and one reports a memory fault, then
+    each time its shard comes from the other holder, and losses and final state are those of the
+    undisturbed run."""
     specs = [
         f"kill:rank={rank},step={7 * (rank + 1)},phase={phase}" for rank, phase in enumerate(PHASES)
     ]
@@ -91,13 +93,11 @@ def test_ranks_killed_and_broken_in_any_phase_change_nothing(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("layout", ["fsdp", "pipeline"])
-def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
+def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
     layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """
-    When two ranks with different parts are killed at once, and when one is killed while the other is
-    replaced, then nothing changes.
-    """
+    """When two ranks with different shards are killed at once, and when one is killed while the
+    other is replaced, then losses and final state are those of the undisturbed run."""
     specs = (
         "kill:rank=0,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
         "kill:rank=2,step=24,phase=backward", "kill:rank=1,step=24,phase=repair",
@@ -109,11 +109,10 @@ def test_two_ranks_that_leave_each_part_a_holder_change_nothing(
 
 
 @pytest.mark.soak
-def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> None:
-    """
-    When a rank is killed before it contributes to its all-reduces, and those with the other part have finished theirs, then these
-    do not complete the step: everyone stands at the end of the one before, and nothing changes.
-    """
+def test_ranks_of_one_shard_do_not_complete_a_step_that_others_cannot(tmp_path: Path) -> None:
+    """When a rank is killed before it contributes to its all-reduces, and the ranks of the other
+    shard have finished theirs, then these do not complete the step: all ranks return to the end of
+    the step before, and losses and final state are those of the undisturbed run."""
     steps = "20"
     undisturbed = run(tmp_path / "undisturbed", script=APART, arguments=(steps,))
     assert undisturbed.code == 0, undisturbed.output
@@ -125,13 +124,12 @@ def test_a_part_does_not_run_ahead_of_one_that_cannot_follow(tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-def test_stages_that_wait_for_one_that_hangs_leave_it(
+def test_pipeline_stages_that_wait_for_a_hanging_one_are_not_suspects(
     tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """
-    When a stage hangs while the next one waits for what it is to send, and another stops while the one
-    before waits for what comes back, then who waits is not taken for who hangs, and nothing changes.
-    """
+    """When a stage hangs while the next one waits for its output, and another stops while the one
+    before waits for its gradients, then the waiting ranks are not taken for hanging ones, and
+    losses and final state are those of the undisturbed run."""
     specs = ("hang:rank=0,step=12,phase=forward", "stop:rank=3,step=24,phase=backward")
     outcome = train(tmp_path / "run", "pipeline", *specs)
     assert outcome.code == 0, outcome.output
@@ -141,11 +139,9 @@ def test_stages_that_wait_for_one_that_hangs_leave_it(
 
 
 @pytest.mark.soak  # as with the shares of a ReplicaOptimizer, see test_replicas.py
-def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
-    """
-    When both ranks that have a part are lost at once and there is no checkpoint, then the job ends, says
-    which part is gone, and leaves no checkpoint that lacks it.
-    """
+def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
+    """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
+    names the lost shard, and leaves no checkpoint that lacks it."""
     outcome = train(tmp_path / "run", "fsdp", "kill:rank=1,step=12", "kill:rank=3,step=12")
     assert outcome.code == 4, outcome.output
     assert "'part.1+3'" in outcome.report["why"]
@@ -164,10 +160,8 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
 def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """
-    When the survivors write one copy of each part, then --resume goes on bit for bit, and plain torch
-    reads whole parameters, of which each part is what its rank has written.
-    """
+    """When the survivors write one copy of each shard, then --resume trains on bit for bit, and
+    plain torch reads whole parameters, each part of which is what its rank wrote."""
     more = ("--enable", "dump")
     outcome = train(tmp_path / "run", layout, "kill:rank=2,step=20,phase=forward", more=more)
     assert outcome.code == 3, outcome.output
@@ -194,9 +188,7 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
 
 
 def part_of(place: Path, name: str) -> torch.Tensor | None:
-    """
-    A tensor as one rank has written it; None: it is of a stage that this rank has not.
-    """
+    """Return a tensor as one rank has written it, or None if it is of another pipeline stage."""
     reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # as documented
     known = reader.read_metadata().state_dict_metadata.get(name)
     if known is None:
@@ -207,9 +199,7 @@ def part_of(place: Path, name: str) -> torch.Tensor | None:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """
-    Of the same shape and content.
-    """
+    """Return whether shape and content are equal."""
     return one.shape == other.shape and torch.equal(one, other)
 
 
@@ -218,20 +208,16 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.fixture(scope="module")
 def undisturbed_shares(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """
-    Without any fault.
-    """
+    """Return the outcome without a fault."""
     outcome = train(tmp_path_factory.mktemp("shares") / "undisturbed", "shares", **EIGHT)
     assert outcome.code == 0, outcome.output
     return outcome
 
 
 @pytest.mark.soak
-def test_the_job_and_tft_replicas_agree_on_who_holds_what(undisturbed_shares: Outcome) -> None:
-    """
-    When each of eight ranks says who holds what it holds, then that is what `tft replicas` computes from
-    the sizes alone.
-    """
+def test_the_job_and_tft_replicas_agree_on_the_holders(undisturbed_shares: Outcome) -> None:
+    """When each of eight ranks reports the holders of its shards, then they are those that `tft
+    replicas` computes from the sizes."""
     sizes = ("--dp", "4", "--tp", "2", "--optimizer-shards", "2", "--all")
     told = subprocess.run(
         [sys.executable, "-m", "tft", "replicas", *sizes],
@@ -246,13 +232,12 @@ def test_the_job_and_tft_replicas_agree_on_who_holds_what(undisturbed_shares: Ou
 
 
 @pytest.mark.soak
-def test_shares_of_a_part_come_from_those_who_have_the_same(
+def test_optimizer_shards_of_a_model_shard_come_from_their_replicas(
     tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
-    """
-    When two ranks with different shares are lost in their update, and one reports a memory fault, then
-    each share comes from the one rank that has it too, and nothing changes.
-    """
+    """When two ranks with different optimizer shards are lost in their update, and one reports a
+    memory fault, then each optimizer shard comes from its other holder, and losses and final state
+    are those of the undisturbed run."""
     specs = (
         "kill:rank=0,step=4,phase=update", "kill:rank=3,step=4,phase=update",
         "raise:rank=5,step=8,phase=update,kind=memory",
@@ -265,13 +250,12 @@ def test_shares_of_a_part_come_from_those_who_have_the_same(
 
 
 @pytest.mark.soak
-def test_shares_of_parts_are_dumped_and_resumed_bit_for_bit(
+def test_optimizer_shards_are_dumped_and_resumed_bit_for_bit(
     tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
-    """
-    When a rank is lost and a last checkpoint is written, then it has one copy of each part and share,
-    plain torch reads whole tensors from it, and --resume goes on bit for bit.
-    """
+    """When a rank is lost and a last checkpoint is written, then it has one copy of each model
+    shard and optimizer shard, plain torch reads whole tensors from it, and --resume trains on bit
+    for bit."""
     more = ("--enable", "dump")
     outcome = train(tmp_path / "run", "shares", "kill:rank=6,step=6", more=more, **EIGHT)
     assert outcome.code == 3, outcome.output
@@ -292,12 +276,10 @@ def test_shares_of_parts_are_dumped_and_resumed_bit_for_bit(
 
 
 @pytest.mark.soak
-def test_shares_of_a_part_make_no_difference_to_the_losses(
+def test_losses_are_the_same_without_optimizer_shards(
     tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
-    """
-    When the optimizer is not cut up, then every loss is the same.
-    """
+    """When the optimizer is not sharded, then every loss is the same."""
     whole = train(tmp_path / "run", "tensor", **EIGHT)
     assert whole.code == 0, whole.output
     assert whole.rows() == undisturbed_shares.rows()
@@ -305,10 +287,9 @@ def test_shares_of_a_part_make_no_difference_to_the_losses(
 
 @pytest.mark.soak
 def test_a_compiled_model_is_repaired_as_any_other(tmp_path: Path) -> None:
-    """
-    When the model is compiled, with the backend that traces the backward, too, and needs no compiler, and
-    ranks are killed and broken, then nothing changes.
-    """
+    """When the model is compiled, with the backend that also traces the backward pass and needs no
+    compiler, and ranks are killed and broken, then losses and final state are those of the
+    undisturbed run."""
     compiled = (*LAYOUTS["fsdp"][1:], "--compile", "aot_eager", "--steps", "16")
     whole = run(tmp_path / "whole", script=SHARDED, arguments=compiled)
     assert whole.code == 0, whole.output
@@ -323,13 +304,11 @@ def test_a_compiled_model_is_repaired_as_any_other(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", range(8))
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_rank_with_a_share_in_every_phase(
+def test_every_rank_with_an_optimizer_shard_in_every_phase(
     phase: str, rank: int, tmp_path: Path, undisturbed_shares: Outcome
 ) -> None:
-    """
-    When any of eight ranks is killed in any phase, and another reports a memory fault in the same phase
-    later, then nothing changes.
-    """
+    """When any of eight ranks is killed in any phase, and another reports a memory fault in the
+    same phase later, then losses and final state are those of the undisturbed run."""
     specs = (
         f"kill:rank={rank},step=4,phase={phase}",
         f"raise:rank={(rank + 1) % 8},step=8,phase={phase},kind=memory",
@@ -347,10 +326,8 @@ def test_every_rank_with_a_share_in_every_phase(
 def test_every_rank_in_every_phase(
     layout: str, phase: str, rank: int, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """
-    When any rank is killed in any phase, and another reports a memory fault in the same phase later,
-    then nothing changes.
-    """
+    """When any rank is killed in any phase, and another reports a memory fault in the same phase
+    later, then losses and final state are those of the undisturbed run."""
     specs = (
         f"kill:rank={rank},step=20,phase={phase}",
         f"raise:rank={(rank + 1) % 4},step=30,phase={phase},kind=memory",

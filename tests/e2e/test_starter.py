@@ -1,8 +1,5 @@
-"""
-Ranks that another program starts, by `tft.spi.launcher`: the real parts, and a launcher that is not tft's.
-
-`make test` runs the first ones, `make soak` the rest.
-"""
+"""Ranks that another program starts through `tft.spi.launcher`: real processes, and a launcher that
+is not tft's. `make test` runs the first tests, `make soak` the rest."""
 
 import os
 import shlex
@@ -44,9 +41,8 @@ def launched(
     node: int = 0,
     port: int = 1,
 ) -> Iterator[Job]:
-    """
-    The launcher of one node, in a directory of its own; what is left of it at the end is killed, by pid.
-    """
+    """Start the launcher of one node in a directory of its own. At the end, kill its remaining
+    processes by their process ids."""
     where = run_dir.with_name(f"{run_dir.name}-of-{node}")
     where.mkdir(parents=True, exist_ok=True)
     told = {"TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options])}
@@ -70,43 +66,34 @@ def launched(
 
 
 def ended(job: Job) -> Outcome:
-    """
-    Waits for the end of a job, which must leave no process behind.
-    """
+    """Wait for the end of a job, which must leave no process behind."""
     outcome = job.end(LIMIT)
     empty(job)
     return outcome
 
 
 def empty(job: Job) -> None:
-    """
-    Waits until no process of the job is there any more.
-    """
+    """Wait until no process of the job is left."""
     until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=5.0)
 
 
 def parent(pid: int) -> int:
-    """
-    Of a process.
-    """
+    """Return the parent of a process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def ranks(job: Job) -> list[int]:
-    """
-    The processes of all ranks.
-    """
+    """Return the processes of all ranks."""
     return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
 
 
-def test_ranks_of_another_launcher_are_started_again_alone(
+def test_only_the_killed_ranks_of_another_launcher_are_restarted(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When two ranks of a job are killed one after the other, rank 0 among them, then their launcher is asked to
-    start just these again; the others keep their processes, all are children of the launcher, and
-    nothing of the losses shows it. The process that has no rank ends with the job.
-    """
+    """When two ranks of a job are killed one after the other, rank 0 among them, then their
+    launcher is asked to start only these again. The others keep their processes, all are children
+    of the launcher, and losses are those of the undisturbed run. The process without a rank ends
+    with the job."""
     with launched(tmp_path / "run", *FAST) as job:
         for step, victim in ((20, 2), (60, 0)):
             until(reached(job, step), f"step {step}", LIMIT)
@@ -132,11 +119,11 @@ def test_ranks_of_another_launcher_are_started_again_alone(
         pytest.param("agent-0", marks=pytest.mark.soak),
     ],
 )
-def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) -> None:
-    """
-    When the launcher, its `tft run` or the agent are killed with kill -9, then all else ends, the process
-    without a rank too; the job has failed.
-    """
+def test_no_process_is_left_when_launcher_tft_run_or_agent_is_killed(
+    victim: str, tmp_path: Path
+) -> None:
+    """When the launcher, its `tft run` or the agent is killed with kill -9, then all other
+    processes end, also the one without a rank, and the job has failed."""
     with launched(tmp_path / "run", *FAST) as job:
         until(reached(job, 10), "step 10", LIMIT)
         if victim == "launcher":
@@ -149,10 +136,9 @@ def test_whoever_of_them_is_killed_nothing_is_left(victim: str, tmp_path: Path) 
 
 
 @pytest.mark.soak
-def test_nothing_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
-    """
-    When the launcher is killed before its ranks have called `tft.init`, then they end all the same.
-    """
+def test_no_process_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
+    """When the launcher is killed before its ranks have called `tft.init`, then the ranks end
+    too."""
     script = tmp_path / "waits.py"
     script.write_text("import signal; signal.pause()")
     with launched(tmp_path / "run", str(script)) as job:
@@ -163,13 +149,9 @@ def test_nothing_is_left_of_a_job_that_has_not_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_job_of_two_nodes_is_started_by_two_launchers(
-    tmp_path: Path, fake_undisturbed: Outcome
-) -> None:
-    """
-    When each of two launchers starts half of the ranks, then they meet at the address that both know, and a
-    rank of the second is replaced there.
-    """
+def test_two_launchers_start_a_job_of_two_nodes(tmp_path: Path, fake_undisturbed: Outcome) -> None:
+    """When each of two launchers starts half of the ranks, then they join at the address given to
+    both, and a rank of the second node is replaced there."""
     port = int(free_address("127.0.0.1").rpartition(":")[2])
     with ExitStack() as opened:
         jobs = [
@@ -186,15 +168,13 @@ def test_a_job_of_two_nodes_is_started_by_two_launchers(
     identical(outcomes[0], fake_undisturbed)
 
 
-def test_what_cannot_be_is_refused_before_anything_has_started(tmp_path: Path) -> None:
-    """
-    When a job of several nodes names no run directory, or an option that its launcher decides, then a
-    sentence says so.
-    """
+def test_invalid_options_are_refused_before_any_process_starts(tmp_path: Path) -> None:
+    """When a job of several nodes names no run directory, or sets an option that its launcher
+    decides, then it is refused with a message."""
     with launched(tmp_path / "run", *FAST, options=["--nnodes", "3"]) as job:
         outcome = ended(job)
     assert outcome.code == 1
-    assert "TFT_RUN_OPTIONS has --nnodes, which the launcher of the job decides" in outcome.output
+    assert "TFT_RUN_OPTIONS contains --nnodes, which the launcher of the job sets" in outcome.output
     assert not (tmp_path / "run-of-0" / "scheduler-0").exists()
 
 
@@ -202,13 +182,11 @@ def test_what_cannot_be_is_refused_before_anything_has_started(tmp_path: Path) -
 
 
 @pytest.mark.soak
-def test_a_rank_that_hangs_says_where_and_is_replaced(
+def test_a_hanging_rank_is_replaced_and_its_stack_is_kept(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When a rank is stopped, then it is found, its stack is kept as evidence, and its launcher kills it and
-    starts it again.
-    """
+    """When a rank is stopped, then it is found, its stack is kept as evidence, and its launcher
+    kills it and starts it again."""
     with launched(tmp_path / "run", *FAST) as job:
         until(reached(job, 20), "step 20", LIMIT)
         os.kill(job.pid("rank-1"), signal.SIGSTOP)
@@ -221,20 +199,16 @@ def test_a_rank_that_hangs_says_where_and_is_replaced(
 
 
 def json_text(run_dir: Path) -> str:
-    """
-    The story, as it is written.
-    """
+    """Return the story as it is written."""
     return (run_dir / "story.jsonl").read_text()
 
 
 @pytest.mark.soak
-def test_a_signal_to_the_launcher_leaves_a_checkpoint(
+def test_a_job_resumes_from_the_checkpoint_of_a_signalled_launcher(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When the launcher is told to end, then there is a last checkpoint, and the same start with the same run
-    directory goes on from it.
-    """
+    """When the launcher gets a signal to end, then there is a last checkpoint, and the same start
+    with the same run directory resumes from it."""
     with launched(tmp_path / "run", *FAST) as job:
         until(reached(job, 20), "step 20", LIMIT)
         job.process.send_signal(signal.SIGTERM)
@@ -249,9 +223,8 @@ def test_a_signal_to_the_launcher_leaves_a_checkpoint(
 
 @pytest.mark.soak
 def test_a_bug_ends_the_job_with_a_last_checkpoint(tmp_path: Path) -> None:
-    """
-    When a rank raises an error of the script's own, then the launcher ends with 3, after a last checkpoint.
-    """
+    """When a rank raises an error of the script's own, then the launcher exits 3 after a last
+    checkpoint."""
     with launched(tmp_path / "run", *FAST, "--bug", "1,20") as job:
         outcome = ended(job)
     assert outcome.code == 3, outcome.output
@@ -259,23 +232,20 @@ def test_a_bug_ends_the_job_with_a_last_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_script_that_cannot_be_started_is_told_of(tmp_path: Path) -> None:
-    """
-    When the processes of the ranks end before they join, then the job fails, and nothing is left.
-    """
+def test_a_script_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
+    """When the processes of the ranks end before they join, then the job fails, and no process is
+    left."""
     with launched(tmp_path / "run", str(tmp_path / "nowhere.py")) as job:
         outcome = ended(job)
     assert outcome.code == 4, outcome.output
 
 
 @pytest.mark.soak
-def test_ranks_behind_a_process_of_their_own_are_ranks(
+def test_a_shell_that_starts_the_script_counts_as_its_rank(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
-    """
-    When what the launcher starts is a shell that starts the script, then the end of either is that of the
-    rank, and nothing is left when the launcher is killed.
-    """
+    """When the launcher starts a shell that starts the script, then the end of either process is
+    that of the rank, and no process is left when the launcher is killed."""
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(
         "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"

@@ -1,7 +1,5 @@
-"""
-What loops do behind their update windows, and a rank that dies there or elsewhere: nothing that there is of the state
-at the end is, on any rank, another than that of the undisturbed job; or the report says where it may be.
-"""
+"""The tails of loops, and a rank that dies in a tail or elsewhere: the final state of every rank is
+that of the undisturbed job, or the report names the difference."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,9 +19,7 @@ Calm = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """
-    The undisturbed job of a habit, run once.
-    """
+    """Return the undisturbed job of a habit, run once."""
     known: dict[tuple[str, ...], Outcome] = {}
 
     def undisturbed(*arguments: str, nproc: int = 3) -> Outcome:
@@ -38,9 +34,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
 
 
 def disturbed(where: Path, *arguments: str, nproc: int = 3, chaos: tuple[str, ...] = ()) -> Outcome:
-    """
-    The job with these faults, which ends well.
-    """
+    """Return the job with these faults, which ends with exit code 0."""
     options = [word for spec in chaos for word in ("--chaos", spec)]
     outcome = run(where, *options, script=SCRIPT, arguments=arguments, nproc=nproc)
     assert outcome.code == 0, outcome.output
@@ -48,10 +42,8 @@ def disturbed(where: Path, *arguments: str, nproc: int = 3, chaos: tuple[str, ..
 
 
 def never_silent(outcome: Outcome, calm: Outcome) -> None:
-    """
-    Everything is what it is in the undisturbed job; or an incident says that it is not, and where in the script
-    that comes from, and all ranks have the same of what they share.
-    """
+    """Check that all results are those of the undisturbed job; or that an incident reports the
+    difference with lines of the script, and all ranks have the same replica state."""
     inexact = [sentence for incident in outcome.incidents for sentence in incident["inexact"]]
     finals = outcome.finals()
     for name in (*REPLICATED, "averaged", "scaler"):
@@ -67,26 +59,20 @@ def never_silent(outcome: Outcome, calm: Outcome) -> None:
 
 
 def evaluations(outcome: Outcome) -> dict[str, list[str]]:
-    """
-    What each rank has written down of its evaluations.
-    """
+    """Return the evaluations that each rank has written."""
     found = outcome.run_dir.glob("records-rank*.jsonl")
     return {path.name: path.read_text().splitlines() for path in found}
 
 
 def lines_of_tails() -> set[int]:
-    """
-    The lines of the script's loop behind its window.
-    """
+    """Return the lines of the script's loop after its window."""
     text = SCRIPT.read_text().splitlines()
     first = text.index('        come("window", step)') + 1
     return set(range(first, text.index('        come("tail", step)') + 2))
 
 
 def gone(outcome: Outcome) -> list[tuple[int, Mapping[str, Any]]]:  # Any: JSON
-    """
-    The ranks whose processes were killed, and where their pages say that they stood.
-    """
+    """Return the ranks whose processes were killed, with the positions in their pages."""
     story = [
         json.loads(line) for line in (outcome.run_dir / "story.jsonl").read_text().splitlines()
     ]
@@ -95,22 +81,17 @@ def gone(outcome: Outcome) -> list[tuple[int, Mapping[str, Any]]]:  # Any: JSON
 
 
 def trail(outcome: Outcome, rank: int, incarnation: int = 0) -> list[str]:
-    """
-    Where a process has come to.
-    """
+    """Return the positions that a process has written."""
     return (outcome.run_dir / f"trail-rank{rank}.{incarnation}").read_text().splitlines()
 
 
 # ---------------------------------------------------------------- the phase
 
 
-def test_a_victim_of_phase_tail_has_done_all_that_stands_behind_its_window(
-    tmp_path: Path, calm: Calm
-) -> None:
-    """
-    When a rank dies in phase `tail`, then its window has closed, it has done what stands behind that, and has not
-    begun the next step; the others go on from what they have done there, too.
-    """
+@pytest.mark.soak
+def test_a_rank_killed_in_phase_tail_has_completed_its_tail(tmp_path: Path, calm: Calm) -> None:
+    """When a rank dies in phase `tail`, then its window has closed, its tail is complete, and the
+    next step has not begun. The others continue from their own tails."""
     spec = "kill:rank=1,step=6,phase=tail"
     outcome = disturbed(tmp_path / "run", "schedules", chaos=(spec,))
     assert trail(outcome, 1)[-3:] == ["head 6", "window 6", "tail 6"]
@@ -137,31 +118,28 @@ COVERING = [
 @pytest.mark.parametrize("slow", ["before", "after"])
 @pytest.mark.parametrize("habit", HABITS)
 @pytest.mark.soak
-def test_what_stands_behind_the_window_is_done_once_by_everyone(
+def test_the_tail_is_executed_once_or_the_report_names_its_line(
     tmp_path: Path, calm: Calm, habit: str, slow: str
 ) -> None:
-    """
-    When each rank is killed in its update, in its tail and in an evaluation after it, in steps in which the ranks are
-    apart, then what the loop does behind its window has been done once for each step, on every rank; or the report
-    names the line.
-    """
+    """When each rank is killed in its update, in its tail and in an evaluation after it, in steps
+    in which the ranks are apart, then every rank has executed the tail once for each step, or the
+    report names the line."""
     kills = [(rank, phase) for phase in ("update", "tail", "evaluation") for rank in range(3)]
     table(tmp_path, calm, habit, slow, kills)
 
 
 @pytest.mark.parametrize(("habit", "slow"), COVERING)
-def test_a_tail_is_done_once_by_everyone(tmp_path: Path, calm: Calm, habit: str, slow: str) -> None:
-    """
-    When ranks are killed in their update, tail and evaluation, in steps in which the ranks are apart, then what the
-    loop does behind its window has been done once for each step, on every rank; or the report names the line.
-    """
+def test_the_tail_is_executed_once_on_every_rank_or_reported(
+    tmp_path: Path, calm: Calm, habit: str, slow: str
+) -> None:
+    """When ranks are killed in their update, tail and evaluation, in steps in which the ranks
+    are apart, then every rank has executed the tail once for each step, or the report names the
+    line."""
     table(tmp_path, calm, habit, slow, [(0, "update"), (2, "tail"), (1, "evaluation")])
 
 
 def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[int, str]]) -> None:
-    """
-    A job with these kills, one in every third step.
-    """
+    """Run a job with these kills, one in every third step, and check its results."""
     steps = [3 * turn + 4 for turn in range(len(kills))]
     last = ("--evaluates", "--steps", str(steps[-1] + 3))
     chaos = [f"kill:rank={r},step={s},phase={p}" for s, (r, p) in zip(steps, kills, strict=True)]
@@ -179,23 +157,18 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
         assert [incident["inexact"] for incident in outcome.incidents] == [[]] * len(kills)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("rank", "phase"),
-    [
-        pytest.param(1, "update", marks=pytest.mark.soak),
-        (1, "forward"),
-        pytest.param(0, "update", marks=pytest.mark.soak),
-        pytest.param(2, "update", marks=pytest.mark.soak),
-    ],
+    [(1, "update"), (1, "forward"), (0, "update"), (2, "update")],
 )
-def test_rows_of_a_step_in_which_a_rank_dies_are_there_once(
+def test_each_rank_records_each_row_once_when_a_rank_dies(
     tmp_path: Path, calm: Calm, rank: int, phase: str
 ) -> None:
-    """
-    When each rank records a row of each step and evaluates after it, the ranks come to their windows one after the
-    other, and one is killed in its update, which the others complete, or in its forward pass, which all repeat, then
-    each rank has each row of the undisturbed job once, in its order.
-    """
+    """When each rank records a row of each step and evaluates after it, the ranks come to their
+    windows one after the other, and one is killed in its update, which the others complete, or in
+    its forward pass, which all repeat, then each rank has each row of the undisturbed job once, in
+    order."""
     arguments = ("schedules", "--rows", "--evaluates")
     outcome = disturbed(
         tmp_path / "run", *arguments, "--slow", "before", "--slowly", "6",
@@ -222,13 +195,11 @@ def test_rows_of_a_step_in_which_a_rank_dies_are_there_once(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_rates_that_are_set_by_hand_are_those_of_their_steps(
+def test_each_step_uses_its_own_learning_rate_set_by_hand(
     tmp_path: Path, calm: Calm, phase: str
 ) -> None:
-    """
-    When a loop sets the learning rate at the head of its iteration, and a rank dies while some have set that of the next
-    step and others have not, then each step is trained with its own.
-    """
+    """When a loop sets the learning rate at the head of each step, and a rank dies while only some
+    ranks have set that of the next step, then each step is trained with its own rate."""
     outcome = disturbed(
         tmp_path / "run", "by-hand", "--slow", "head", "--slowly", "5,8",
         chaos=(f"kill:rank=1,step=5,phase={phase}", "kill:rank=0,step=7,phase=tail"),
@@ -238,13 +209,11 @@ def test_rates_that_are_set_by_hand_are_those_of_their_steps(
 
 
 @pytest.mark.soak
-def test_a_rank_that_dies_in_an_evaluation_leaves_nobody_in_its_mode(
+def test_survivors_leave_evaluation_mode_when_a_rank_dies_in_an_evaluation(
     tmp_path: Path, calm: Calm
 ) -> None:
-    """
-    When a rank dies in an evaluation behind the window, before what all do together there, then all train on in the mode
-    of training; the report may name the line.
-    """
+    """When a rank dies in an evaluation after the window, before the collective there, then all
+    ranks train on in training mode; the report may name the line."""
     outcome = disturbed(tmp_path / "run", "evaluates", "--die", "1,6")
     assert trail(outcome, 1)[-1] == "dies 6"
     assert [incident["steps_lost"] for incident in outcome.incidents] == [0]
@@ -253,13 +222,11 @@ def test_a_rank_that_dies_in_an_evaluation_leaves_nobody_in_its_mode(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("slow", ["before", "after"])
-def test_a_replacement_knows_from_its_first_step_where_steps_end(
+def test_a_replacement_killed_in_its_first_tail_repeats_no_step_work(
     tmp_path: Path, calm: Calm, slow: str
 ) -> None:
-    """
-    When a loop of its own says where its steps end, and the process that replaces a rank is killed in its own first
-    tail, then nothing is done twice, or not at all.
-    """
+    """When a loop itself says where its steps end, and the process that replaces a rank is killed
+    in its own first tail, then no work is done twice or left out."""
     chaos = ("kill:rank=1,step=4,phase=update", "kill:rank=1,step=5,phase=tail")
     outcome = disturbed(
         tmp_path / "run", "schedules", "--own", "--slow", slow, "--slowly", "4,5", chaos=chaos
@@ -272,13 +239,11 @@ def test_a_replacement_knows_from_its_first_step_where_steps_end(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_modes_that_ranks_leave_differently_are_no_corruption(
+def test_different_module_modes_of_ranks_are_no_corruption(
     tmp_path: Path, calm: Calm, rank: int
 ) -> None:
-    """
-    When rank 0 evaluates alone, and leaves the model in that mode until the next iteration begins, and another
-    rank dies, then nobody is at fault for that, and nothing is lost.
-    """
+    """When rank 0 evaluates alone and leaves the model in evaluation mode until the next iteration,
+    and another rank dies, then no rank has a corruption fault, and no step is lost."""
     chaos = (f"kill:rank={rank},step=6,phase=forward",)
     outcome = disturbed(tmp_path / "run", "leaves-modes", chaos=chaos)
     (incident,) = outcome.incidents
@@ -288,13 +253,11 @@ def test_modes_that_ranks_leave_differently_are_no_corruption(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_mode_that_changes_for_good_in_a_tail_changes_on_all_ranks(
+def test_a_permanent_mode_change_in_a_tail_reaches_the_replacement(
     tmp_path: Path, calm: Calm, rank: int
 ) -> None:
-    """
-    When a part of the model is put into another mode behind a window, for good, and a rank dies before it has ended
-    that step, then its replacement goes on in the new mode.
-    """
+    """When a part of the model is put into another mode for good in a tail, and a rank dies before
+    it has ended that step, then its replacement trains on in the new mode."""
     outcome = disturbed(
         tmp_path / "run",
         "switches",
@@ -313,11 +276,10 @@ FLIP = "bitflip:rank=1,step=5,target=param"
 
 @pytest.mark.soak
 def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: Calm) -> None:
-    """
-    When a bit of a parameter of one rank has flipped, and another is lost before that has come into any sum, then the
-    rank has a fault of kind `corruption`, and all go on as if neither had happened. When it has happened is not
-    known, and so the report says that it may have come into all-reduces.
-    """
+    """When a bit of a parameter of one rank has flipped, and another rank is lost before the next
+    all-reduce, then the first rank has a fault of kind `corruption`, and losses and final state are
+    those of the undisturbed run. The time of the flip is unknown, so the report says that it may
+    have come into all-reduces."""
     chaos = (FLIP, "kill:rank=3,step=6,phase=forward")
     outcome = disturbed(tmp_path / "run", "schedules", nproc=4, chaos=chaos)
     (incident,) = outcome.incidents
@@ -337,11 +299,10 @@ def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: 
 
 
 @pytest.mark.soak
-def test_a_flipped_bit_that_has_come_into_all_reduces_is_told(tmp_path: Path, calm: Calm) -> None:
-    """
-    When a bit of a parameter of one rank has flipped, and another is lost some steps later, then all go on with the same
-    state, which is not that of the undisturbed job, and the report says so.
-    """
+def test_a_flipped_bit_that_reached_all_reduces_is_reported(tmp_path: Path, calm: Calm) -> None:
+    """When a bit of a parameter of one rank has flipped, and another rank is lost some steps later,
+    then all ranks train on with the same state, which differs from the undisturbed job, and the
+    report says so."""
     chaos = (FLIP, "kill:rank=3,step=8,phase=forward")
     outcome = disturbed(tmp_path / "run", "schedules", nproc=4, chaos=chaos)
     (incident,) = outcome.incidents
@@ -356,11 +317,10 @@ def test_a_flipped_bit_that_has_come_into_all_reduces_is_told(tmp_path: Path, ca
 TWO = (FLIP, "raise:rank=0,step=6,phase=forward,kind=network")
 
 
-def test_two_copies_that_differ_end_a_job_that_has_nothing_else(tmp_path: Path) -> None:
-    """
-    When the copies of two ranks differ, and there is nothing that is not later than their last comparison, then
-    the job ends with exit code 4, says why, and writes nothing that may be wrong.
-    """
+def test_two_different_copies_without_an_earlier_checkpoint_end_the_job(tmp_path: Path) -> None:
+    """When the copies of two ranks differ, and there is no checkpoint from before their last
+    comparison, then the job ends with exit code 4 and the reason, and writes no checkpoint that may
+    be wrong."""
     options = [word for spec in TWO for word in ("--chaos", spec)]
     outcome = run(tmp_path / "run", *options, script=SCRIPT, arguments=("schedules",), nproc=2)
     assert outcome.code == 4, outcome.output
@@ -374,13 +334,12 @@ def test_two_copies_that_differ_end_a_job_that_has_nothing_else(tmp_path: Path) 
 
 
 @pytest.mark.soak
-def test_two_copies_that_differ_go_back_to_a_checkpoint_that_cannot_be_wrong(
+def test_two_different_copies_return_to_a_checkpoint_that_is_sound(
     tmp_path: Path, calm: Calm
 ) -> None:
-    """
-    When the copies of two ranks differ, and there are checkpoints of before and after their last comparison, then both
-    go back to the newest that is not later than that, and end as if nothing had happened.
-    """
+    """When the copies of two ranks differ, and there are checkpoints from before and after their
+    last comparison, then both ranks return to the newest one that is not later than the comparison,
+    and end as the undisturbed run."""
     options = [
         word
         for spec in ("raise:rank=1,step=4,phase=forward,kind=network", *TWO)

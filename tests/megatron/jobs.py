@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import ROOT, Outcome, run
+from tests.e2e.jobs import ROOT, Outcome, run, run_once
 
 JOB = ROOT / "tests" / "megatron" / "job.py"
 STEPS = 8
 
 SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "TP1DP2": (2, ()),
     "TP1DP4": (4, ()),
     "TP1DP4-one": (4, ("--instances", "1")),
     "TP1DP4-plain": (4, ("--instances", "0")),
@@ -62,23 +63,18 @@ def train(
 
 class Undisturbed:
     """
-    Outcomes without a fault, each run when it is first asked for.
+    Outcomes without a fault, each run when it is first asked for, once per test run.
     """
 
-    def __init__(self, where: Path) -> None:
-        self._where = where
-        self._known: dict[tuple[str, ...], Outcome] = {}
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
 
     def __call__(self, shape: str, *more: str) -> Outcome:
         """
         Of this shape, and of what else the job was told.
         """
-        key = (shape, *more)
-        if key not in self._known:
-            outcome = train(self._where / f"{len(self._known)}-{shape}", shape, more=more)
-            assert outcome.code == 0, outcome.output
-            self._known[key] = outcome
-        return self._known[key]
+        name = "".join([shape, *more])
+        return run_once(self._factory, name, lambda where: train(where, shape, more=more))
 
 
 @pytest.fixture(scope="session")
@@ -86,4 +82,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """
     Without any fault.
     """
-    return Undisturbed(tmp_path_factory.mktemp("megatron"))
+    return Undisturbed(tmp_path_factory)

@@ -1,6 +1,5 @@
-"""
-What becomes of the groups, and what is imported when: seen in one rank alone.
-"""
+"""One rank in a process of its own: the release of its groups, and the modules that it imports
+after the preload."""
 
 import json
 import os
@@ -23,9 +22,7 @@ LATE = {
 
 @cache
 def alone(*arguments: str) -> dict[str, Any]:  # Any: JSON
-    """
-    What the script finds.
-    """
+    """Return the results of the script."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(ALONE), *arguments],
         capture_output=True, text=True, timeout=100, check=False,
@@ -44,11 +41,10 @@ def alone(*arguments: str) -> dict[str, Any]:  # Any: JSON
         pytest.param(("--instances", "1", "--overlap"), marks=pytest.mark.soak),
     ],
 )
-def test_groups_are_really_freed_and_pretended_again(arguments: tuple[str, ...]) -> None:
-    """
-    When two forward and backward passes have used the groups, and they are cleared, twice, then nothing refers
-    to any of them any more, Megatron knows its place without them, and the state is what it was.
-    """
+def test_cleared_groups_have_no_references_left(arguments: tuple[str, ...]) -> None:
+    """When two forward and backward passes have used the groups, and the groups are cleared, twice,
+    then no object refers to them any more, Megatron knows its ranks and sizes without them, and the
+    state is unchanged."""
     found = alone(*arguments)
     assert found["left"] == []
     assert found["pretends"] == "FakeProcessGroup"
@@ -57,11 +53,9 @@ def test_groups_are_really_freed_and_pretended_again(arguments: tuple[str, ...])
         assert after == before
 
 
-def test_nothing_is_imported_after_the_preload_and_it_can_be_forked() -> None:
-    """
-    When a rank has been preloaded, then steps, moves and groups import nothing more, no thread was begun, and
-    no device was touched.
-    """
+def test_a_preloaded_rank_imports_no_further_module_and_can_be_forked() -> None:
+    """When a rank has been preloaded, then steps, transfers and groups import no further module, no
+    thread was started, and no device was used."""
     found = alone("--instances", "1")
     assert set(found["late"]) - LATE == set()
     assert found["threads"] == 1

@@ -1,6 +1,4 @@
-"""
-What people write on the command line and into the environment of a Megatron job, and what is made of it.
-"""
+"""How the adaptor reads the command line and the environment of a Megatron job."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -30,9 +28,8 @@ EXPERTS = {"expert_model_parallel_size": 2}
 
 @pytest.fixture(autouse=True)
 def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    Each test is a process of its own: nothing is settled, and nothing is in the environment.
-    """
+    """Reset the settled arguments and the environment: each test stands for a process of its
+    own."""
     monkeypatch.setattr(arguments, "_settled", None)
     monkeypatch.delenv("HIGH_AVAILABILITY", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -40,9 +37,7 @@ def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parsed(*words: str, **others: object) -> Namespace:
-    """
-    What a Megatron script of four ranks has parsed, beside these `others`.
-    """
+    """Return the parsed arguments of a Megatron script of four ranks, with these `others`."""
     args = add_arguments(ArgumentParser()).parse_args(words)
     for name, value in {**PLAIN, "world_size": 4, **others}.items():
         setattr(args, name, value)
@@ -65,12 +60,10 @@ def parsed(*words: str, **others: object) -> Namespace:
         ),
     ],
 )
-def test_arguments_switch_on_what_they_name(
+def test_arguments_enable_their_strategies(
     words: tuple[str, ...], strategies: tuple[str, ...]
 ) -> None:
-    """
-    When the arguments are settled, then these are the strategies that the rank takes part in.
-    """
+    """When the arguments are settled, then the rank takes part in the strategies that they name."""
     assert settle(parsed(*words)).strategies == strategies
     assert enabled() == strategies
 
@@ -88,13 +81,11 @@ def test_arguments_switch_on_what_they_name(
         ("", ()),
     ],
 )
-def test_the_environment_switches_on_what_it_names(
+def test_the_environment_enables_its_strategies(
     words: str, strategies: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When `HIGH_AVAILABILITY` has words in any case, then what they mean is on, as if its arguments had
-    been given.
-    """
+    """When `HIGH_AVAILABILITY` has known words in any case, then their strategies are enabled like
+    those of arguments."""
     monkeypatch.setenv("HIGH_AVAILABILITY", words)
     args = parsed()
     assert settle(args).strategies == strategies
@@ -103,29 +94,27 @@ def test_the_environment_switches_on_what_it_names(
     assert args.enable_worker_reboot == ("recover" in strategies)
 
 
-def test_the_environment_switches_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When the environment names less than the arguments do, then what either names is on.
-    """
+def test_the_environment_disables_no_strategy_of_the_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the environment names fewer strategies than the arguments, then the strategies of either
+    are enabled."""
     monkeypatch.setenv("HIGH_AVAILABILITY", "retry")
     assert settle(parsed(HA, "--enable-worker-reboot")).strategies == ("retry", "recover", "dump")
 
 
 def test_the_environment_completes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When an argument lacks the one it is a part of, and the environment has that, then they are complete.
-    """
+    """When an argument needs another one, and the environment has that, then the settings are
+    complete."""
     monkeypatch.setenv("HIGH_AVAILABILITY", "dump")
     assert settle(parsed("--enable-worker-reboot")).strategies == ("recover", "dump")
 
 
-def test_a_script_without_these_arguments_can_all_or_what_the_environment_says(
+def test_a_script_without_arguments_uses_all_strategies_or_the_environments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """
-    When nothing was settled, then a rank takes part in everything; with `HIGH_AVAILABILITY` in what that
-    names.
-    """
+    """When no arguments were settled, then a rank takes part in all strategies, or in those that
+    `HIGH_AVAILABILITY` names."""
     assert enabled() == ("retry", "recover", "dump")
     monkeypatch.setenv("HIGH_AVAILABILITY", "retry")
     assert enabled() == ("retry", "dump")
@@ -135,22 +124,18 @@ def test_a_script_without_these_arguments_can_all_or_what_the_environment_says(
 
 
 def test_strategies_are_in_the_order_in_which_they_are_tried() -> None:
-    """
-    When several are on, then they are named as tft names and orders them.
-    """
+    """When several strategies are enabled, then they have tft's names and tft's order."""
     assert [each for each in STRATEGIES if each in arguments.STRATEGIES] == list(
         arguments.STRATEGIES
     )
 
 
 @pytest.mark.parametrize("words", ["persist", "dump,persist", "dump retry", "on"])
-def test_a_word_that_is_not_known_is_refused(
+def test_an_unknown_word_is_refused(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When `HIGH_AVAILABILITY` has another word, then the known ones are named, in one line, the process ends
-    with code 2, and the arguments are as they were.
-    """
+    """When `HIGH_AVAILABILITY` has an unknown word, then one line names the known ones, the process
+    ends with code 2, and the arguments are unchanged."""
     monkeypatch.setenv("HIGH_AVAILABILITY", words)
     args = parsed(HA)
     before = dict(vars(args))
@@ -176,7 +161,7 @@ def test_a_word_that_is_not_known_is_refused(
         ((HA,), None, "0", False),
     ],
 )
-def test_that_nothing_is_switched_on_is_told_once(
+def test_rank_0_warns_once_when_no_strategy_is_enabled(
     words: tuple[str, ...],
     variable: str | None,
     rank: str,
@@ -184,10 +169,8 @@ def test_that_nothing_is_switched_on_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """
-    When neither the arguments nor the environment say anything, then rank 0 says, the first time, that
-    nothing will be repaired, and what would switch it on.
-    """
+    """When neither the arguments nor the environment enable a strategy, then rank 0 warns once that
+    no fault will be repaired, and names the settings that would change this."""
     monkeypatch.setenv("RANK", rank)
     if variable is not None:
         monkeypatch.setenv("HIGH_AVAILABILITY", variable)
@@ -203,10 +186,8 @@ def test_that_nothing_is_switched_on_is_told_once(
 def test_exit_beside_the_argument_is_refused(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When the environment says that nothing is wanted and the arguments switch it on, then that is refused;
-    behind other words `exit` is what is left when they do not help.
-    """
+    """When the environment disables all strategies and the arguments enable some, then this is
+    refused. After other words `exit` is the last resort."""
     monkeypatch.setenv("HIGH_AVAILABILITY", words)
     with pytest.raises(SystemExit):
         settle(parsed(HA))
@@ -219,12 +200,11 @@ def test_exit_beside_the_argument_is_refused(
 
 
 @pytest.mark.parametrize("words", [(), (HA,)])
-def test_arguments_of_other_names_are_refused(
+def test_missing_megatron_arguments_are_refused_by_name(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a script calls its sizes otherwise than Megatron does, then the names that are missing are told.
-    """
+    """When a script uses other names for its sizes than Megatron, then the error lists the missing
+    names."""
     args = parsed(*words, tp=2)
     del args.tensor_model_parallel_size, args.use_distributed_optimizer
     with pytest.raises(SystemExit):
@@ -251,13 +231,12 @@ def test_arguments_of_other_names_are_refused(
         ((), {**DISTRIBUTED, "num_distributed_optimizer_instances": 4}, 1, 4),
     ],
 )
-def test_copies_are_instances_of_megatrons(
+def test_optimizer_replicas_are_instances_of_the_distributed_optimizer(
     words: tuple[str, ...], others: dict[str, object], replicas: int, instances: int | None
 ) -> None:
-    """
-    When high availability is on, then the distributed optimizer has as many instances as there are to be
-    copies; when it is off, Megatron's own argument counts. One that is not distributed is held by all.
-    """
+    """When high availability is on, then the distributed optimizer has as many instances as there
+    are to be replicas; when it is off, Megatron's own argument counts. All ranks hold an optimizer
+    that is not distributed."""
     args = parsed(*words, **others)
     settled = settle(args)
     assert settled.replicas == replicas
@@ -267,11 +246,9 @@ def test_copies_are_instances_of_megatrons(
         assert settle(args) == settled
 
 
-def test_sizes_are_those_of_the_script() -> None:
-    """
-    When a script has Megatron's arguments, then what `initialize_model_parallel` is to be told follows
-    from them.
-    """
+def test_parallel_sizes_are_read_from_megatrons_arguments() -> None:
+    """When a script has Megatron's arguments, then the arguments of `initialize_model_parallel`
+    follow from them."""
     args = parsed(
         HA,
         tensor_model_parallel_size=2,
@@ -292,10 +269,8 @@ def test_sizes_are_those_of_the_script() -> None:
     }
 
 
-def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When a script's arguments do not have the world size, then it is that of the environment.
-    """
+def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a script's arguments do not have the world size, then it is that of the environment."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     args = parsed(HA, **DISTRIBUTED)
     del args.world_size
@@ -395,13 +370,13 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
             (HA, "--optimizer-replica-num", "3"),
             DISTRIBUTED,
             "data-parallel times context-parallel size is 4, which --optimizer-replica-num 3 does not divide: "
-            "each shard of the optimizer is to be on as many ranks",
+            "each shard of the optimizer must be on equally many ranks",
         ),
         (
             (HA, "--optimizer-replica-num", "4"),
             {"world_size": 8, **EXPERTS, "tensor_model_parallel_size": 2, **DISTRIBUTED},
             "the experts' data-parallel size is 2, which --optimizer-replica-num 4 does not divide: each shard "
-            "of the optimizer is to be on as many ranks",
+            "of the optimizer must be on equally many ranks",
         ),
         (
             (HA, "--optimizer-replica-num", "2"),
@@ -449,33 +424,29 @@ def test_the_number_of_ranks_may_be_the_launchers(monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_sentence(
+def test_impossible_arguments_are_refused_with_given_and_expected_values(
     words: tuple[str, ...], others: dict[str, object], sentence: str
 ) -> None:
-    """
-    When arguments do not go together, or leave something without a copy, then the sentence says what was
-    given and what is expected.
-    """
+    """When arguments contradict each other, or leave state without a replica, then the message
+    gives the given and the expected values."""
     with pytest.raises(UsageError) as refused:
         check(parsed(*words, **others))
     assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("name", ["use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2"])
-def test_other_wrappers_are_refused(name: str) -> None:
-    """
-    When a model is not wrapped by Megatron's DistributedDataParallel, then that is refused, elastic or not.
-    """
+def test_wrappers_other_than_megatrons_ddp_are_refused(name: str) -> None:
+    """When a model is not wrapped by Megatron's DistributedDataParallel, then it is refused, with
+    and without elastic training."""
     flag = "--" + name.replace("_", "-")
     for words in ((HA,), (HA, "--enable-elastic-training")):
         with pytest.raises(UsageError, match=f"^{flag} cannot be had with {HA}: the adaptor knows"):
             check(parsed(*words, **DISTRIBUTED, **{name: True}))
 
 
-def test_masters_that_share_memory_are_refused() -> None:
-    """
-    When masters are kept in the memory of the parameters, then that is refused, elastic or not.
-    """
+def test_master_parameters_in_parameter_memory_are_refused() -> None:
+    """When master parameters are kept in the memory of the parameters, then this is refused, with
+    and without elastic training."""
     for words in ((HA,), (HA, "--enable-elastic-training")):
         with pytest.raises(UsageError, match=r"^--reuse-fp32-param cannot be had with"):
             check(parsed(*words, **DISTRIBUTED, reuse_fp32_param=True))
@@ -511,13 +482,11 @@ def test_masters_that_share_memory_are_refused() -> None:
         ((), DISTRIBUTED, "this version cannot go on with fewer ranks of a Megatron job: take"),
     ],
 )
-def test_elastic_training_is_checked_and_then_refused(
+def test_elastic_training_is_refused_after_its_arguments_are_checked(
     more: tuple[str, ...], others: dict[str, object], sentence: str
 ) -> None:
-    """
-    When elastic training is asked for, then what does not go with it is said first; where all fits, it is
-    said that this version does not have it.
-    """
+    """When elastic training is requested, then conflicting arguments are refused first. When all
+    arguments fit, the message says that this version does not support elastic training."""
     with pytest.raises(UsageError) as refused:
         check(parsed(HA, "--enable-elastic-training", *more, **others))
     assert str(refused.value).startswith(sentence)
@@ -540,20 +509,17 @@ def test_elastic_training_is_checked_and_then_refused(
         ((HA, "--distributed-optimizer-no-replica", "--optimizer-replica-num", "1"), DISTRIBUTED),
     ],
 )
-def test_what_can_be_is_let_be(words: tuple[str, ...], others: dict[str, object]) -> None:
-    """
-    When everything has a copy, or is to have none, or high availability is off, then nothing is refused.
-    """
+def test_valid_arguments_are_accepted(words: tuple[str, ...], others: dict[str, object]) -> None:
+    """When all state has a replica, or is to have none, or high availability is off, then the
+    arguments are accepted."""
     check(parsed(*words, **others))
 
 
 # ---------------------------------------------------------------- on the page
 
 
-def test_every_argument_and_every_word_is_on_the_page() -> None:
-    """
-    When an argument or a word is added or renamed, or another one is refused, then the pages say so.
-    """
+def test_every_argument_and_word_is_on_the_pages() -> None:
+    """When an argument or a word is added, renamed or refused, then the pages document it."""
     parser = add_arguments(ArgumentParser(add_help=False))
     flags = [action.option_strings[0] for action in parser._actions]
     refused = [arguments._flag(name) for name in (*arguments._FSDP, *arguments._ELSEWHERE)]

@@ -51,10 +51,8 @@ def compared(run_dir: Path, shape: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(450)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_holders_of_a_shard_hold_the_same_after_every_step(shape: str, tmp_path: Path) -> None:
-    """
-    When a job trains, then no step leaves two holders with different bits.
-    """
+def test_all_holders_of_a_shard_are_equal_after_every_step(shape: str, tmp_path: Path) -> None:
+    """When a job trains, then all holders of a shard have the same bits after every step."""
     outcome = train_long(tmp_path / "run", shape)
     assert outcome.code == 0, outcome.output
     compared(tmp_path / "run", shape)
@@ -63,11 +61,9 @@ def test_all_holders_of_a_shard_hold_the_same_after_every_step(shape: str, tmp_p
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shape", ["TP1DP4", "TP1DP4-plain", "TP2DP2", "EP2DP4"])
-def test_a_replacement_holds_what_the_others_hold(shape: str, tmp_path: Path) -> None:
-    """
-    When a rank is killed in the middle, then who takes its place holds what the others do, after its first
-    step and all others.
-    """
+def test_a_replacement_is_equal_to_the_other_holders(shape: str, tmp_path: Path) -> None:
+    """When a rank is killed in the middle, then its replacement has the same bits as the other
+    holders, after its first step and all later ones."""
     spec = f"kill:rank=1,step={STEPS // 2},phase=forward"
     outcome = train_long(tmp_path / "run", shape, spec)
     assert outcome.code == 0, outcome.output

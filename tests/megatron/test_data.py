@@ -52,11 +52,9 @@ def trained(data: Data, steps: range) -> list[list[int]]:
     return drawn
 
 
-def test_steps_follow_each_other(calculate: Calculate) -> None:
-    """
-    When steps are trained, then each draws its micro-batches of one iterator, and the position is that of
-    the step's end from its beginning on.
-    """
+def test_each_step_draws_its_micro_batches_from_one_iterator(calculate: Calculate) -> None:
+    """When steps are trained, then each draws its micro-batches from one iterator, and from the
+    step's beginning on the position is that of its end."""
     made: list[int] = []
 
     def build(consumed: int) -> Iterator[int]:
@@ -71,19 +69,15 @@ def test_steps_follow_each_other(calculate: Calculate) -> None:
     assert made == [0]
 
 
-def test_a_job_that_goes_on_begins_where_it_was(calculate: Calculate) -> None:
-    """
-    When samples were consumed before, then the first iterator begins behind them.
-    """
+def test_a_resumed_job_begins_after_the_consumed_samples(calculate: Calculate) -> None:
+    """When samples were consumed before, then the first iterator begins after them."""
     assert trained(Data(from_there, consumed=24), range(3, 4)) == [[24, 30]]
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 2])
 def test_a_step_is_drawn_again_after_a_rollback(drawn: int, calculate: Calculate) -> None:
-    """
-    When a step is cut off, however much of it was drawn, then after the rollback it draws the same as an
-    undisturbed one.
-    """
+    """When a step is interrupted after any number of its micro-batches, then after the rollback it
+    draws the same ones as an undisturbed step."""
     data = Data(from_there)
     trained(data, range(1, 3))
     at_the_end = data.state_dict()
@@ -95,11 +89,9 @@ def test_a_step_is_drawn_again_after_a_rollback(drawn: int, calculate: Calculate
     assert trained(data, range(3, 5)) == [[24, 30], [36, 42]]
 
 
-def test_what_is_captured_within_a_step_is_its_end(calculate: Calculate) -> None:
-    """
-    When a rank is lost after it has contributed to its all-reduces, and the others complete the step, then its replacement
-    goes on with the next step; it is a new object, which has seen nothing.
-    """
+def test_the_position_captured_within_a_step_is_the_steps_end(calculate: Calculate) -> None:
+    """When a rank is lost after it has contributed to its all-reduces, and the others complete the
+    step, then its replacement, a new object, continues with the next step."""
     data = Data(from_there)
     trained(data, range(1, 3))
     replacement = Data(from_there)
@@ -107,21 +99,18 @@ def test_what_is_captured_within_a_step_is_its_end(calculate: Calculate) -> None
     assert trained(replacement, range(3, 4)) == [[24, 30]]
 
 
-def test_ranks_that_read_nothing_move_with_the_others(calculate: Calculate) -> None:
-    """
-    When a rank gets its micro-batches from others, then its position is theirs all the same.
-    """
+def test_ranks_that_read_no_data_have_the_position_of_the_others(calculate: Calculate) -> None:
+    """When a rank gets its micro-batches from other ranks, then its position is the same as
+    theirs."""
     data = Data(lambda _: None)
     for step in (1, 2):
         data.begin(step)
     assert data.consumed == 24
 
 
-def test_it_may_be_said_more_than_once_that_a_step_begins(calculate: Calculate) -> None:
-    """
-    When each forward step says which step it is of, as in a loop of Megatron's own, which has been handed
-    the iterators once, then the position moves once in a step.
-    """
+def test_a_step_begun_several_times_moves_the_position_once(calculate: Calculate) -> None:
+    """When each forward step reports its step, as in Megatron's own loop, which gets the iterators
+    once, then the position moves once in a step."""
     data = Data(from_there)
     batches = data.iterators
     assert not isinstance(batches, list)
@@ -136,11 +125,9 @@ def test_it_may_be_said_more_than_once_that_a_step_begins(calculate: Calculate) 
     assert data.consumed == 36
 
 
-def test_the_batch_grows_as_it_did(calculate: Calculate) -> None:
-    """
-    When the global batch ramps up, then each step has the number of micro-batches of its position, after a
-    rollback to an earlier size, too, before the step begins.
-    """
+def test_the_ramp_up_of_the_batch_size_follows_the_position(calculate: Calculate) -> None:
+    """When the global batch ramps up, then each step has the number of micro-batches of its
+    position, also before the step after a rollback to an earlier size."""
     calculate(24, [6, 6, 60])
     data = Data(from_there)
     undisturbed, ends = [], []
@@ -157,21 +144,18 @@ def test_the_batch_grows_as_it_did(calculate: Calculate) -> None:
     assert trained(data, range(9, 10)) == [[90, 96, 102, 108]]
 
 
-def test_a_batch_that_is_decreased_counts_as_what_was_trained(calculate: Calculate) -> None:
-    """
-    When Megatron makes the global batch smaller to fit the ranks, then what it leaves out was not consumed.
-    """
+def test_samples_left_out_of_a_decreased_batch_are_not_consumed(calculate: Calculate) -> None:
+    """When Megatron decreases the global batch to fit the ranks, then the samples that it leaves
+    out do not count as consumed."""
     calculate(15, decrease=True)
     data = Data(from_there)
     assert trained(data, range(1, 3)) == [[0, 6], [12, 18]]
     assert data.consumed == 24
 
 
-def test_batches_can_be_left_out(calculate: Calculate) -> None:
-    """
-    When batches are skipped after a rollback, then so many global batches are, each of the size of its
-    position; a second rollback is not moved by the first one's skip.
-    """
+def test_global_batches_can_be_skipped(calculate: Calculate) -> None:
+    """When batches are skipped after a rollback, then that number of global batches is skipped,
+    each of the size of its position. The skip of a first rollback does not change a second one."""
     calculate(24, [6, 6, 60])
     data = Data(from_there)
     trained(data, range(1, 3))
@@ -183,11 +167,9 @@ def test_batches_can_be_left_out(calculate: Calculate) -> None:
         assert trained(data, range(3, 4)) == [[36, 42]]
 
 
-def test_several_chunks_have_an_iterator_each(calculate: Calculate) -> None:
-    """
-    When a rank has several chunks of the model, then each has its own iterator, and all are made anew; where
-    a rank reads nothing, none are.
-    """
+def test_each_model_chunk_has_an_iterator_of_its_own(calculate: Calculate) -> None:
+    """When a rank has several chunks of the model, then each has its own iterator, and all are made
+    anew; a rank that reads no data makes none."""
     data = Data(lambda consumed: [from_there(consumed), None, from_there(consumed)], chunks=3)
     batches = data.begin(1)
     assert isinstance(batches, list)
@@ -198,10 +180,9 @@ def test_several_chunks_have_an_iterator_each(calculate: Calculate) -> None:
     assert len(Data(lambda _: None, chunks=2).begin(1)) == 2  # type: ignore[arg-type]  # a list, with chunks
 
 
-def test_a_step_that_draws_some_of_its_micro_batches_is_refused(calculate: Calculate) -> None:
-    """
-    When a step has drawn less than its micro-batches, or more, then the next one says so.
-    """
+def test_a_step_with_a_wrong_number_of_drawn_micro_batches_is_refused(calculate: Calculate) -> None:
+    """When a step has drawn fewer or more than its micro-batches, then the next step raises an
+    error."""
     for drawn in (1, 3):
         data = Data(from_there)
         batches = data.begin(1)
@@ -220,42 +201,37 @@ def test_a_step_that_draws_some_of_its_micro_batches_is_refused(calculate: Calcu
         (lambda _: iter(()), 2, "has made one iterator; expected are 2"),
     ],
 )
-def test_another_number_of_iterators_is_refused(
+def test_a_wrong_number_of_iterators_is_refused(
     build: Callable[[int], Iterator[int]], chunks: int | None, sentence: str, calculate: Calculate
 ) -> None:
-    """
-    When `build` makes other than an iterator for each chunk, then it is said how many are expected.
-    """
+    """When `build` does not make one iterator for each chunk, then the error gives the expected
+    number."""
     with pytest.raises(UsageError, match=sentence):
         Data(build, chunks=chunks).begin(1)
 
 
-def test_what_is_drawn_outside_of_a_step_is_refused(calculate: Calculate) -> None:
-    """
-    When a micro-batch is drawn before any step has begun, or where nothing was made, then it is said what
-    to call.
-    """
+def test_a_micro_batch_drawn_outside_a_step_is_refused(calculate: Calculate) -> None:
+    """When a micro-batch is drawn before any step has begun, or where no iterator was made, then
+    the error names the function to call."""
     data = Data(lambda _: None)
     batches = data.iterators
     assert not isinstance(batches, list)
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"data.begin\(step\) is to be called"):
+        with pytest.raises(UsageError, match=r"call data.begin\(step\)"):
             next(batches)
         data.begin(1)
 
 
 def test_the_position_of_another_object_is_refused(calculate: Calculate) -> None:
-    """
-    When what is put back was captured from another object, then it is said what came.
-    """
+    """When a restored position was captured from another object, then the error names that object's
+    type."""
     with pytest.raises(MalformedMessage, match="a data position with epoch in it"):
         Data(from_there).load_state_dict({"epoch": 3})
 
 
-def test_without_a_calculator_it_is_said_what_to_call() -> None:
-    """
-    When Megatron's calculator is not there, then there is no position, and it is said what makes it.
-    """
+def test_a_missing_calculator_is_reported_with_the_function_to_call() -> None:
+    """When Megatron's calculator does not exist, then there is no position, and the error names the
+    function that makes the calculator."""
     calculator.destroy_num_microbatches_calculator()
     with pytest.raises(
         UsageError, match=r"call megatron.core.num_microbatches_calculator.init_num"

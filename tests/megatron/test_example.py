@@ -15,12 +15,11 @@ EXAMPLE = ROOT / "examples" / "megatron_gpt"
 ARGUMENTS = ("--steps", "12", "--without-cuda", str(ROOT / "tests" / "megatron" / "shim.py"))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)  # two jobs
-def test_the_example_loses_ranks_and_trains_as_the_ordinary_script(tmp_path: Path) -> None:
-    """
-    When a rank is killed in its update and then rank 0 in its backward, then every loss is that of the same
-    script without tft.
-    """
+def test_the_example_with_lost_ranks_has_the_losses_of_the_ordinary_script(tmp_path: Path) -> None:
+    """When a rank is killed in its update and then rank 0 in its backward pass, then every loss is
+    that of the same script without tft."""
     plain = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--standalone",
         str(EXAMPLE / "plain.py"), *ARGUMENTS, "--out", str(tmp_path / "plain"),

@@ -29,9 +29,7 @@ SINCE = Diagnosis(kind="numeric", polluted=True, not_after=1200)
     ],
     ids=lambda value: str(value)[-40:],
 )
-def test_an_exception_is_known_by_its_words(error: BaseException, diagnosis: Diagnosis) -> None:
-    """
-    When somebody has seen that numbers went wrong, then no copy of the last update is sound, nor one of a
-    step later than the one that is named; the errors of devices come first.
-    """
+def test_an_exception_is_classified_by_its_text(error: BaseException, diagnosis: Diagnosis) -> None:
+    """When an exception reports wrong numbers, then no copy of the last update is sound, nor one of
+    a later step than the named one. Device errors take precedence."""
     assert Diagnostician(classify).diagnose(error) == diagnosis

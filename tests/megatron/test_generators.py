@@ -24,11 +24,10 @@ def part(*ranks: int, stage: int = 0, experts: int = 1) -> Part:
     return Part(pipeline=(stage, 2), tensor=(0, 1), experts=experts, ranks=ranks)
 
 
-def test_each_part_of_a_model_has_the_states_of_its_ranks() -> None:
-    """
-    When two stages are on two ranks each, then each has a list of two, in the order of the ranks; who has
-    lost its own is stood in for, and a stage of which nobody has any is left out.
-    """
+def test_each_pipeline_stage_has_the_generator_states_of_its_ranks() -> None:
+    """When two stages are on two ranks each, then each has a list of two states, in the order of
+    the ranks. Another rank's state stands in for a lost one, and a stage without any state is left
+    out."""
     private = {rank: captured(rank) for rank in (0, 2, 3)}
     found = generators([part(0, 1), part(2, 3, stage=1), part(8, 9, stage=1)], private)
     assert {
@@ -38,19 +37,15 @@ def test_each_part_of_a_model_has_the_states_of_its_ranks() -> None:
     assert torch.equal(first["rng_tracker_states"]["dropout"], torch.tensor([0], dtype=torch.uint8))
 
 
-def test_ranks_with_other_experts_have_an_object_each() -> None:
-    """
-    When experts are spread over ranks, then there is one object for each data-parallel rank.
-    """
+def test_ranks_with_different_experts_have_one_object_each() -> None:
+    """When experts are spread over ranks, then there is one object for each data-parallel rank."""
     found = generators([part(0, 1, experts=2)], {rank: captured(rank) for rank in (0, 1)})
     assert [int(state["torch_rng_state"]) for [[state]] in found.values()] == [0, 1]
     assert list(found) == ["rng_state/shard_0.0.0_2.1.2", "rng_state/shard_0.0.1_2.1.2"]
 
 
-def test_samples_are_counted_as_the_data_of_megatron_does() -> None:
-    """
-    When the data position is that of `tft_megatron.Data`, then it is Megatron's count; with another one
-    nothing is made up, whatever it calls itself.
-    """
+def test_the_sample_count_is_that_of_megatrons_data() -> None:
+    """When the data position is that of `tft_megatron.Data`, then the count is Megatron's. For any
+    other data there is no count, whatever names it uses."""
     assert consumed({1: captured(1, consumed=48), 0: captured(0)}) == 48
     assert consumed({0: captured(0, data={"consumed": 3}), 1: captured(1, data=None)}) is None

@@ -23,11 +23,11 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(view=views(), cut=st.tuples(st.integers(0, 256), st.integers(0, 256)))
-def test_a_stretch_of_memory_is_boxes_of_a_view(view: torch.Tensor, cut: tuple[int, int]) -> None:
-    """
-    When a rank has a stretch of a parameter, then the boxes cover just those elements of the view that lie
-    in it, each once, and their memory is where it is said to be.
-    """
+def test_the_boxes_of_a_memory_range_cover_exactly_its_elements(
+    view: torch.Tensor, cut: tuple[int, int]
+) -> None:
+    """When a rank has a range of a parameter's memory, then the boxes cover exactly the elements of
+    the view in that range, each once, at the given addresses."""
     start, end = sorted(cut)
     covered = torch.zeros_like(view)
     memory = view.untyped_storage()
@@ -41,10 +41,8 @@ def test_a_stretch_of_memory_is_boxes_of_a_view(view: torch.Tensor, cut: tuple[i
     assert torch.equal(covered, ((view >= start) & (view < end)).long())
 
 
-def test_a_tensor_that_lies_in_order_is_at_most_a_few_boxes() -> None:
-    """
-    When a stretch begins and ends in the middle of rows, then the rows between are one box.
-    """
+def test_a_contiguous_tensor_gives_at_most_a_few_boxes() -> None:
+    """When a range begins and ends in the middle of rows, then the rows between are one box."""
     found = list(boxes((1000, 64), (64, 1), 0, 100, 50_000))
     assert [shape for _, shape, _ in found] == [(779, 64), (1, 28), (1, 16)]
 
@@ -56,11 +54,9 @@ def piece(key: str, tensor: torch.Tensor) -> Placed:
     return Placed(key=key, whole=tuple(tensor.shape), at=(0,) * tensor.dim(), tensor=tensor)
 
 
-def test_what_is_written_for_megatron_is_not_written_again() -> None:
-    """
-    When the pieces of a checkpoint are all of a tensor's memory, then it is known by them; a tensor of
-    which some is missing is not, nor one that only looks like it.
-    """
+def test_a_tensor_written_for_megatron_is_not_written_again() -> None:
+    """When the pieces of a checkpoint cover all of a tensor's memory, then the tensor counts as
+    written. A tensor with missing pieces does not, nor one that only looks equal."""
     whole, half, other = torch.arange(24.0).view(4, 6), torch.arange(8.0), torch.arange(24.0)
     upper, lower = whole.chunk(2, dim=1)
     pieces = [piece("upper", upper), piece("lower", lower), piece("half", half[:4])]

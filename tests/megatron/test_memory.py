@@ -16,12 +16,10 @@ SPARE = 8 << 10
 
 @pytest.mark.soak
 @pytest.mark.parametrize("row", TABLE)
-def test_a_rank_keeps_what_the_formula_says(row: Row, tmp_path: Path) -> None:
-    """
-    When a step is over, then the tensors on a rank are its parameters of 16 bits and their gradients, both
-    with what Megatron pads them with, and the share of its optimizer: masters, moments, and a gradient of
-    each master where there is none of 32 bits. Per parameter that is what the formula says.
-    """
+def test_the_memory_of_a_rank_is_that_of_the_formula(row: Row, tmp_path: Path) -> None:
+    """When a step is over, then the tensors on a rank are its 16-bit parameters and their
+    gradients, with Megatron's padding, and its optimizer shard: masters, moments, and a gradient of
+    each master where there is none of 32 bits. The bytes per parameter are those of the formula."""
     half = row.gradients is Gradients.HALF
     held = measure(row, tmp_path / "run")
     assert len(held) == RANKS

@@ -56,11 +56,9 @@ def once(context: ForkServerContext) -> Once:
     return once
 
 
-def test_an_evaluation_that_is_broken_off_leaves_nothing_switched(once: Once) -> None:
-    """
-    When a fault strikes while the model is evaluated, with overlapped gathering of parameters off, then all of
-    it is as it was handed over: as it is in a rank that takes the place of another.
-    """
+def test_an_interrupted_evaluation_leaves_no_mode_switched(once: Once) -> None:
+    """When a fault strikes while the model is evaluated, with overlapped gathering of parameters
+    off, then all modes are as they were handed over, as in a replacement."""
     (found,) = once("evaluation", "--instances", "1", "--overlap")
     assert found["between"]["hooks"] == 0
     assert not any(found["between"]["training"])
@@ -73,42 +71,34 @@ def test_an_evaluation_that_is_broken_off_leaves_nothing_switched(once: Once) ->
     "more",
     [("--mtp",), pytest.param(("--tied",), marks=pytest.mark.soak)],
 )
-def test_stages_with_a_copy_of_the_embeddings_begin_with_it(
+def test_a_last_stage_with_embeddings_begins_with_those_of_the_first(
     more: tuple[str, ...], once: Once
 ) -> None:
-    """
-    When the last stage of a pipeline has the embeddings, too, because it predicts several tokens, or for output,
-    then it has those of the first stage once groups are formed.
-    """
+    """When the last stage of a pipeline has the embeddings too, because it predicts several tokens,
+    or for its output, then it has those of the first stage once groups are formed."""
     first, last = once("beginning", "--pp", "2", "--instances", "1", *more, world=2)
     assert any(any(row) for row in first["embeddings"])
     assert last["embeddings"] == first["embeddings"]
 
 
-def test_replicas_that_have_drawn_other_parameters_begin_with_the_same(once: Once) -> None:
-    """
-    When data-parallel ranks build with other seeds, then all have the parameters of the first one, and the same
-    masters, once groups are formed.
-    """
+def test_replicas_with_different_seeds_begin_with_equal_parameters(once: Once) -> None:
+    """When data-parallel ranks build with different seeds, then all have the parameters of the
+    first one, and the same masters, once groups are formed."""
     first, second = once("beginning", "--instances", "0", world=2)
     assert second["state"] == first["state"]
 
 
-def test_what_was_collected_for_the_log_of_a_broken_step_is_dropped(once: Once) -> None:
-    """
-    When a step is broken off that has predicted several tokens, then neither the loss it has counted nor the group it
-    would average it over is left.
-    """
+def test_the_collected_log_values_of_an_interrupted_step_are_dropped(once: Once) -> None:
+    """When a step that has predicted several tokens is interrupted, then neither its collected loss
+    nor the group for its average is left."""
     (found,) = once("logged", "--instances", "1")
     assert "avg_group" in found["before"]
     assert found["after"] == []
 
 
 def test_a_group_that_the_script_keeps_itself_is_refused(once: Once) -> None:
-    """
-    When a script has kept a group where nothing else can be put in its place, in an object or a dict, then it is told;
-    when it has let go of it, then all is as it should be.
-    """
+    """When a script keeps a group in an object or a dict where it cannot be replaced, then this is
+    refused. When the script drops the reference, all is accepted."""
     (found,) = once("kept", "--instances", "1")
     in_an_object, in_a_dict, nowhere = found["refused"]
     assert "kept in an object of argparse.Namespace, where tft cannot" in in_an_object
@@ -117,10 +107,8 @@ def test_a_group_that_the_script_keeps_itself_is_refused(once: Once) -> None:
 
 
 def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: Once) -> None:
-    """
-    When a script takes a group for itself once it has handed all over, then it is told before the first step, as long as
-    it has it.
-    """
+    """When a script takes a reference to a group after `enable`, then this is refused before the
+    first step, as long as the reference exists."""
     (found,) = once("late", "--instances", "1")
     *refused, at_last = found["refused"]
     assert all(
@@ -129,48 +117,40 @@ def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: O
     assert (len(refused), at_last) == (2, "")
 
 
-def test_a_model_that_was_tried_first_is_trained(once: Once) -> None:
-    """
-    When a script tries its model before it trains, then what Megatron keeps of that is not taken for the script's own.
-    """
+def test_a_model_that_was_called_before_training_is_accepted(once: Once) -> None:
+    """When a script calls its model before it trains, then references that Megatron keeps from that
+    call do not count as the script's own."""
     (found,) = once("tried", "--experts", "--instances", "1")
     assert found["refused"] == ""
 
 
 @pytest.mark.parametrize("case", ["reading", "told_to_read"])
-def test_what_a_script_has_read_itself_stays_as_it_is(case: str, once: Once) -> None:
-    """
-    When a script reads a checkpoint of its own, then the masters are the ones it has read, and not what the parameters
-    come to.
-    """
+def test_masters_from_a_checkpoint_that_the_script_reads_are_kept(case: str, once: Once) -> None:
+    """When a script reads a checkpoint of its own, then the masters are those of the checkpoint,
+    and are not made from the parameters."""
     (found,) = once(case, "--instances", "1")
     assert found["kept"]
 
 
-def test_counts_of_a_step_that_others_have_ended_are_forgotten(once: Once) -> None:
-    """
-    When a rank goes on from the middle of a step, with what routers had counted, then it counts from nothing.
-    """
+def test_router_counts_of_a_step_that_others_have_completed_are_reset(once: Once) -> None:
+    """When a rank continues from the middle of a step, with counts of its routers, then the counts
+    begin at zero."""
     (found,) = once("counted", "--experts", "--balancing", "global_aux_loss", "--instances", "1")
     assert found["counts"]
     assert not any(found["counts"])
 
 
-def test_stages_with_other_settings_are_refused(once: Once) -> None:
-    """
-    When one stage of a pipeline has another learning rate than the others, which Megatron would have them agree on,
-    then all are told when the first groups are formed.
-    """
+def test_pipeline_stages_with_different_settings_are_refused(once: Once) -> None:
+    """When one stage of a pipeline has another learning rate than the others, which Megatron would
+    make equal, then all ranks raise an error when the first groups are formed."""
     first, last = once("stages", "--pp", "2", "--instances", "1", world=2)
     assert "stage 1 of the pipeline has the groups of parameters" in first["refused"]
     assert "stage 0 of the pipeline has the groups of parameters" in last["refused"]
 
 
-def test_what_cannot_be_kept_is_refused_when_it_is_handed_over(once: Once) -> None:
-    """
-    When a module has a setting that cannot be gone on with, a scheduler is left out, or the data tells no position, then
-    `enable` says so.
-    """
+def test_objects_that_cannot_be_recovered_are_refused_by_enable(once: Once) -> None:
+    """When a module has a setting that cannot be recovered, the scheduler is missing, or the data
+    reports no position, then `enable` raises an error."""
     (found,) = once("handed", "--instances", "1")
     setting, scheduler, position = found["refused"]
     assert setting.startswith("cuda_graph_impl is local, which the adaptor megatron cannot handle")
@@ -178,9 +158,8 @@ def test_what_cannot_be_kept_is_refused_when_it_is_handed_over(once: Once) -> No
     assert position == "data must have state_dict() and load_state_dict(); a Namespace has not"
 
 
-def test_a_timer_that_was_running_can_be_started_again(once: Once) -> None:
-    """
-    When a step is broken off while Megatron takes its time, then the next one can take its own.
-    """
+def test_a_timer_of_an_interrupted_step_can_be_started_again(once: Once) -> None:
+    """When a step is interrupted while Megatron's timer runs, then the next step can start the
+    timer."""
     (found,) = once("timed", "--instances", "1")
     assert found["runs"]

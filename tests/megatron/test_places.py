@@ -1,6 +1,4 @@
-"""
-References to process groups are found wherever Megatron and its users keep them, and pointed elsewhere.
-"""
+"""Find and replace references to process groups wherever Megatron and its users keep them."""
 
 from functools import partial
 from typing import Any
@@ -34,11 +32,9 @@ class Slotted:
         self.group = group
 
 
-def test_groups_in_objects_of_all_kinds_are_pointed_at_others() -> None:
-    """
-    When modules, parameters, dicts, lists, partials, closures, bound methods and slots keep groups, then each
-    reference is found once, and follows its role.
-    """
+def test_group_references_in_objects_of_all_kinds_are_replaced() -> None:
+    """When modules, parameters, dicts, lists, partials, closures, bound methods and slots keep
+    groups, then each reference is found once, and is set to the new group of its role."""
     first, second = Group(), Group()
     module: Any = nn.Linear(2, 2)
     module.group = first
@@ -71,10 +67,9 @@ def test_groups_in_objects_of_all_kinds_are_pointed_at_others() -> None:
     assert module(torch.zeros(1, 2)).shape == (1, 2)
 
 
-def test_a_group_that_cannot_be_made_again_is_refused_where_it_is() -> None:
-    """
-    When a group is none of Megatron's, or is in a tuple, then the sentence says where.
-    """
+def test_a_group_that_cannot_be_rebuilt_is_refused_with_its_place() -> None:
+    """When a group is none of Megatron's, or is in a tuple, then the error names the place of the
+    reference."""
     known, foreign = Group(), Group()
     with pytest.raises(UsageError, match=r"model\['mine'\] is a process group that Megatron"):
         find_places({"model": {"mine": foreign}}, {"known": known})

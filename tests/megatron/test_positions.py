@@ -1,6 +1,4 @@
-"""
-Where a real Megatron job is in its data, and how far it goes back.
-"""
+"""The data position of a real Megatron job, and rollbacks to earlier steps."""
 
 from pathlib import Path
 
@@ -11,11 +9,12 @@ from tests.megatron.jobs import Undisturbed, train
 
 
 @pytest.mark.soak
-def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """
-    When the global batch doubles with step 5, one rank is killed in the update of step 4 and another in the
-    forward pass of step 6, then every step has the micro-batches that it has in the undisturbed run.
-    """
+def test_a_growing_batch_has_the_same_micro_batches_after_faults(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """When the global batch doubles with step 5, one rank is killed in the update of step 4 and
+    another in the forward pass of step 6, then every step has the micro-batches of the undisturbed
+    run."""
     specs = ("kill:rank=2,step=4,phase=update", "kill:rank=1,step=6,phase=forward")
     outcome = train(tmp_path / "run", "TP1DP4", *specs, more=("--rampup",))
     assert outcome.code == 0, outcome.output
@@ -39,14 +38,13 @@ def test_a_batch_that_grows_goes_on_where_it_was(tmp_path: Path, undisturbed: Un
         ),
     ],
 )
-def test_numbers_that_went_wrong_are_gone_back_behind(
+def test_wrong_numbers_lead_back_to_a_checkpoint_from_before_them(
     words: str, step: int, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When a rank says in step 7 that numbers have gone wrong, and maybe until when they were right, then all go
-    back to the newest checkpoint that is early enough, in the processes they have, and end as if nothing had
-    happened; also to one of when all steps had been skipped, for infinite gradients.
-    """
+    """When a rank reports in step 7 that numbers have gone wrong, perhaps with the last right step,
+    then all ranks return to the newest checkpoint that is early enough, in their processes, and end
+    as the undisturbed run. The checkpoint may be from a time when all steps had been skipped for
+    infinite gradients."""
     outcome = train(
         tmp_path / "run",
         "TP1DP4",

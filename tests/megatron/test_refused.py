@@ -1,6 +1,5 @@
-"""
-What the adaptor for Megatron refuses, before anything is changed, and the sentences for it.
-"""
+"""The inputs that the adaptor for Megatron refuses before it changes any state, and the
+messages."""
 
 import dataclasses
 import sys
@@ -82,11 +81,9 @@ def replaced() -> tuple[Session, Training]:
     return session, training
 
 
-def test_the_scheduler_is_stepped_in_the_window_and_not_again_when_the_script_asks() -> None:
-    """
-    When the script steps the optimizer and then the scheduler, then the scheduler has been stepped once, in
-    the window.
-    """
+def test_the_scheduler_is_stepped_once_in_the_window() -> None:
+    """When the script steps the optimizer and then the scheduler, then the scheduler has been
+    stepped once, in the window."""
     session, training = replaced()
     assert training.optimizer.step() == (True, 1.0, None)
     assert (session.windows, training.scheduler.num_steps) == (["open", "closed"], 8)
@@ -94,20 +91,18 @@ def test_the_scheduler_is_stepped_in_the_window_and_not_again_when_the_script_as
     assert training.scheduler.num_steps == 8
 
 
-def test_a_skipped_step_is_a_window_in_which_nothing_is_done() -> None:
-    """
-    When gradients are infinite, then a window opens and closes, and the scheduler stays where it was.
-    """
+def test_a_skipped_step_opens_a_window_and_does_not_step_the_scheduler() -> None:
+    """When gradients are infinite, then a window opens and closes, and the scheduler is not
+    stepped."""
     session, training = replaced()
     training.optimizer.infinite = True
     assert training.optimizer.step() == (False, None, None)
     assert (session.windows, training.scheduler.num_steps) == (["open", "closed"], 0)
 
 
-def test_a_scheduler_that_is_not_stepped_as_it_was_said_is_refused() -> None:
-    """
-    When the script asks for another increment, steps the scheduler unasked, or leaves it out, then it is told.
-    """
+def test_a_scheduler_step_that_differs_from_the_announced_one_is_refused() -> None:
+    """When the script asks for another increment, steps the scheduler unasked, or leaves the step
+    out, then an error says so."""
     _, training = replaced()
     with pytest.raises(UsageError, match="without a step of the optimizer before it"):
         training.scheduler.step(increment=8)
@@ -119,9 +114,7 @@ def test_a_scheduler_that_is_not_stepped_as_it_was_said_is_refused() -> None:
 
 
 def without_scheduler(momentum: float = 0.0) -> tuple[torch.optim.Optimizer, Training]:
-    """
-    A training whose optimizer is torch's.
-    """
+    """Return a training whose optimizer is torch's, without a scheduler."""
     inner = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0, momentum=momentum)
     chained = SimpleNamespace(
         chained_optimizers=[SimpleNamespace(optimizer=inner)], param_groups=inner.param_groups
@@ -129,11 +122,10 @@ def without_scheduler(momentum: float = 0.0) -> tuple[torch.optim.Optimizer, Tra
     return inner, Training(chunks=(), optimizer=chained, scheduler=None, data=None)
 
 
-def test_a_scheduler_that_was_not_given_is_noticed() -> None:
-    """
-    When a script gives no scheduler, and has one for this optimizer, torch's or Megatron's, then it is told; when it
-    has none, or one for another optimizer, then that is taken.
-    """
+def test_a_scheduler_that_was_not_handed_over_is_refused() -> None:
+    """When a script hands over no scheduler, and has one for this optimizer, torch's or
+    Megatron's, then an error says so. When it has none, or one for another optimizer, the
+    training is accepted."""
     inner, training = without_scheduler(momentum=0.9)
     other = torch.optim.lr_scheduler.ConstantLR(without_scheduler()[0])
     check_scheduler(training)
@@ -154,36 +146,30 @@ def test_a_scheduler_that_was_not_given_is_noticed() -> None:
 
 
 def test_a_scheduler_that_is_not_megatrons_is_refused() -> None:
-    """
-    When the scheduler is torch's, which takes no increment, then it is said which one is expected.
-    """
+    """When the scheduler is torch's, which takes no increment, then the error names the expected
+    one."""
     inner, training = without_scheduler()
     torchs = torch.optim.lr_scheduler.ConstantLR(inner)
     with pytest.raises(UsageError, match=r"OptimizerParamScheduler, not a torch\..*\.ConstantLR"):
         check_scheduler(dataclasses.replace(training, scheduler=torchs))
 
 
-def test_a_job_with_another_adaptor_is_told_how_to_be_started() -> None:
-    """
-    When the script begins in a job that runs with another adaptor, then the sentence names the option.
-    """
+def test_begin_in_a_job_with_another_adaptor_is_refused_with_the_option() -> None:
+    """When the script begins in a job that runs with another adaptor, then the error names the
+    option to use."""
     with pytest.raises(UsageError, match="start it with tft run --adaptor megatron"):
         tft_megatron.begin(Session(adaptor="pytorch"))
 
 
-def test_enable_comes_after_begin() -> None:
-    """
-    When a script hands over what it has built without having begun, then it is told.
-    """
+def test_enable_before_begin_is_refused() -> None:
+    """When a script calls `enable` without `begin`, then an error says so."""
     with pytest.raises(UsageError, match=r"call tft_megatron\.begin before anything"):
         tft_megatron.enable(Session(), [], None)
 
 
-def test_sizes_that_do_not_fit_the_world_are_refused_and_leave_nothing_behind() -> None:
-    """
-    When four ranks are to be cut into groups of three, then Megatron's own reason is told, and nothing is
-    left of the attempt.
-    """
+def test_sizes_that_do_not_fit_the_world_are_refused_without_trace() -> None:
+    """When four ranks are to be split into groups of three, then the error has Megatron's own
+    reason, and no state of the attempt is left."""
     import torch.distributed as dist
 
     with pytest.raises(UsageError, match=r"groups of 4 ranks so: .*not divisible by 3"):
@@ -191,19 +177,18 @@ def test_sizes_that_do_not_fit_the_world_are_refused_and_leave_nothing_behind() 
     assert not dist.is_initialized()
 
 
-def test_a_missing_megatron_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When megatron-core cannot be imported, then the sentence says what to install.
-    """
+def test_a_missing_megatron_is_reported_with_the_package_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When megatron-core cannot be imported, then the error names the package to install."""
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(UsageError, match=r"pip install 'tft-bus\[megatron\]'"):
         check_megatron()
 
 
 def test_another_version_of_megatron_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When another minor version is installed, then it is named, with the one that is known.
-    """
+    """When another minor version is installed, then the error names that version and the supported
+    one."""
     monkeypatch.setattr(megatron.core, "__version__", "0.17.2")
     with pytest.raises(UsageError, match=r"written for megatron-core 0\.16, and 0\.17\.2"):
         check_megatron()

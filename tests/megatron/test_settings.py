@@ -15,9 +15,7 @@ from tft.errors import UsageError
 
 
 def holders(**model: Any) -> list[Any]:  # Any: Megatron's
-    """
-    All three, with these settings of the model.
-    """
+    """Return all three configurations, with these settings of the model."""
     config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
     for name, value in model.items():
         assert hasattr(config, name)
@@ -25,10 +23,9 @@ def holders(**model: Any) -> list[Any]:  # Any: Megatron's
     return [OptimizerConfig(), DistributedDataParallelConfig(), config]
 
 
-def test_what_is_set_by_nobody_is_taken() -> None:
-    """
-    When everything is as Megatron has it by default, or is of a form that keeps nothing, then nothing is refused.
-    """
+def test_megatrons_default_settings_are_accepted() -> None:
+    """When all settings are Megatron's defaults, or have a form that keeps no state, then they are
+    accepted."""
     refuse_settings(holders())
     refuse_settings(holders(fp8="hybrid", fp8_recipe="blockwise"))
     refuse_settings(holders(moe_token_dispatcher_type="flex"))
@@ -54,19 +51,18 @@ def test_what_is_set_by_nobody_is_taken() -> None:
         ({"moe_router_enable_expert_bias": True}, "moe_router_enable_expert_bias is set"),
     ],
 )  # fmt: skip
-def test_what_is_kept_where_nobody_looks_is_refused(model: dict[str, Any], sentence: str) -> None:
-    """
-    When a model is set to keep something that has no copy, or outlives a step that was broken off, then it is
-    refused by name, with the reason.
-    """
+def test_settings_that_keep_state_without_a_replica_are_refused(
+    model: dict[str, Any], sentence: str
+) -> None:
+    """When a model is set to keep state that has no replica, or that outlives an interrupted step,
+    then the setting is refused by name, with the reason."""
     with pytest.raises(UsageError, match=sentence):
         refuse_settings(holders(**model))
 
 
-def test_a_setting_that_megatron_has_no_more_is_noticed() -> None:
-    """
-    When no configuration has a setting that would have to be refused, then that is said: it may be called otherwise.
-    """
+def test_a_refused_setting_that_megatron_no_longer_has_is_reported() -> None:
+    """When no configuration has a setting that would have to be refused, then an error says so:
+    Megatron may have renamed it."""
 
     @dataclass
     class Renamed:

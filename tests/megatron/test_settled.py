@@ -1,6 +1,5 @@
-"""
-A real Megatron job takes part in what its arguments and its environment name, and in nothing else.
-"""
+"""A real Megatron job uses the strategies that its arguments and its environment enable, and no
+others."""
 
 from pathlib import Path
 
@@ -14,11 +13,9 @@ HA = "--enable-high-availability"
 
 
 @pytest.mark.soak
-def test_what_was_not_switched_on_is_not_done(tmp_path: Path) -> None:
-    """
-    When high availability alone is on and a rank is killed, then it is not replaced: the others save a last
-    checkpoint, and the reason is told.
-    """
+def test_a_strategy_that_is_not_enabled_is_not_used(tmp_path: Path) -> None:
+    """When only high availability is enabled and a rank is killed, then it is not replaced: the
+    others save a last checkpoint, and the reason is reported."""
     outcome = train(tmp_path / "run", "TP1DP4", KILL, more=(HA,))
     assert outcome.code == 3, outcome.output
     (incident,) = outcome.incidents
@@ -28,11 +25,9 @@ def test_what_was_not_switched_on_is_not_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_what_is_refused_is_one_line_of_each_rank(tmp_path: Path) -> None:
-    """
-    When the environment has a word that is not known, then ranks say so in one line and leave with code 2, and
-    the job ends.
-    """
+def test_an_unknown_word_ends_each_rank_with_one_line(tmp_path: Path) -> None:
+    """When the environment has an unknown word, then ranks print that in one line and exit with
+    code 2, and the job ends."""
     outcome = train(
         tmp_path / "run", "TP1DP4", more=(HA,), environment={"HIGH_AVAILABILITY": "recver,dump"}
     )
@@ -47,13 +42,11 @@ def test_what_is_refused_is_one_line_of_each_rank(tmp_path: Path) -> None:
     ("more", "words"),
     [((HA, "--enable-worker-reboot"), ""), ((HA,), "Recover"), ((), "retry,recover")],
 )
-def test_what_was_switched_on_is_done(
+def test_a_killed_rank_is_replaced_when_that_is_enabled(
     more: tuple[str, ...], words: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When the replacing of ranks is on, by an argument, by the environment beside one, or by that alone, then a
-    killed rank is replaced.
-    """
+    """When the replacement of ranks is enabled by an argument, by the environment beside an
+    argument, or by the environment alone, then a killed rank is replaced."""
     outcome = train(
         tmp_path / "run", "TP1DP4", KILL, more=more, environment={"HIGH_AVAILABILITY": words}
     )

@@ -1,6 +1,4 @@
-"""
-What stands in for CUDA is for tests: nothing that is shipped takes part in it.
-"""
+"""The shim for CUDA is for tests only: no shipped file uses it or does the same."""
 
 import ast
 from collections.abc import Iterator
@@ -12,10 +10,9 @@ SHIM = ROOT / "tests" / "megatron" / "shim.py"
 LINES = 60
 
 
-def test_nothing_that_is_shipped_replaces_a_part_of_torch_cuda() -> None:
-    """
-    When the adaptor's files are read, then none assigns to `torch.cuda`, to what is in it, or to tensors.
-    """
+def test_no_shipped_file_replaces_a_part_of_torch_cuda() -> None:
+    """When the adaptor's files are read, then none assigns to `torch.cuda`, to its attributes, or
+    to attributes of tensors."""
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "adaptors" / "tft_megatron").glob("*.py"))
@@ -24,17 +21,14 @@ def test_nothing_that_is_shipped_replaces_a_part_of_torch_cuda() -> None:
     assert found == []
 
 
-def test_the_shim_is_seen_by_that_reading() -> None:
-    """
-    When the shim itself is read in this way, then it is found.
-    """
+def test_the_check_finds_the_assignments_of_the_shim() -> None:
+    """When the shim itself is read in this way, then its assignments are found."""
     assert list(_replaced(SHIM))
 
 
 def test_the_shim_stays_small() -> None:
-    """
-    When more and more of CUDA were pretended, it would no longer be Megatron that is tested.
-    """
+    """When the shim is read, then it is below its size limit: with more of CUDA replaced, the tests
+    would no longer test Megatron."""
     assert len(SHIM.read_text().splitlines()) <= LINES
 
 

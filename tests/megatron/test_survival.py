@@ -1,10 +1,7 @@
-"""
-Real megatron-core under `tft run --adaptor megatron`, with ranks killed and broken: each run is compared bit
-for bit with the undisturbed one of the same shape.
-"""
+"""Real megatron-core under `tft run --adaptor megatron`, with ranks killed and broken: each run is
+compared bit for bit with the undisturbed one of the same shape."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,31 +13,23 @@ SOAK = pytest.mark.soak
 FOUR = [shape for shape, (ranks, _) in SHAPES.items() if ranks == 4 and shape != "TP1DP4-one"]
 
 
-def rows(covering: set[str]) -> list[Any]:  # Any: pytest's own
-    """
-    All shapes of four ranks, of which these are in the gate.
-    """
-    return [shape if shape in covering else pytest.param(shape, marks=SOAK) for shape in FOUR]
-
-
 def struck(outcome: Outcome) -> set[tuple[str, int]]:
-    """
-    The kinds of faults and their ranks; no step has been lost to any. Two in a row may be one incident.
-    """
+    """Return the kinds of faults and their ranks. Check that no step was lost. Two faults in a row
+    may be one incident."""
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(outcome.incidents)
     return {(f["kind"], f["rank"]) for i in outcome.incidents for f in i["faults"]}
 
 
-@pytest.mark.parametrize("shape", rows({"TP1DP4"}))
-def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
+@pytest.mark.parametrize(
+    "shape", ["TP1DP4", *(pytest.param(s, marks=SOAK) for s in FOUR if s != "TP1DP4")]
+)
+def test_kills_in_each_phase_and_memory_faults_leave_the_losses_unchanged(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When each rank in turn is killed, in each phase of a step, and two report a memory fault, in the middle of
-    backward, where gradients are left half accumulated, and within the optimizer's update, then what each had
-    comes from those who have the same, no step is lost, and losses and final state are those of the
-    undisturbed run.
-    """
+    """When each rank in turn is killed, in each phase of a step, and two report a memory fault, in
+    the middle of backward with half accumulated gradients, and within the optimizer's update, then
+    their state comes from replicas, no step is lost, and losses and final state are those of the
+    undisturbed run."""
     specs = [f"kill:rank={rank},step={rank + 2},phase={phase}" for rank, phase in enumerate(PHASES)]
     specs += [
         # after a step that all have made once more: else rank 3 may be cut off before it is killed
@@ -54,13 +43,13 @@ def test_a_rank_killed_in_each_phase_and_a_memory_fault_change_nothing(
     assert struck(outcome) == killed | {("memory", 1), ("memory", 0)}
 
 
-@pytest.mark.parametrize("shape", rows({"EP2DP4"}))
-def test_a_killed_rank_changes_nothing(
+@SOAK
+@pytest.mark.parametrize("shape", FOUR)
+def test_a_killed_rank_leaves_the_losses_unchanged(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When the last rank is killed in the middle of the optimizer's update, then nothing changes.
-    """
+    """When the last rank is killed in the middle of the optimizer's update, then losses and final
+    state are those of the undisturbed run."""
     outcome = train(tmp_path / "run", shape, "kill:rank=3,step=4,phase=update")
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
@@ -69,13 +58,11 @@ def test_a_killed_rank_changes_nothing(
 
 @SOAK
 @pytest.mark.parametrize("shape", FOUR)
-def test_a_memory_fault_in_each_rank_changes_nothing(
+def test_a_memory_fault_in_each_rank_leaves_the_losses_unchanged(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When each rank in turn loses its memory in the middle of the update, then it gets its state back from those
-    who have the same, and nothing changes.
-    """
+    """When each rank in turn loses its memory in the middle of the update, then it gets its state
+    back from a replica, and losses and final state are those of the undisturbed run."""
     specs = [f"raise:rank={rank},step={rank + 2},phase=update,kind=memory" for rank in range(4)]
     outcome = train(tmp_path / "run", shape, *specs)
     assert outcome.code == 0, outcome.output
@@ -85,13 +72,12 @@ def test_a_memory_fault_in_each_rank_changes_nothing(
 
 @SOAK
 @pytest.mark.parametrize("shape", FOUR)
-def test_two_faults_at_once_change_nothing(
+def test_two_faults_at_once_leave_the_losses_unchanged(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When two ranks with different shares are lost at once, one in its forward pass and one in its update, and
-    later one is killed while another one is being replaced, then nothing changes.
-    """
+    """When two ranks with different shards are lost at once, one in its forward pass and one in its
+    update, and later one is killed while another one is replaced, then losses and final state are
+    those of the undisturbed run."""
     first, second = (0, 1) if shape.startswith(("TP1", "TP2", "EP2")) else (0, 3)
     specs = (
         f"kill:rank={first},step=3,phase=forward",
@@ -111,9 +97,8 @@ def test_two_faults_at_once_change_nothing(
 def test_eight_ranks_survive_a_kill_and_two_at_once(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When one of eight ranks is killed, and then two of different shares at once, then nothing changes.
-    """
+    """When one of eight ranks is killed, and then two of different shards at once, then losses and
+    final state are those of the undisturbed run."""
     specs = (
         "kill:rank=5,step=3,phase=forward",
         "kill:rank=0,step=6,phase=backward",
@@ -138,14 +123,13 @@ def test_eight_ranks_survive_a_kill_and_two_at_once(
         ("PP2DP2", ("--tied",)),
     ],
 )
-def test_other_settings_of_megatron_are_kept_too(
+def test_jobs_with_other_megatron_settings_survive_killed_ranks(
     shape: str, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When all-reduces overlap with what is computed, when all is in 32 bits, when steps are skipped for the loss scale,
-    and when the last stage has a copy of the embeddings, then a rank killed before the first step, and another
-    one later, change nothing.
-    """
+    """When all-reduces overlap with computation, when all state is in 32 bits, when steps are
+    skipped for the loss scale, and when the last stage has a copy of the embeddings, then a rank
+    killed before the first step and another one later leave losses and final state as in the
+    undisturbed run."""
     specs = ("kill:rank=3,step=1,phase=forward", f"kill:rank=0,step={STEPS - 2},phase=backward")
     outcome = train(tmp_path / "run", shape, *specs, more=more)
     assert outcome.code == 0, outcome.output
@@ -154,11 +138,12 @@ def test_other_settings_of_megatron_are_kept_too(
 
 
 @SOAK
-def test_the_loss_scale_is_that_of_the_step(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    """
-    When a rank dies between what Megatron does to the loss scale and the update, and the others have done
-    both, then the process in its place has their loss scale, and nothing changes.
-    """
+def test_a_replacement_has_the_loss_scale_of_the_survivors(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    """When a rank dies after Megatron's change of the loss scale and before the update, and the
+    others have done both, then the replacement has their loss scale, and losses and final state are
+    those of the undisturbed run."""
     outcome = train(tmp_path / "run", "TP1DP4-plain", more=("--fp16", "--dies", "5:scaled"))
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed("TP1DP4-plain", "--fp16"))
@@ -175,13 +160,12 @@ def test_the_loss_scale_is_that_of_the_step(tmp_path: Path, undisturbed: Undistu
         ),
     ],
 )
-def test_what_a_forward_pass_counts_is_counted_once(
+def test_router_counts_of_a_forward_pass_are_counted_once(
     shape: str, more: tuple[str, ...], dies: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """
-    When the router counts in buffers which experts its tokens went to, and a rank dies in the middle of a
-    step, or between its all-reduces and its update, then nobody goes on with what the step had counted, and nothing changes.
-    """
+    """When the router counts in buffers which experts its tokens went to, and a rank dies in the
+    middle of a step, or between its all-reduces and its update, then no rank keeps the counts of
+    the interrupted step, and losses and final state are those of the undisturbed run."""
     counts = ("--balancing", "global_aux_loss", *more)
     outcome = train(tmp_path / "run", shape, more=(*counts, "--dies", dies))
     assert outcome.code == 0, outcome.output

@@ -1,8 +1,6 @@
-"""
-Every function of MindIO TFT's interface, line by line: ranges, what comes back, kinds of error.
-
-A row is a line of its documentation. Names and parameters are in test_reference.py, what needs a job in test_misuse.py.
-"""
+"""Every function of MindIO TFT's interface, line by line: ranges, results and kinds of errors. A
+row is a line of its documentation. Names and parameters are in test_reference.py; calls that need a
+job are in test_misuse.py."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,13 +101,13 @@ ROWS = [
     accepted("tft_init_processor", 99_999, 100_000, False, False),
     accepted("tft_init_processor", 0, 2, False, False, "", True, True, False),
     accepted("tft_init_processor", rank=0, world_size=1, enable_local_copy=False, **OPEN),
-    refused("tft_init_processor", 0, 100_001, False, says="world_size is to be", **OPEN),
-    refused("tft_init_processor", 0, 0, False, says="world_size is to be", **OPEN),
-    refused("tft_init_processor", -1, 2, False, says="rank is to be", **OPEN),
-    refused("tft_init_processor", 2, 2, False, says="rank is to be", **OPEN),
-    refused("tft_init_processor", "0", 2, False, says="rank is to be", **OPEN),
-    refused("tft_init_processor", True, 2, False, says="rank is to be", **OPEN),
-    refused("tft_init_processor", 0, 2.0, False, says="world_size is to be", **OPEN),
+    refused("tft_init_processor", 0, 100_001, False, says="world_size must be", **OPEN),
+    refused("tft_init_processor", 0, 0, False, says="world_size must be", **OPEN),
+    refused("tft_init_processor", -1, 2, False, says="rank must be", **OPEN),
+    refused("tft_init_processor", 2, 2, False, says="rank must be", **OPEN),
+    refused("tft_init_processor", "0", 2, False, says="rank must be", **OPEN),
+    refused("tft_init_processor", True, 2, False, says="rank must be", **OPEN),
+    refused("tft_init_processor", 0, 2.0, False, says="world_size must be", **OPEN),
     refused("tft_init_processor", 0, 2, 0, says="enable_local_copy", **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_uce", enable_uce=1, **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_arf", enable_arf="on", **OPEN),
@@ -127,14 +125,14 @@ ROWS = [
     refused("tft_start_updating_os", says=JOIN_FIRST),
     refused("tft_start_updating_os", -1, says=JOIN_FIRST),
     refused("tft_start_updating_os", backup_step=LARGEST, says=JOIN_FIRST),
-    refused("tft_start_updating_os", -2, says="backup_step is to be"),
-    refused("tft_start_updating_os", LARGEST + 1, says="backup_step is to be"),
+    refused("tft_start_updating_os", -2, says="backup_step must be"),
+    refused("tft_start_updating_os", LARGEST + 1, says="backup_step must be"),
     refused("tft_end_updating_os", 1, says=JOIN_FIRST),
     refused("tft_end_updating_os", LARGEST, says=JOIN_FIRST),
-    refused("tft_end_updating_os", 0, says="step is to be"),
-    refused("tft_end_updating_os", -1, says="step is to be"),
-    refused("tft_end_updating_os", LARGEST + 1, says="step is to be"),
-    refused("tft_end_updating_os", "1", says="step is to be"),
+    refused("tft_end_updating_os", 0, says="step must be"),
+    refused("tft_end_updating_os", -1, says="step must be"),
+    refused("tft_end_updating_os", LARGEST + 1, says="step must be"),
+    refused("tft_end_updating_os", "1", says="step must be"),
     refused("tft_report_error", 0, says=JOIN_FIRST),
     refused("tft_report_error", 8, "f" * 15, says=JOIN_FIRST),
     refused("tft_report_error", -1, says="0 to 8"),
@@ -157,11 +155,11 @@ ROWS = [
     accepted("tft_set_step_args", None),
     accepted("tft_pause_train", 0),
     accepted("tft_pause_train", -1),
-    refused("tft_pause_train", None, says="cur_step is to be"),
+    refused("tft_pause_train", None, says="cur_step must be"),
     accepted("tft_report_load_ckpt_step", 1),
     accepted("tft_report_load_ckpt_step", LARGEST),
-    refused("tft_report_load_ckpt_step", 0, says="step is to be"),
-    refused("tft_report_load_ckpt_step", LARGEST + 1, says="step is to be"),
+    refused("tft_report_load_ckpt_step", 0, says="step must be"),
+    refused("tft_report_load_ckpt_step", LARGEST + 1, says="step must be"),
     # times
     accepted("tft_set_update_start_time"),
     accepted("tft_set_update_end_time", None),
@@ -201,13 +199,11 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_call_is_followed_or_refused_as_by_mindio(
+def test_a_call_returns_or_raises_as_documented_by_mindio(
     row: Row, fresh: processor.Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When a function is called in a process that has joined no job, it returns what MindIO returns, or raises an
-    `Exception` that says what was expected.
-    """
+    """When a function is called in a process that has joined no job, then it returns MindIO's
+    result, or raises an `Exception` that says what was expected."""
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # put back what a row changes
     monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     function = getattr(framework_ttp, row.function)
@@ -223,23 +219,20 @@ def test_a_call_is_followed_or_refused_as_by_mindio(
 
 
 @pytest.mark.parametrize("name", ["enable_local_copy", "enable_zit"])
-def test_mindspore_makes_no_copies_and_leaves_no_ranks(
+def test_a_mindspore_program_is_refused_optimizer_copies_and_fewer_ranks(
     name: str, mindspore: processor.Processor
 ) -> None:
-    """
-    When a program for MindSpore asks for either, it is refused.
-    """
+    """When a program for MindSpore asks for optimizer copies or for training with fewer ranks, then
+    it is refused."""
     told: dict[str, Any] = {"enable_local_copy": False, "enable_tls": False, name: True}
-    with pytest.raises(checks.Refused, match=f"{name} is to be False with MindSpore"):
+    with pytest.raises(checks.Refused, match=f"{name} must be False with MindSpore"):
         framework_ttp.tft_init_processor(0, 2, **told)
 
 
-def test_what_was_refused_has_changed_nothing(fresh: processor.Processor) -> None:
-    """
-    When a first call is refused, a second one with the right arguments is followed; a third one comes too
-    late.
-    """
-    with pytest.raises(checks.Refused, match="rank is to be"):
+def test_a_refused_first_call_can_be_repeated(fresh: processor.Processor) -> None:
+    """When a first call is refused, then a second call with the right arguments is accepted, and a
+    third call is refused as too late."""
+    with pytest.raises(checks.Refused, match="rank must be"):
         framework_ttp.tft_init_processor(7, 2, False, enable_tls=False)
     framework_ttp.tft_init_processor(1, 2, False, enable_tls=False)
     with pytest.raises(checks.Refused, match="called before in this process"):
@@ -248,9 +241,9 @@ def test_what_was_refused_has_changed_nothing(fresh: processor.Processor) -> Non
 
 
 PLACES = [
-    (("127.0.0.1", 1023), "port is to be a number from 1024"),
+    (("127.0.0.1", 1023), "port must be a number from 1024"),
     (("127.0.0.1", 65535), "to 65534"),
-    (("127.0.0.1", "8000"), "port is to be"),
+    (("127.0.0.1", "8000"), "port must be"),
     (("0.0.0.0", 8000), "no address others reach"),
     (("::", 8000), "no address others reach"),
     (("", 8000), "an address or a host's name"),
@@ -263,21 +256,18 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("place", "says"), PLACES)
-def test_a_place_where_no_controller_can_be_is_refused(
+def test_an_invalid_controller_address_is_refused(
     place: tuple[Any, ...], says: str, fresh: processor.Processor
 ) -> None:
-    """
-    When an address or a port cannot be the controller's, this is said; MindIO ends the process after 10 s.
-    """
+    """When an address or a port cannot be the controller's, then the error says so at once; MindIO
+    ends the process after 10 s."""
     framework_ttp.tft_init_processor(0, 1, False, enable_tls=False)
     with pytest.raises(checks.Refused, match=says):
         framework_ttp.tft_start_processor(*place)
 
 
-def test_times_that_were_set_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When no times are given, those of the last update count.
-    """
+def test_set_times_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a call gives no times, then those of the last update are used."""
     monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     utils.tft_set_update_start_time(100)
     utils.tft_set_update_end_time(200)
@@ -306,12 +296,11 @@ CALLED: list[tuple[str, bool, tuple[Any, ...], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "mindspore", "told", "got"), CALLED)
-def test_functions_are_called_with_what_mindio_calls_them_with(
+def test_registered_functions_get_mindios_arguments(
     name: str, mindspore: bool, told: tuple[Any, ...], got: tuple[Any, ...]
 ) -> None:
-    """
-    When a function of the program is called, its context comes last, where MindIO hands that over.
-    """
+    """When a function of the program is called, then its context is the last argument where MindIO
+    passes one."""
     calls: list[tuple[Any, ...]] = []
     known = handlers.Handlers(mindspore=mindspore)
     known.register(name, lambda *never: calls.append(("the first",)), "ctx")
@@ -320,13 +309,11 @@ def test_functions_are_called_with_what_mindio_calls_them_with(
     assert calls == [got]
 
 
-def test_a_known_user_stops_and_cleans_before_it_saves(
+def test_a_program_that_mindio_knows_stops_and_cleans_before_a_save(
     fresh: processor.Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When a program is one of MindIO's known users, TTP_STOP_CLEAN_BEFORE_DUMP is 1 from then on, and its step
-    arguments are ignored.
-    """
+    """When a program is one that MindIO knows by name, then TTP_STOP_CLEAN_BEFORE_DUMP is 1 from
+    then on, and its step arguments are ignored."""
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")
     framework_ttp.tft_set_step_args("before")
     framework_ttp.set_mindio_export_version("MindSpeed-LLM")
@@ -348,11 +335,9 @@ def test_a_known_user_stops_and_cleans_before_it_saves(
         (2, 4, [[1, 2]], None),
     ],
 )
-def test_who_leaves_with_a_rank_has_its_place_in_groups_like_its_own(
+def test_ranks_at_one_place_of_equal_groups_leave_together(
     rank: int, world: int, partitions: list[list[int]], together: tuple[int, ...] | None
 ) -> None:
-    """
-    When groups are laid out alike, the ranks at one place of theirs leave together; when they are not, nobody
-    knows who that is.
-    """
+    """When all groups have the same layout, then the ranks at one place of them leave together.
+    When the layouts differ, no further rank can be determined."""
     assert replicas.column(rank, world, partitions) == together

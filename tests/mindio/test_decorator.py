@@ -1,6 +1,5 @@
-"""
-The decorator of a training function: what the texts of errors stand for, and what becomes of each.
-"""
+"""The decorator of a training function: how it classifies errors by their text, and how each class
+is handled."""
 
 import signal
 from pathlib import Path
@@ -48,13 +47,11 @@ def patterns(*, can_repair: bool = True) -> Patterns:
         ("FORCE STOP after UCE ERROR", "UCE ERROR", S.RS_UCE, OTHER),
     ],
 )
-def test_a_text_stands_for_a_state(
+def test_the_first_pattern_in_an_errors_text_gives_its_state(
     text: str, name: str, state: ReportState, without_repairs: str
 ) -> None:
-    """
-    When the text of an error has a pattern in it, the first one says what it is; what devices have lost is unknown
-    where devices are not to be repaired.
-    """
+    """When the text of an error contains known patterns, then the first one gives the state. Lost
+    device memory is unknown where device repair is off."""
     found = patterns().classify(RuntimeError(text), repairs=True)
     assert (found.name, found.state) == (name, state)
     found = patterns().classify(RuntimeError(text), repairs=False)
@@ -74,17 +71,15 @@ def test_a_text_stands_for_a_state(
         ("anything, device error type 7", "7"),
     ],
 )
-def test_the_code_of_a_device_is_found(text: str, code: str) -> None:
-    """
-    When the text has the code of a device in it, it is told with the error, of at most 15 characters.
-    """
+def test_the_device_code_in_an_errors_text_is_reported(text: str, code: str) -> None:
+    """When the text contains a device code, then it is reported with the error, cut to 15
+    characters."""
     assert patterns().classify(RuntimeError(text), repairs=True).code == code
 
 
-def test_users_patterns_come_last() -> None:
-    """
-    When a user has patterns, they are looked for after those that are there, in their order.
-    """
+def test_user_patterns_are_tried_after_the_built_in_ones() -> None:
+    """When a user has registered patterns, then they are tried after the built-in ones, in their
+    order."""
     mine = patterns()
     mine.add("PRECISION ERROR", S.RS_RETRY, lambda _: "PRECISION ERROR")
     mine.add("ERROR", S.RS_UNKNOWN, lambda _: "ERROR")
@@ -98,21 +93,17 @@ def test_users_patterns_come_last() -> None:
 
 
 @pytest.mark.parametrize("says", ["UCE ERROR", UNREPAIRABLE, "MINE"])
-def test_a_users_function_may_say_any_name(says: str) -> None:
-    """
-    When a user's function says a name that is known, that counts.
-    """
+def test_a_user_function_may_return_any_known_state_name(says: str) -> None:
+    """When a user's function returns the name of a known state, then the error has that state."""
     mine = patterns()
     mine.add("MINE", S.RS_RETRY, lambda text: says if text == "MINE at 7" else "no")
     assert mine.classify(RuntimeError("MINE at 7"), repairs=True).name == says
 
 
 @pytest.mark.parametrize("says", ["NONSENSE", "", None, 7])
-def test_a_users_function_that_says_nonsense_is_named(says: Any) -> None:
-    """
-    When a user's function says no name that is known, it is a `KeyError` as with MindIO, one that says what was
-    expected.
-    """
+def test_an_unknown_state_name_of_a_user_function_raises_key_error(says: Any) -> None:
+    """When a user's function returns an unknown name, then a `KeyError` is raised as by MindIO, and
+    its text says what was expected."""
     mine = patterns()
     mine.add("MINE", S.RS_RETRY, lambda _: says)
     with pytest.raises(
@@ -156,13 +147,12 @@ def faults_of(outcome: Outcome) -> list[tuple[str, str]]:
     ],
     ids=["another exception", "unknown", "devices are not repaired", "nonsense"],
 )
-def test_what_is_unknown_ends_with_a_last_checkpoint(
+def test_an_unknown_error_ends_the_job_with_a_last_checkpoint(
     text: str, kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """
-    When nobody knows what an error means, the state is saved, the error is said, and its traceback is in the output
-    of its rank; MindIO waits 180 s to be ended, and the error is in the log of that rank.
-    """
+    """When an error matches no pattern, then a last checkpoint is saved, the error is reported, and
+    its traceback is in the output of its rank. MindIO waits 180 s to be ended, and the error is in
+    the log of that rank."""
     outcome = run(tmp_path, [1, 4, "loop", text], **options)
     assert outcome.codes == [3], outcome.output
     [(found, evidence)] = faults_of(outcome)
@@ -181,10 +171,9 @@ def test_what_is_unknown_ends_with_a_last_checkpoint(
         pytest.param("SystemExit", "left with code 1", marks=SOAK),
     ],
 )
-def test_what_is_no_error_ends_the_process(text: str, evidence: str, tmp_path: Path) -> None:
-    """
-    When the function is left by something that is no `Exception`, it is left to go on, and the process is replaced.
-    """
+def test_a_raised_base_exception_ends_the_process(text: str, evidence: str, tmp_path: Path) -> None:
+    """When the function raises a `BaseException` that is no `Exception`, then the decorator passes
+    it on, and the process is replaced."""
     outcome = run(tmp_path, [1, 4, "loop", text])
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
@@ -192,10 +181,9 @@ def test_what_is_no_error_ends_the_process(text: str, evidence: str, tmp_path: P
 
 
 @pytest.mark.soak
-def test_a_users_pattern_is_handled_as_what_it_is(tmp_path: Path) -> None:
-    """
-    When a user's pattern stands for a lost memory, the rank is repaired; the code of its device is in the report.
-    """
+def test_a_user_pattern_for_lost_memory_starts_a_repair(tmp_path: Path) -> None:
+    """When a user's pattern stands for lost memory, then the rank is repaired, and the device code
+    is in the report."""
     outcome = run(
         tmp_path,
         [1, 4, "loop", "MINE, device error type 507054"],
@@ -209,23 +197,24 @@ def test_a_users_pattern_is_handled_as_what_it_is(tmp_path: Path) -> None:
     assert outcome.ranks_called("repair") == [0, 1]
 
 
-def test_what_a_function_puts_into_the_list_of_arguments_is_trained_with(tmp_path: Path) -> None:
-    """
-    When a function replaces an entry of the list that it is handed, the training function is called again with
-    the new entry: MindSpeed-LLM replaces its scheduler so, after it has loaded a checkpoint.
-    """
+@pytest.mark.soak
+def test_training_uses_an_argument_that_a_function_has_replaced(tmp_path: Path) -> None:
+    """When a function replaces an entry of the list of arguments, then the training function is
+    called again with the new entry. MindSpeed-LLM replaces its scheduler in this way after it has
+    loaded a checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "UCE ERROR"], swaps=True)
     assert outcome.codes == [0], outcome.output
     trained = [(rank, call["step"], call["first"]) for rank, call in outcome.called("train")]
     assert trained == [(0, 0, 0), (0, 3, 3), (1, 0, 0), (1, 3, 3)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=pytest.mark.soak), "kill"])
-def test_every_function_finds_the_process_s_device(text: str, tmp_path: Path) -> None:
-    """
-    When a function is called on whatever thread, the current device there is the one of the process, also where
-    its rank is not 0: a survivor would stop device 0 else.
-    """
+def test_every_function_runs_with_the_current_device_of_its_process(
+    text: str, tmp_path: Path
+) -> None:
+    """When a function is called on any thread, then the current device is that of the process, also
+    on other ranks than 0. A survivor would stop device 0 otherwise."""
     outcome = run(tmp_path, [0, 4, "loop", text], device=True)
     assert outcome.codes == [0], outcome.output
     for what in ("stop", "repair", "rollback", "train"):
@@ -234,31 +223,29 @@ def test_every_function_finds_the_process_s_device(text: str, tmp_path: Path) ->
         assert [call["device"] for rank, call in called] == [rank for rank, _ in called], what
 
 
-def test_who_returns_first_waits_for_the_others(tmp_path: Path) -> None:
-    """
-    When one rank has trained all it was to, its function returns when the others have, too.
-    """
+@pytest.mark.soak
+def test_the_first_rank_to_return_waits_for_the_others(tmp_path: Path) -> None:
+    """When one rank has completed its training, then its function returns only when those of the
+    other ranks have, too."""
     outcome = run(tmp_path, early={"0": 3, "1": 6})
     assert outcome.codes == [0], outcome.output
     assert outcome.ranks_called("returned") == [0, 1]
 
 
 @pytest.mark.soak
-def test_who_has_returned_is_called_again_for_the_others(tmp_path: Path) -> None:
-    """
-    When another rank is lost after one has returned, this one takes part in the repair: its function is called again.
-    """
+def test_a_rank_that_has_returned_is_called_again_for_a_repair(tmp_path: Path) -> None:
+    """When a rank is lost after another one has returned, then the function of the returned rank is
+    called again, and it takes part in the repair."""
     outcome = run(tmp_path, [1, 5, "loop", "kill"], early={"0": 3, "1": 6})
     assert outcome.codes == [0], outcome.output
     assert outcome.ranks_called("train").count(0) == 2
     assert [call["step"] for _, call in outcome.called("rollback")] == [3, 3]
 
 
-def test_a_replacement_that_fails_before_it_is_ready_ends_by_its_error(tmp_path: Path) -> None:
-    """
-    When a replacement has an error before it says that it is ready, the error ends its process: nothing of it could
-    be repaired. What ends so is not begun again; the others save a last checkpoint.
-    """
+@pytest.mark.soak
+def test_a_replacement_that_fails_before_it_is_ready_ends_the_job(tmp_path: Path) -> None:
+    """When a replacement raises an error before it is ready, then the error ends its process, which
+    has no state to repair. The rank is not started again, and the others save a last checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], [1, 1, "replaced", "UCE ERROR"])
     assert outcome.codes == [3], outcome.output
     assert "rank 1 left with code 1 before it took any order: its log says why" in outcome.output
@@ -267,23 +254,20 @@ def test_a_replacement_that_fails_before_it_is_ready_ends_by_its_error(tmp_path:
 
 
 @SOAK
-def test_a_replacement_that_is_ready_again_and_again_is_told_so(tmp_path: Path) -> None:
-    """
-    When a program says ARF FINISH whenever it is called in a replacement, it would never train: its process ends with
-    a sentence, and after some of those the job does, with a last checkpoint.
-    """
+def test_a_replacement_that_repeats_arf_finish_ends_with_a_message(tmp_path: Path) -> None:
+    """When a program raises ARF FINISH in every call of a replacement, then it never trains: its
+    process ends with a message, and after several of them the job ends with a last checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], ready="always")
     assert outcome.codes == [3], outcome.output
     assert "RS_PREREPAIR_FINISH was reported before, and this rank trains" in outcome.output
 
 
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
+def test_savers_stop_and_clean_first_when_the_variable_asks_for_that(
     asked: bool, tmp_path: Path
 ) -> None:
-    """
-    When TTP_STOP_CLEAN_BEFORE_DUMP is 1, whoever saves has stopped and cleaned before.
-    """
+    """When TTP_STOP_CLEAN_BEFORE_DUMP is 1, then every saver has stopped and cleaned before it
+    saves."""
     outcome = run(
         tmp_path, [1, 4, "loop", "ValueError"],
         environment={"TTP_STOP_CLEAN_BEFORE_DUMP": str(int(asked))},
@@ -300,11 +284,9 @@ def test_a_last_checkpoint_begins_with_stop_and_clean_where_that_is_asked_for(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("text", [pytest.param("UCE ERROR", marks=SOAK), "kill"])
-def test_a_program_may_have_a_loop_of_its_own(text: str, tmp_path: Path) -> None:
-    """
-    When a program reports its errors itself and waits once or twice, as MindSpore does, it is brought back as any
-    other.
-    """
+def test_a_program_with_its_own_loop_is_recovered(text: str, tmp_path: Path) -> None:
+    """When a program reports its errors itself and waits once or twice, as MindSpore does, then it
+    is recovered like any other program."""
     outcome = run(
         tmp_path, [1, 4, "loop", text], loop=True, asks=True, without=["rollback"],
         environment={"MINDIO_FOR_MINDSPORE": "1"},
@@ -316,20 +298,20 @@ def test_a_program_may_have_a_loop_of_its_own(text: str, tmp_path: Path) -> None
     assert outcome.called("exit") == []
 
 
-def test_who_has_left_a_loop_of_its_own_takes_part_in_a_repair(tmp_path: Path) -> None:
-    """
-    When another rank is lost after this one has left its loop, it gives its state, and waits once more.
-    """
+@pytest.mark.soak
+def test_a_rank_that_has_left_its_own_loop_takes_part_in_a_repair(tmp_path: Path) -> None:
+    """When a rank is lost after another one has left its own loop, then the latter sends its state
+    and waits once more."""
     outcome = run(tmp_path, [1, 5, "loop", "kill"], loop=True, early={"0": 3, "1": 6})
     assert outcome.codes == [0], outcome.output
     assert outcome.ranks_called("returned") == [0, 1]
 
 
 @pytest.mark.parametrize(("mindspore", "ranks"), [("1", [0, 1]), pytest.param("0", [], marks=SOAK)])
-def test_the_exit_function_is_mindspores(mindspore: str, ranks: list[int], tmp_path: Path) -> None:
-    """
-    When a job of MindSpore is over before its time, the program's function for that is called in every rank.
-    """
+def test_mindspores_exit_function_is_called_on_every_rank_at_an_early_end(
+    mindspore: str, ranks: list[int], tmp_path: Path
+) -> None:
+    """When a MindSpore job ends early, then the program's exit function is called on every rank."""
     outcome = run(
         tmp_path, [1, 4, "loop", "ValueError"], environment={"MINDIO_FOR_MINDSPORE": mindspore}
     )

@@ -26,12 +26,11 @@ RANGES = [
 
 
 @pytest.mark.parametrize(("name", "field", "least", "most", "default"), RANGES)
-def test_a_number_has_its_range_and_its_default(
+def test_a_number_out_of_range_is_logged_and_replaced_by_its_default(
     name: str, field: str, least: int, most: int, default: int
 ) -> None:
-    """
-    When a variable is a number in its range it counts; else its default does, and what was ignored is said.
-    """
+    """When a variable is a number within its range, then it is used; otherwise its default is, and
+    the ignored value is logged."""
     assert getattr(environment.variables({}), field) == default
     for good in (least, most):
         read = environment.variables({name: str(good)})
@@ -48,10 +47,8 @@ def test_a_number_has_its_range_and_its_default(
     ("text", "mindspore"),
     [("true", True), ("True", True), ("1", True), ("false", False), ("0", False), ("", False)],
 )
-def test_the_framework_is_said(text: str, mindspore: bool) -> None:
-    """
-    When MINDIO_FOR_MINDSPORE is true or 1, the program is one for MindSpore.
-    """
+def test_mindio_for_mindspore_selects_the_framework(text: str, mindspore: bool) -> None:
+    """When MINDIO_FOR_MINDSPORE is true or 1, then the program is one for MindSpore."""
     assert environment.variables({"MINDIO_FOR_MINDSPORE": text}).mindspore is mindspore
     assert not environment.variables({}).mindspore
 
@@ -68,18 +65,18 @@ def test_the_framework_is_said(text: str, mindspore: bool) -> None:
         ("{TTP:1,ARF:1}", True),
     ],
 )
-def test_mindspores_loop_is_entered_again_where_that_is_enabled(enabled: str, again: bool) -> None:
-    """
-    When MindSpore's last checkpoints alone are enabled, then its loop is not entered again after a fault.
-    """
+def test_mindspores_loop_is_reentered_only_when_that_is_enabled(enabled: str, again: bool) -> None:
+    """When only last checkpoints are enabled for MindSpore, then its loop is not entered again
+    after a fault."""
     assert environment.variables({"MS_ENABLE_TFT": enabled}).enters_again is again
 
 
 @pytest.mark.parametrize(("mindspore", "told"), [(False, (7, "args")), (True, (7, "ctx"))])
-def test_the_framework_decides_what_rename_is_told(mindspore: bool, told: tuple[Any, ...]) -> None:
-    """
-    When the program is one for MindSpore, its function to rename gets its context, else the arguments.
-    """
+def test_the_arguments_of_rename_depend_on_the_framework(
+    mindspore: bool, told: tuple[Any, ...]
+) -> None:
+    """When the program is one for MindSpore, then its rename function gets its context; otherwise
+    it gets the arguments."""
     calls: list[tuple[Any, ...]] = []
     handlers = Handlers(mindspore=mindspore)
     handlers.register("rename", lambda *got: calls.append(got), "ctx")
@@ -103,12 +100,10 @@ class Ticking:
 
 
 @pytest.mark.parametrize(("took", "told"), [(180.0, False), (180.5, True)])
-def test_a_slow_function_is_told_of(
+def test_a_slow_function_is_logged(
     took: float, told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a function takes longer than TTP_NORMAL_ACTION_TIME_LIMIT, there is a line that says which.
-    """
+    """When a function takes longer than TTP_NORMAL_ACTION_TIME_LIMIT, then a log line names it."""
     handlers = Handlers(clock=Ticking(0.0, took))
     handlers.register("stop", lambda *got: None, None)
     handlers.call("stop", "args")
@@ -137,21 +132,20 @@ def test_a_slow_function_is_told_of(
         ({"TTP_LOG_PATH": "/a", "TTP_LOG_STDOUT": "yes"}, environment.Logging(directory=Path("/a"))),
     ],
 )  # fmt: skip
-def test_where_lines_go_is_said(variables: dict[str, str], expected: environment.Logging) -> None:
-    """
-    When a variable says where lines go, they go there; what cannot be counts as not said. Without one it is a
-    directory `logs`; with TTP_LOG_STDOUT there is none.
-    """
+def test_the_log_destination_is_read_from_variables(
+    variables: dict[str, str], expected: environment.Logging
+) -> None:
+    """When a variable gives a valid log directory, then it is used; an invalid one is ignored.
+    Without a variable the directory is `logs`; with TTP_LOG_STDOUT there is none."""
     assert environment.logging(variables) == expected
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_lines_go_to_a_file_of_the_process_or_of_all(
+def test_log_lines_go_to_a_file_of_the_process_or_of_all(
     shared: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When there is a directory for lines, they are in a file there that others cannot write, and nowhere else.
-    """
+    """When there is a log directory, then log lines are in a file there that other users cannot
+    write, and nowhere else."""
     wanted = environment.Logging(directory=tmp_path / "logs", shared=shared, level="WARNING")
     log = logs.get_logger(wanted)
     log.warning("seen", rank=3)
@@ -165,21 +159,18 @@ def test_lines_go_to_a_file_of_the_process_or_of_all(
     assert capsys.readouterr() == ("", "")
 
 
-def test_lines_are_printed_where_no_file_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    When TTP_LOG_STDOUT is 1, lines go to standard output.
-    """
+def test_log_lines_go_to_standard_output_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    """When TTP_LOG_STDOUT is 1, then log lines go to standard output."""
     logs.get_logger(environment.logging({"TTP_LOG_STDOUT": "1"})).info("seen")
     out, err = capsys.readouterr()
     assert (out.endswith("event=seen\n"), out.count("\n"), err) == (True, 1, "")
 
 
-def test_a_line_that_is_looked_for_in_the_output_is_there_beside_the_file(
+def test_a_line_that_operators_search_for_is_in_the_output_and_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a line is one that operators look for in the output of a rank, it is there, once, and in the file.
-    """
+    """When operators search the output of a rank for a line, then the line is there once, and in
+    the log file."""
     logs.get_logger(environment.Logging(directory=tmp_path), printed=True).info("seen")
     [file] = tmp_path.iterdir()
     assert capsys.readouterr().out == file.read_text()
@@ -188,13 +179,12 @@ def test_a_line_that_is_looked_for_in_the_output_is_there_beside_the_file(
 
 
 @pytest.mark.parametrize("wrong", ["a file", "a link", "a linked file"])
-def test_lines_that_cannot_be_written_go_to_the_output(
+def test_log_lines_go_to_the_output_when_the_file_cannot_be_written(
     wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When the directory cannot be made, or it or the file is a link, then lines go to standard output, what is
-    wrong is said once on standard error, by all loggers together, and nobody is lost.
-    """
+    """When the directory cannot be made, or the directory or the file is a link, then log lines go
+    to standard output, the reason is written once to standard error for all loggers together, and
+    no line is lost."""
     directory, real = tmp_path / "logs", tmp_path / "real"
     real.mkdir()
     match wrong:
@@ -227,11 +217,9 @@ def imported(where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_what_is_ignored_is_said_at_the_start(tmp_path: Path) -> None:
-    """
-    When a variable is out of its range, a process says so when it imports the package, where lines go: in a
-    directory `logs` below its own, if nothing else is said.
-    """
+def test_ignored_variables_are_logged_at_import(tmp_path: Path) -> None:
+    """When a variable is out of its range, then the process logs that when it imports the package.
+    The log is in `logs` below the working directory by default."""
     done = imported(tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     [file] = (tmp_path / "logs").iterdir()
@@ -241,10 +229,9 @@ def test_what_is_ignored_is_said_at_the_start(tmp_path: Path) -> None:
     )
 
 
-def test_a_log_directory_that_cannot_be_made_ends_no_process(tmp_path: Path) -> None:
-    """
-    When TTP_LOG_PATH is below a file, then a process says so on standard error, and lines on standard output.
-    """
+def test_a_process_survives_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    """When TTP_LOG_PATH is below a file, then the process reports that on standard error and logs
+    to standard output."""
     (tmp_path / "file").write_text("")
     done = imported(tmp_path, TTP_LOG_PATH=str(tmp_path / "file" / "logs"))
     assert done.returncode == 0
@@ -256,11 +243,9 @@ def test_a_log_directory_that_cannot_be_made_ends_no_process(tmp_path: Path) -> 
 # ---------------------------------------------------------------- where a launcher put the process
 
 
-def test_a_place_is_what_the_launcher_says() -> None:
-    """
-    When a launcher says where the process is, that is its place; else it is alone on its machine, or all are
-    on one.
-    """
+def test_a_process_gets_its_node_from_the_launcher() -> None:
+    """When a launcher gives the node of the process, then it is used. Otherwise the process is
+    alone on its machine, or all processes are on one machine."""
     torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "3"}
     assert environment.place(7, 8, alone=False, environ=torchrun) == environment.Place(
         local_rank=1, local_world=2, machine=3
@@ -273,10 +258,8 @@ def test_a_place_is_what_the_launcher_says() -> None:
     )
 
 
-def test_what_the_launcher_has_set_is_there_again() -> None:
-    """
-    When an agent has set variables of its own, the program finds those of its launcher.
-    """
+def test_the_launchers_variables_are_restored_for_the_program() -> None:
+    """When an agent has set variables of its own, then the program finds those of its launcher."""
     launched = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "LOCAL_RANK": "1", "OTHER": "kept"}
     environ = dict(launched)
     environment.carry(environ)
@@ -287,8 +270,6 @@ def test_what_the_launcher_has_set_is_there_again() -> None:
     assert environ == launched
 
 
-def test_levels_are_those_of_python() -> None:
-    """
-    When a level is known here, the logging of Python knows it.
-    """
+def test_log_levels_are_those_of_python() -> None:
+    """When a level is known to this package, then Python's logging knows it."""
     assert all(isinstance(getattr(logging, level), int) for level in environment.LEVELS)

@@ -38,20 +38,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
         ("", True),
     ],
 )
-def test_a_torch_npu_that_forms_groups_anew_is_known_by_its_version(
+def test_the_version_of_torch_npu_tells_whether_groups_can_be_rebuilt(
     version: str, can: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When torch_npu is older than 2.1.0.post11, it cannot form process groups anew; any other can.
-    """
+    """When torch_npu is older than 2.1.0.post11, then it cannot rebuild process groups; any other
+    version can."""
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(__version__=version))
     assert ttp_decorator.check_pytorch_version() is can
 
 
-def test_without_torch_npu_groups_can_be_formed_anew() -> None:
-    """
-    When a program has no torch_npu, nothing is in the way of forming groups.
-    """
+def test_groups_can_be_rebuilt_without_torch_npu() -> None:
+    """When a program has no torch_npu, then groups can be rebuilt."""
     assert "torch_npu" not in sys.modules
     assert ttp_decorator.check_pytorch_version()
 
@@ -73,10 +70,10 @@ def test_without_torch_npu_groups_can_be_formed_anew() -> None:
         ("", False, False),
     ],
 )
-def test_an_address_is_told_from_a_name(text: str, is_address: bool, is_loopback: bool) -> None:
-    """
-    When a text is an address of IPv4, or that of this machine to itself, this is said.
-    """
+def test_an_ipv4_address_is_distinguished_from_a_name(
+    text: str, is_address: bool, is_loopback: bool
+) -> None:
+    """When a text is an IPv4 address, or the loopback address, then the helpers say so."""
     assert ttp_decorator.is_valid_ip(text) is is_address
     assert ttp_decorator.is_loopback_address(text) is is_loopback
 
@@ -93,20 +90,16 @@ def test_an_address_is_told_from_a_name(text: str, is_address: bool, is_loopback
         ("127.0.0.2", "", "127.0.0.1"),
     ],
 )
-def test_the_address_of_this_machine_is_that_by_which_the_controller_is_reached(
+def test_the_own_address_is_that_of_the_interface_to_the_controller(
     master: str, local: str, address: str
 ) -> None:
-    """
-    When no address of this machine is given, it is that of the interface that leads to the controller; it stays
-    empty where the controller is on this machine, or is not reached.
-    """
+    """When no address of this machine is given, then it is that of the interface to the controller.
+    It is empty where the controller is on this machine or cannot be reached."""
     assert ttp_decorator.get_local_ip(master, local) == address
 
 
-def test_the_address_that_was_found_is_one_of_this_machine() -> None:
-    """
-    When an address was found, a socket of this machine can have it.
-    """
+def test_the_found_own_address_can_be_bound() -> None:
+    """When the helper has found an address, then a socket of this machine can be bound to it."""
     found = ttp_decorator.get_local_ip("127.0.0.9", "")
     with socket.socket() as mine:
         mine.bind((found, 0))
@@ -122,13 +115,11 @@ def test_the_address_that_was_found_is_one_of_this_machine() -> None:
         (True, "HBM MULTI BIT ECC", UNREPAIRABLE),
     ],
 )
-def test_an_error_of_a_devices_memory_has_its_name(
+def test_a_device_memory_error_has_the_name_of_its_kind(
     uce: bool | None, text: str, name: str, told: processor.Processor
 ) -> None:
-    """
-    When the memory of a device has an error, its name says whether other ranks can have the state; it is unknown where
-    devices are not to be repaired.
-    """
+    """When a device has a memory error, then its name tells whether other ranks can have the state.
+    It is unknown where device repair is off."""
     if uce is not None:
         ttp_decorator.tft_init_processor(0, 1, False, enable_tls=False, enable_uce=uce)
     uce_utils.tft_set_update_start_time(10)
@@ -136,10 +127,9 @@ def test_an_error_of_a_devices_memory_has_its_name(
     assert ttp_decorator.handle_l2_hbm_error(text) == name
 
 
-def test_the_times_that_were_set_are_said(told: processor.Processor) -> None:
-    """
-    When the times of an update are known, they are returned as they were set; None for one that was not.
-    """
+def test_set_times_are_returned(told: processor.Processor) -> None:
+    """When the times of an update are known, then they are returned as they were set, and a missing
+    one as None."""
     assert uce_utils.get_update_start_end_time() == (None, None)
     uce_utils.tft_set_update_start_time(10)
     assert uce_utils.get_update_start_end_time() == (10, None)
@@ -148,11 +138,9 @@ def test_the_times_that_were_set_are_said(told: processor.Processor) -> None:
     assert uce_utils.TRAIN_STEP_TIME == {"START_TIME": 10, "END_TIME": 0}
 
 
-def test_a_state_that_a_program_writes_into_the_table_counts() -> None:
-    """
-    When a program adds an error's name to `fault_types` itself, its function for the text may say that name; it may
-    say OTHER, too, for what is unknown.
-    """
+def test_a_state_added_to_fault_types_is_used() -> None:
+    """When a program adds an error's name to `fault_types`, then its function for the text may
+    return that name. The function may also return OTHER for an unknown error."""
     mine = Patterns(can_repair=bool)
     mine.types["MINE"] = "RS_RETRY"
     mine.handles["mine"] = lambda text: "MINE" if "7" in text else "OTHER"

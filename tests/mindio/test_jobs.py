@@ -49,10 +49,8 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
 
 @pytest.mark.parametrize("where", [pytest.param("loop", marks=pytest.mark.soak), "update"])
 def test_lost_memory_is_repaired_from_a_copy(tmp_path: Path, where: str) -> None:
-    """
-    When a rank's memory is lost, in its loop or with half of its state changed, it receives the state of
-    another and everybody goes on.
-    """
+    """When a rank's memory is lost, in its loop or with half of its state changed, then it receives
+    the state of another rank and all ranks train on."""
     outcome = run(tmp_path, [1, 4, where, "UCE ERROR in a test"])
     assert_same(outcome)
     assert outcome.strategies == ["retry"]
@@ -70,10 +68,8 @@ def test_lost_memory_is_repaired_from_a_copy(tmp_path: Path, where: str) -> None
 
 @pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
-    """
-    When a process is killed, rank 0 as any other, another one takes its place, knows that it is one, and
-    receives the state.
-    """
+    """When a process is killed, also that of rank 0, then a new process takes its rank, knows that
+    it is a replacement, and receives the state."""
     outcome = run(tmp_path, [rank, 4, "loop", "kill"])
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
@@ -88,42 +84,36 @@ def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
 
 
 @pytest.mark.parametrize("where", [pytest.param("summed", marks=pytest.mark.soak), "update"])
-def test_a_process_that_dies_late_in_a_step_is_replaced_for_the_next(
+def test_a_process_that_dies_after_the_all_reduce_is_replaced_for_the_next_step(
     tmp_path: Path, where: str
 ) -> None:
-    """
-    When a process is killed after the others have its part of the sum, they finish the step without it,
-    and the one that takes its place goes on with the next.
-    """
+    """When a process is killed after the others have its contribution to the all-reduce, then they
+    complete the step, and its replacement continues with the next one."""
     outcome = run(tmp_path, [2, 1, where, "kill"], [1, 5, where, "kill"])
     assert_same(outcome)
     assert set(outcome.strategies) == {"recover"}  # one incident, if the second comes soon
 
 
-def test_parts_come_from_those_who_have_them(tmp_path: Path) -> None:
-    """
-    When each part lives twice, a rank receives its part from the one other rank that has it.
-    """
+def test_a_rank_receives_its_part_from_the_other_holder(tmp_path: Path) -> None:
+    """When each part has two holders, then a rank receives its part from the other holder."""
     outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], [3, 4, "loop", "UCE ERROR"], groups=HALVES)
     assert_same(outcome)
     pairs = {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
     assert pairs == {(2, 0), (1, 3)}
 
 
-def test_a_lost_link_repairs_nothing(tmp_path: Path) -> None:
-    """
-    When a link has failed, everybody goes on with what they have.
-    """
+@pytest.mark.soak
+def test_no_state_is_sent_after_a_lost_link(tmp_path: Path) -> None:
+    """When a link has failed, then all ranks train on with their own state."""
     outcome = run(tmp_path, [2, 5, "loop", "HCCL OP RETRY FAILED"])
     assert_same(outcome)
     assert outcome.strategies == ["retry"]
     assert outcome.called("repair") == []
 
 
-def test_what_was_cleaned_is_not_sent(tmp_path: Path) -> None:
-    """
-    When a rank has lost memory that nothing lay in, its state is its own.
-    """
+@pytest.mark.soak
+def test_no_state_is_sent_when_the_clean_function_reports_none_lost(tmp_path: Path) -> None:
+    """When a rank has lost memory without state in it, then it keeps its own state."""
     outcome = run(tmp_path, [2, 5, "loop", "UCE ERROR"], clean={"2": 2})
     assert_same(outcome)
     assert outcome.called("repair") == []
@@ -131,10 +121,9 @@ def test_what_was_cleaned_is_not_sent(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
-    """
-    When the processes were not started by tft, each becomes the launcher of its rank, which is started
-    again below it. The variables of the launcher are there again in every rank, also in a replacement.
-    """
+    """When another launcher has started the processes, then each becomes the launcher of its
+    rank, which is started again below it. Every rank, also a replacement, has the launcher's
+    variables."""
     launcher = {"MASTER_PORT": "29555", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     outcome = run(tmp_path, [0, 4, "loop", "kill"], launched=True, environment=launcher)
     assert_same(outcome)
@@ -153,10 +142,9 @@ def end_when_trained(running: Job) -> None:
     running.processes[0].send_signal(signal.SIGTERM)
 
 
-def test_an_asked_for_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
-    """
-    When the job is asked to end, those who hold one copy together save it, and one of them names it.
-    """
+def test_a_requested_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
+    """When the job is asked to end, then the holders of one copy save it together, and one of them
+    names it."""
     with job(tmp_path / "job", steps=100_000, groups=HALVES) as running:
         end_when_trained(running)
         outcome = running.end()
@@ -168,11 +156,10 @@ def test_an_asked_for_end_leaves_a_last_checkpoint(tmp_path: Path) -> None:
     assert {call["step"] for _, call in saved} == {named["step"]}
 
 
-def test_a_program_that_goes_on_counts_its_own_steps(tmp_path: Path) -> None:
-    """
-    When a job goes on from its last checkpoint and the program begins at another step, that is said, and what
-    is saved next is called by the program's own step.
-    """
+@pytest.mark.soak
+def test_a_resumed_program_counts_its_own_steps(tmp_path: Path) -> None:
+    """When a job resumes from its last checkpoint and the program begins at another step, then that
+    is reported, and the next checkpoint is named by the program's step."""
     directory = tmp_path / "job"
     steps = []
     for options in ("", "--resume"):

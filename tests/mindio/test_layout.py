@@ -7,11 +7,9 @@ import importlib
 import pytest
 
 
-def test_the_logger_takes_messages_as_printf_does(capfd: pytest.CaptureFixture[str]) -> None:
-    """
-    When a program logs with arguments, they stand in the message; a message that they do not fit is written
-    with them beside it.
-    """
+def test_the_logger_formats_messages_like_printf(capfd: pytest.CaptureFixture[str]) -> None:
+    """When a program logs with arguments, then they are formatted into the message. If they do not
+    fit, the message is written with them beside it."""
     logger = importlib.import_module("mindio_ttp.controller_ttp.ttp_logger").LOGGER
     logger.info("rank:%s is at step %d", 3, 7)
     logger.warning("%d of them", "many")

@@ -21,11 +21,9 @@ def guest(path: Path, heard: Callable[[str, list[Any]], None] = lambda name, fac
     return line
 
 
-def test_an_orchestrator_that_is_not_heard_leaves_unnoticed(tmp_path: Path) -> None:
-    """
-    When one of two orchestrators leaves that the other has replaced, then no change is told: the one that is heard
-    would be told the open incident once more. When the one that is heard leaves, a change is told.
-    """
+def test_the_end_of_a_replaced_orchestrator_is_not_reported(tmp_path: Path) -> None:
+    """When the replaced one of two orchestrators leaves, then no change is reported: the active one
+    would get the open incident a second time. When the active one leaves, a change is reported."""
     desk, changes, calls = Desk(tmp_path / "desk"), queue.SimpleQueue[None](), []
 
     def call(name: str, arguments: list[Any], *, speaks: bool) -> int:

@@ -53,11 +53,11 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_is_reboot_node"], False),
     (["tft_is_reboot_node"], False),
     (["tft_get_repair_step"], 0),
-    (["tft_set_optimizer_replica", [1, [ONE]]], "rank is to be a number from 0 to 0"),
+    (["tft_set_optimizer_replica", [1, [ONE]]], "rank must be a number from 0 to 0"),
     (["tft_set_optimizer_replica", [0, [ONE]]], None),
     (["tft_set_dp_group_info", [0, [0]]], None),
     (["tft_set_dp_group_info", [0, [1]]], "a rank of dp_rank_list"),
-    (["tft_set_dp_group_info", [0, []]], "to be a list of ranks"),
+    (["tft_set_dp_group_info", [0, []]], "must be a list of ranks"),
     # nothing can be repaired before there is something
     (["tft_report_error", [2]], "before training has begun"),
     (["tft_report_error", [8]], None),
@@ -95,11 +95,9 @@ LIFE: list[tuple[list[Any], Any]] = [
 """What is called, one after the other, and what it returns, or part of what it says."""
 
 
-def test_a_life_in_which_much_is_wrong(tmp_path: Path) -> None:
-    """
-    When a process calls what it must not, or too late, or twice, it is told so; what was right counts, and
-    the job completes.
-    """
+def test_wrong_calls_are_refused_and_the_job_completes(tmp_path: Path) -> None:
+    """When a process makes wrong, late or repeated calls, then each is refused with a reason; the
+    right calls count, and the job completes."""
     calls = [called for called, _ in LIFE]
     with job(tmp_path / "job", world=1, program=CALLS, calls=calls) as running:
         outcome = running.end()
@@ -114,11 +112,10 @@ def test_a_life_in_which_much_is_wrong(tmp_path: Path) -> None:
             assert result == {"returned": expected}, told
 
 
-def test_who_leaves_without_a_word_has_not_finished(tmp_path: Path) -> None:
-    """
-    When a process ends and has not said that it has trained to the end, the job ends and says so; MindIO says it for
-    the process at its exit, whatever that was for.
-    """
+@pytest.mark.soak
+def test_a_process_that_exits_without_report_has_not_finished(tmp_path: Path) -> None:
+    """When a process ends without a report that its training is complete, then the job ends and
+    says so. MindIO makes that report for the process at any exit."""
     calls = [INIT, START, ["train", [5]]]
     with job(tmp_path / "job", world=1, program=CALLS, calls=calls) as running:
         outcome = running.end()
@@ -145,14 +142,14 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
             ["tft_start_controller", ["127.0.0.1", "$port", False]],
             "tft_init_controller comes first",
         ),  # MindIO: SystemExit
-        (["tft_init_controller", [-2, 2, False]], "rank is to be"),
-        (["tft_init_controller", [2, 2, False]], "rank is to be"),
-        (["tft_init_controller", [0, 100_001, False]], "world_size is to be"),
+        (["tft_init_controller", [-2, 2, False]], "rank must be"),
+        (["tft_init_controller", [2, 2, False]], "rank must be"),
+        (["tft_init_controller", [0, 100_001, False]], "world_size must be"),
         (["tft_init_controller", [0, 2, None]], "enable_local_copy"),
         (["tft_init_controller", [0, 2, False], {"enable_arf": True}], None),
         (["tft_init_controller", [0, 2, False]], "called before"),
         (["tft_start_controller", ["0.0.0.0", "$port", False]], "no address others reach"),
-        (["tft_start_controller", ["127.0.0.1", 1023, False]], "port is to be"),
+        (["tft_start_controller", ["127.0.0.1", 1023, False]], "port must be"),
         (["tft_start_controller", ["127.0.0.1", "$port"]], "tlsCert"),
         (["tft_destroy_controller"], None),
     ],
@@ -165,13 +162,12 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
     [pytest.param(CONTROLLER[0], marks=pytest.mark.soak), *CONTROLLER[1:]],
     ids=["rank 0", "rank -1"],
 )
-def test_a_controller_that_cannot_be_is_refused(
+def test_wrong_calls_of_the_controllers_functions_are_refused(
     calls: list[tuple[list[Any], str | int | None]], tmp_path: Path
 ) -> None:
-    """
-    When the controller's functions are called in a wrong order or with what cannot be, an `Exception` says so; it
-    is a `SystemExit` of MindIO, which few programs expect. Those that tell it something return 1, as MindIO's do.
-    """
+    """When the controller's functions are called in a wrong order or with invalid arguments, then
+    an `Exception` says so; MindIO raises a `SystemExit`, which few programs expect. Functions that
+    pass on information return 1, as MindIO's do."""
     words = ["8000", "0", str(tmp_path), "0", json.dumps({"calls": [each for each, _ in calls]})]
     done = subprocess.run(
         [sys.executable, str(CALLS), *words], timeout=60, check=False, capture_output=True,
@@ -194,7 +190,7 @@ GROUPS: list[tuple[Any, bool, str]] = [
     ("none", False, "a list of 1 to 1000"),
     ([], False, "a list of 1 to 1000"),
     ([FOUR] * 1001, False, "a list of 1 to 1000"),
-    ([[0, 1]], False, "group 0 is to be a dict"),
+    ([[0, 1]], False, "group 0 must be a dict"),
     ([{"rank_list": [0]}], False, "has no replica_cnt, replica_shift"),
     ([{**FOUR, "rank_list": "0123"}], False, "a list of ranks"),
     ([{**FOUR, "rank_list": [0, 1, 1]}], False, "more than once"),
@@ -215,20 +211,18 @@ GROUPS: list[tuple[Any, bool, str]] = [
 
 
 @pytest.mark.parametrize(("info", "mindspore", "says"), GROUPS)
-def test_groups_that_cannot_be_are_refused(info: Any, mindspore: bool, says: str) -> None:
-    """
-    When what is told of the copies cannot be, it is refused before anything is trained.
-    """
+def test_impossible_replica_groups_are_refused(info: Any, mindspore: bool, says: str) -> None:
+    """When the given replica groups are impossible, then they are refused before any step is
+    trained."""
     with pytest.raises(checks.Refused, match=says):
         replicas.read(0, 4, info, whole=mindspore)
 
 
 @pytest.mark.soak
-def test_ranks_that_contradict_each_other_do_not_train(tmp_path: Path) -> None:
-    """
-    When ranks tell of groups that do not fit together, the job ends before its first step and says who said
-    what; MindIO tries five times and raises an `Exception` without a word, or notices at the first fault.
-    """
+def test_ranks_with_contradicting_groups_do_not_train(tmp_path: Path) -> None:
+    """When ranks report groups that do not fit together, then the job ends before its first step,
+    and the message names the ranks and their groups. MindIO tries five times and raises an
+    `Exception` without text, or fails at the first fault."""
     both = {"rank_list": [0, 1], "replica_cnt": 2, "replica_shift": 0}
     alone = {"rank_list": [1], "replica_cnt": 1, "replica_shift": 0}
     outcome = run(tmp_path, groups=[both, alone])
@@ -237,10 +231,10 @@ def test_ranks_that_contradict_each_other_do_not_train(tmp_path: Path) -> None:
     assert outcome.called("train") == []
 
 
+@pytest.mark.soak
 def test_groups_may_be_of_different_sizes(tmp_path: Path) -> None:
-    """
-    When groups have different sizes, a rank is repaired from its own; at the first fault MindIO can only exit.
-    """
+    """When groups have different sizes, then a rank is repaired from its own group; MindIO can only
+    exit at the first fault."""
     pair = {"rank_list": [0, 1], "replica_cnt": 2, "replica_shift": 0}
     alone = {"rank_list": [2], "replica_cnt": 1, "replica_shift": 0}
     outcome = run(tmp_path, [1, 4, "loop", "kill"], world=3, groups=[pair, alone])
@@ -252,11 +246,11 @@ def test_groups_may_be_of_different_sizes(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- functions that are missing, or fail
 
 
-def test_a_missing_repair_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
-    """
-    When a rank needs the state of another and there is no function for that, a last checkpoint is saved, and
-    the reason is said; MindIO goes on without the state. The groups are formed anew for each attempt.
-    """
+@pytest.mark.soak
+def test_a_missing_repair_function_leads_to_a_last_checkpoint(tmp_path: Path) -> None:
+    """When a rank needs state of another one and no repair function is registered, then a last
+    checkpoint is saved, and the reason is reported; MindIO trains on without the state. The groups
+    are rebuilt for each attempt."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["repair"])
     assert outcome.codes == [3], outcome.output
     assert "has registered no repair function, and rank 1 needs group0.0.0" in came_of(outcome)
@@ -267,40 +261,36 @@ def test_a_missing_repair_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_missing_save_is_noticed_when_it_is_needed(tmp_path: Path) -> None:
-    """
-    When there is no function that saves, there is no last checkpoint, which is said, as with MindIO.
-    """
+def test_a_missing_save_function_is_reported_at_the_end(tmp_path: Path) -> None:
+    """When no save function is registered, then there is no last checkpoint, and that is reported,
+    as with MindIO."""
     outcome = run(tmp_path, [1, 4, "loop", "ValueError"], without=["save_ckpt"])
     assert outcome.codes == [4], outcome.output
     assert "has registered no function that saves" in came_of(outcome)
 
 
 @pytest.mark.soak
-def test_a_missing_rollback_is_noticed_when_training_goes_on(tmp_path: Path) -> None:
-    """
-    When nothing has told the program which step it was brought to, it does not go on; with MindIO it does, with
-    whatever data come next.
-    """
+def test_a_missing_rollback_function_ends_the_job(tmp_path: Path) -> None:
+    """When no function has told the program the step of the rollback, then it does not train on;
+    with MindIO it does, with any data that comes next."""
     outcome = run(tmp_path, [1, 4, "loop", "UCE ERROR"], without=["rollback"])
     assert outcome.codes == [3], outcome.output
     assert "register a function with tft_register_rollback_handler" in came_of(outcome)
 
 
-def test_a_program_may_ask_which_step_it_is_at(tmp_path: Path) -> None:
-    """
-    When the program has no function for that and asks, as MindSpore does, it goes on.
-    """
+@pytest.mark.soak
+def test_a_program_without_rollback_function_may_ask_for_its_step(tmp_path: Path) -> None:
+    """When the program has no rollback function and asks for its step, as MindSpore does, then it
+    trains on."""
     outcome = run(tmp_path, [1, 4, "loop", "UCE ERROR"], without=["rollback"], asks=True)
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["retry"]
 
 
-def test_who_leaves_by_itself_needs_no_stop_and_no_clean(tmp_path: Path) -> None:
-    """
-    When there are no functions to stop and to clean, that is said at the start; a loop that ends by itself
-    goes on all the same, where MindIO gives the job up.
-    """
+@pytest.mark.soak
+def test_a_loop_that_ends_by_itself_needs_no_stop_and_clean_functions(tmp_path: Path) -> None:
+    """When no stop and clean functions are registered, then that is reported at the start. A loop
+    that ends by itself is recovered all the same, where MindIO gives the job up."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["stop", "clean"])
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
@@ -320,21 +310,21 @@ def test_who_leaves_by_itself_needs_no_stop_and_no_clean(tmp_path: Path) -> None
     ],
     ids=["stop", "rollback"],
 )
-def test_a_function_that_raises_is_told_of(name: str, says: str, code: int, tmp_path: Path) -> None:
-    """
-    When a function of the program raises, what it raised is said with the rank, and what is left is tried;
-    with MindIO it is in the log of that rank.
-    """
+def test_an_error_of_a_registered_function_is_reported_with_its_rank(
+    name: str, says: str, code: int, tmp_path: Path
+) -> None:
+    """When a function of the program raises, then the error is reported with the rank, and the
+    remaining strategies are tried. With MindIO the error is in the log of that rank."""
     outcome = run(tmp_path, [1, 4, "loop", "HCCL OP RETRY FAILED"], raises={name: 0})
     assert outcome.codes == [code], outcome.output
     assert says in came_of(outcome)
 
 
-def test_who_has_received_nothing_is_no_copy(tmp_path: Path) -> None:
-    """
-    When the function of the only sender raises, the receiver is brought out of its own at once, and counts as what
-    it is: a rank without the state. It receives it in no attempt, does not train on, and saves nothing.
-    """
+@pytest.mark.soak
+def test_a_rank_that_received_no_state_is_no_source(tmp_path: Path) -> None:
+    """When the function of the only sender raises, then the receiver's own function is interrupted
+    at once, and the receiver counts as a rank without state: it receives the state in no attempt,
+    does not train on, and saves no checkpoint."""
     outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], world=3, raises={"repair": 1})
     assert outcome.codes == [3], outcome.output
     assert "OSError: repair of rank 1 cannot" in came_of(outcome)
@@ -343,10 +333,8 @@ def test_who_has_received_nothing_is_no_copy(tmp_path: Path) -> None:
     assert not [call for rank, call in outcome.called("rollback")]
 
 
-def test_a_rank_that_could_not_be_cleaned_is_not_gone_on_with(tmp_path: Path) -> None:
-    """
-    When the function to clean says 1, the rank gets another process.
-    """
+def test_a_rank_whose_clean_function_fails_gets_a_new_process(tmp_path: Path) -> None:
+    """When the clean function returns 1, then the rank gets another process."""
     outcome = run(tmp_path, [1, 4, "loop", "HCCL OP RETRY FAILED"], clean={"1": 1})
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
@@ -357,11 +345,9 @@ def test_a_rank_that_could_not_be_cleaned_is_not_gone_on_with(tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_step_that_is_left_out_is_noticed(tmp_path: Path) -> None:
-    """
-    When a step is left out, the job ends with a last checkpoint and says so; MindIO takes the number as it is, and
-    brings a rank to a step that was never trained.
-    """
+def test_a_skipped_step_ends_the_job(tmp_path: Path) -> None:
+    """When a program skips a step, then the job ends with a last checkpoint and says so. MindIO
+    accepts the number, and brings a rank to a step that was never trained."""
     outcome = run(tmp_path, skip=4)
     assert outcome.codes == [3], outcome.output
     assert "the step that is trained is 4; steps are counted one by one" in came_of(outcome)
@@ -369,11 +355,9 @@ def test_a_step_that_is_left_out_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_program_that_never_pauses_can_be_paused(tmp_path: Path) -> None:
-    """
-    When nobody calls `tft_pause_train`, a pause stands before the next update; MindIO waits 180 s and says that it
-    has paused.
-    """
+def test_a_program_without_pause_calls_can_be_paused(tmp_path: Path) -> None:
+    """When the program never calls `tft_pause_train`, then a pause takes effect before the next
+    update. MindIO waits 180 s and reports that it has paused."""
     calls = [INIT, START, ["train", [10**9]]]
     with job(tmp_path / "job", world=1, program=CALLS, calls=calls) as running:
         while not (running.directory / "trains").exists():

@@ -37,12 +37,11 @@ RECORD = {"RECORD": "mindio_ttp/__init__.py,sha256=x,10\nmindio_ttp/framework_tt
     ],
     ids=["wheel", "later line", "top level", "egg"],
 )
-def test_another_package_of_the_name_is_refused(
+def test_another_distribution_of_mindio_ttp_is_refused(
     name: str, files: dict[str, str], egg: bool, tmp_path: Path
 ) -> None:
-    """
-    When another distribution brings files of the package, it is named, with what to do.
-    """
+    """When another distribution has files of the package, then the error names it and says how to
+    remove the conflict."""
     installed(tmp_path, name, files, egg=egg)
     with pytest.raises(ImportError, match=f"{name} 7.3.0 brings a package mindio_ttp") as raised:
         refuse_another("mindio_ttp", distributions(path=[str(tmp_path)]))
@@ -59,18 +58,16 @@ def test_another_package_of_the_name_is_refused(
     ],
     ids=["ours", "ours, spelled otherwise", "another name", "no list"],
 )
-def test_others_are_let_be(name: str, files: dict[str, str], tmp_path: Path) -> None:
-    """
-    When a distribution brings no file of the package, or is this one, it is none of our business.
-    """
+def test_unrelated_distributions_are_accepted(
+    name: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    """When a distribution has no file of the package, or is this one, then it is accepted."""
     installed(tmp_path, name, files)
     refuse_another("mindio_ttp", distributions(path=[str(tmp_path)]))
 
 
-def test_the_import_refuses_too(tmp_path: Path) -> None:
-    """
-    When another one is on the path of a process, the import itself says so.
-    """
+def test_the_import_refuses_another_distribution(tmp_path: Path) -> None:
+    """When another distribution is on the path of a process, then the import raises the error."""
     installed(tmp_path, "mindio-ttp", RECORD)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

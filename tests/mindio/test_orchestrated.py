@@ -43,11 +43,9 @@ def said(call: dict[str, Any]) -> tuple[str, Any]:
             return name, (call["code"], call["strategy"])
 
 
-def test_rank_0_may_decide_about_the_others(tmp_path: Path) -> None:
-    """
-    When rank 0 has registered for what the controller reports, it hears of a lost rank and what can be
-    done, and what it chooses is done.
-    """
+def test_rank_0_can_be_the_orchestrator(tmp_path: Path) -> None:
+    """When rank 0 has registered for the controller's reports, then it is told of a lost rank and
+    of the possible strategies, and its choice is carried out."""
     outcome = run(tmp_path, [2, 4, "loop", "kill"], orchestrated=True, run_options="--orchestrated")
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
@@ -60,10 +58,9 @@ def test_rank_0_may_decide_about_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_lost_memory_may_be_answered_with_an_end(tmp_path: Path) -> None:
-    """
-    When the orchestrator chooses a last checkpoint though more could be done, the job is saved and ends.
-    """
+def test_an_orchestrator_may_choose_a_last_checkpoint_for_lost_memory(tmp_path: Path) -> None:
+    """When the orchestrator chooses a last checkpoint although a repair is possible, then the job
+    saves it and ends."""
     outcome = run(
         tmp_path, [1, 4, "loop", "UCE ERROR, device error type 5a"],
         orchestrated=True, run_options="--orchestrated",
@@ -77,10 +74,9 @@ def test_lost_memory_may_be_answered_with_an_end(tmp_path: Path) -> None:
     assert faults["codes"] == [[1, "5a"]]
 
 
-def test_an_orchestrator_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
-    """
-    When the rank that decided is the one that is lost, the job decides by itself.
-    """
+@pytest.mark.soak
+def test_a_job_decides_by_itself_when_its_orchestrator_is_lost(tmp_path: Path) -> None:
+    """When the rank of the orchestrator is lost, then the job decides by itself."""
     outcome = run(tmp_path, [0, 4, "loop", "kill"], orchestrated=True, run_options="--orchestrated")
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
@@ -250,11 +246,9 @@ def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
     assert [json.loads(line)["kind"] for line in story].count("Opened") == 1
 
 
-def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
-    """
-    When the controller was started with rank -1, the ranks find it, rank 0 is lost as any other may be,
-    and the manager decides.
-    """
+def test_a_manager_that_is_no_rank_decides(tmp_path: Path) -> None:
+    """When the controller was started with rank -1, then the ranks find it, and the manager decides
+    about a lost rank, rank 0 too."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing:
         assert managing.ask("query_high_availability_switch") is True
@@ -269,10 +263,9 @@ def test_a_manager_leads_a_job_that_it_has_no_part_in(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_manager_that_restarts_its_controller_does_not_end_the_job(tmp_path: Path) -> None:
-    """
-    When a manager destroys its controller and starts it again while a job trains, nothing happens to the job,
-    and a rank that is lost afterwards is replaced as the manager decides. At the end nobody is left.
-    """
+    """When a manager destroys its controller and starts it again while a job trains, then the job
+    trains on, and the manager decides about a rank that is lost afterwards. No process is left at
+    the end."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing, led(tmp_path, port) as running:
         managing.ask("restart")
@@ -288,10 +281,8 @@ def test_a_manager_that_restarts_its_controller_does_not_end_the_job(tmp_path: P
 @pytest.mark.soak
 @pytest.mark.parametrize("with_controller", [False, True])
 def test_a_new_manager_takes_the_job_over(tmp_path: Path, with_controller: bool) -> None:
-    """
-    When the process of a manager is killed, alone or with its controller, the job trains on, and a new one at the
-    same address decides about the rank that is lost then.
-    """
+    """When the process of a manager is killed, alone or with its controller, then the job trains
+    on, and a new manager at the same address decides about the next lost rank."""
     port = free_port()
     with manager(tmp_path / "first", port) as first, led(tmp_path, port) as running:
         lead = lead_file(running.directory)
@@ -313,11 +304,9 @@ def test_a_new_manager_takes_the_job_over(tmp_path: Path, with_controller: bool)
 
 
 @pytest.mark.soak
-def test_a_new_manager_decides_about_the_incident_that_is_open(tmp_path: Path) -> None:
-    """
-    When the process of a manager is killed before it has chosen, and another one starts, then that is told all of the
-    incident, and decides.
-    """
+def test_a_new_manager_decides_about_the_open_incident(tmp_path: Path) -> None:
+    """When a manager is killed before its choice, and another one starts, then the new manager gets
+    the whole incident, and decides."""
     port = free_port()
     never = {"exit,dump,recover": f"after {tmp_path / 'never'}"}
     with manager(tmp_path / "first", port, choices=never) as first, led(tmp_path, port) as running:
@@ -333,11 +322,9 @@ def test_a_new_manager_decides_about_the_incident_that_is_open(tmp_path: Path) -
 
 @pytest.mark.soak
 @pytest.mark.parametrize("leaves", ["destroys", "ends"])
-def test_a_job_whose_manager_has_left_goes_on_by_itself(tmp_path: Path, leaves: str) -> None:
-    """
-    When a manager destroys its controller while a job trains, or ends, and nobody comes back, then a lost rank is
-    replaced without being asked about, and the controller ends with the job.
-    """
+def test_a_job_without_manager_decides_by_itself(tmp_path: Path, leaves: str) -> None:
+    """When a manager destroys its controller while a job trains, or ends, and no other manager
+    comes, then a lost rank is replaced without a question, and the controller ends with the job."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing, led(tmp_path, port) as running:
         if leaves == "ends":
@@ -355,13 +342,11 @@ def test_a_job_whose_manager_has_left_goes_on_by_itself(tmp_path: Path, leaves: 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kills", [False, True])
-def test_a_controller_that_no_rank_has_found_ends_with_its_manager(
+def test_a_controller_without_ranks_ends_when_its_manager_destroys_it(
     tmp_path: Path, kills: bool
 ) -> None:
-    """
-    When a manager destroys its controller before any rank has come, or one that has taken it over from a manager
-    that was killed does, then it is gone.
-    """
+    """When a manager destroys its controller before any rank has joined, then the controller ends,
+    also where the manager took it over from a killed one."""
     port = free_port()
     with manager(tmp_path / "first", port) as first:
         if not kills:
@@ -376,11 +361,10 @@ def test_a_controller_that_no_rank_has_found_ends_with_its_manager(
 
 
 @pytest.mark.soak
-def test_of_two_managers_the_second_one_decides(tmp_path: Path) -> None:
-    """
-    When a second manager starts at the address of one that lives, there is one controller as before, and the second
-    one hears of faults. What the first one says is not followed, until the second one has left.
-    """
+def test_the_second_of_two_managers_decides(tmp_path: Path) -> None:
+    """When a second manager starts at the address of a living one, then there is still one
+    controller, and it reports faults to the second manager. Orders of the first one are ignored
+    until the second one has left."""
     port = free_port()
     with manager(tmp_path / "first", port) as first, led(tmp_path, port) as running:
         before = lead_file(running.directory).read_text()
@@ -396,10 +380,9 @@ def test_of_two_managers_the_second_one_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_manager_of_another_job_is_refused_the_port(tmp_path: Path) -> None:
-    """
-    When a manager of another job starts at a port that is taken, it is told so, and the first job has its manager.
-    """
+def test_a_manager_of_another_job_is_refused_at_a_used_port(tmp_path: Path) -> None:
+    """When a manager of another job starts at a port in use, then it is refused, and the first job
+    keeps its manager."""
     port = free_port()
     with manager(tmp_path / "first", port) as first:
         with manager(tmp_path / "other" / "second", port, leads=False, task="another") as second:
@@ -411,11 +394,9 @@ def test_a_manager_of_another_job_is_refused_the_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_directory_that_others_can_open_is_refused(tmp_path: Path, is_link: bool) -> None:
-    """
-    When the directory of the sockets is one that others can open, or a link, then a manager is refused with a
-    sentence, and nothing is started.
-    """
+def test_a_socket_directory_open_to_other_users_is_refused(tmp_path: Path, is_link: bool) -> None:
+    """When other users can open the directory of the sockets, or the directory is a link, then the
+    manager is refused with a message, and no process is started."""
     room = tmp_path / f"tft-mindio-{os.getuid()}"
     if is_link:
         (tmp_path / "target").mkdir(mode=0o700)
@@ -428,16 +409,15 @@ def test_a_directory_that_others_can_open_is_refused(tmp_path: Path, is_link: bo
         env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
         timeout=LIMIT, check=False,
     )  # fmt: skip
-    assert f"{room} is to be a directory that only user {os.getuid()} can open" in done.stderr
+    assert f"{room} must be a directory that only user {os.getuid()} can open" in done.stderr
     assert not (tmp_path / "tft-runs").exists()
 
 
 @pytest.mark.soak
-def test_a_job_that_is_ended_and_started_again_has_a_controller(tmp_path: Path) -> None:
-    """
-    When a manager ends a job with a last checkpoint, restarts its controller while that is still leaving, and the
-    ranks are started again, then the job goes on with a controller of its own, and the manager decides.
-    """
+def test_a_restarted_job_gets_a_controller_of_its_own(tmp_path: Path) -> None:
+    """When a manager ends a job with a last checkpoint, restarts its controller while the old one
+    still ends, and the ranks are started again, then the job resumes with its own controller, and
+    the manager decides."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing:
         with led(tmp_path, port) as running:

@@ -56,21 +56,18 @@ def test_every_variable_is_on_the_page(module: ModuleType) -> None:
     assert set(listed("Variables")) == read
 
 
-def test_what_is_kept_and_not_called_is_said() -> None:
-    """
-    When the page says that a function is kept and not called, its docstring says so, and the other way round.
-    """
+def test_functions_that_are_never_called_are_documented_so() -> None:
+    """When the page says that a function is registered but never called, then its docstring says
+    so, and the other way round."""
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|$", section("Functions")))
     for name, text in rows.items():
         words = getattr(framework_ttp, name, controller_ttp).__doc__ or ""
         assert ("not called" in text) == ("not called by this version" in words), name
 
 
-def test_other_names_are_there() -> None:
-    """
-    When the page names what `ttp_decorator` has beside the functions, it is there, with a docstring where it can be
-    called.
-    """
+def test_other_documented_names_exist() -> None:
+    """When the page lists a name of `ttp_decorator` that is not a function of MindIO, then the name
+    exists, with a docstring if it is callable."""
     cells = re.findall(r"(?m)^\| (`.*?) \|", section("Other names"))
     names = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
     assert len(names) == len(set(names)) > 0

@@ -220,38 +220,33 @@ def on_the_page() -> list[str]:
     return found
 
 
-def test_what_differs_is_on_the_page() -> None:
-    """
-    When a name of MindIO's is missing here, or has other parameters, defaults, results or values, the page has a row
-    for it.
-    """
+def test_every_difference_from_mindio_is_on_the_page() -> None:
+    """When a name of MindIO's is missing here, or has other parameters, defaults, results or
+    values, then the page has a row for it."""
     listed = on_the_page()
     assert {path: found for path, found in differences().items() if path not in listed} == {}
 
 
-def test_what_is_on_the_page_differs() -> None:
-    """
-    When the page has a row for a name, that name does differ, and there is one row for it.
-    """
+def test_every_row_of_the_page_is_a_difference() -> None:
+    """When the page has a row for a name, then that name does differ, and there is one row for
+    it."""
     listed = on_the_page()
     assert [path for path in listed if path not in differences()] == []
     assert sorted(set(listed)) == sorted(listed)
 
 
-def test_every_row_says_what_and_why() -> None:
-    """
-    When a row stands in the table, it says what MindIO has, what is here, and why.
-    """
+def test_every_row_gives_both_sides_and_a_reason() -> None:
+    """When the table has a row, then the row gives MindIO's behaviour, the behaviour here, and the
+    reason."""
     rows = [row for row in section("Names that differ").splitlines() if row.startswith("| `")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row for row in cells if len(row) != 5 or not all(row)] == []
     assert len(set(on_the_page())) >= len(rows)
 
 
-def test_no_name_is_made_up() -> None:
-    """
-    When a package has a name that looks like one of MindIO's, MindIO has a function of that name.
-    """
+def test_every_name_like_mindios_exists_in_mindio() -> None:
+    """When a package has a name that looks like one of MindIO's, then MindIO has a function of that
+    name."""
     known = {path.rpartition(".")[2] for path in functions()}
     ours = {*vars(framework_ttp), *vars(controller_ttp)}
     assert {name for name in ours if re.match("tft_|set_mindio", name)} - known == set()
@@ -297,21 +292,18 @@ FOLLOWED = [
 
 
 @pytest.mark.parametrize("call", FOLLOWED, ids=str)
-def test_what_a_call_returns_is_of_mindios_kind(call: Call) -> None:
-    """
-    When a function is called, what it returns is of the type that MindIO returns, and one of its values.
-    """
+def test_results_have_mindios_types_and_values(call: Call) -> None:
+    """When a function is called, then its result has the type of MindIO's result, and is one of its
+    values."""
     returned = call.made()
     kinds = call.entry["returns"].split(" | ")
     assert callable(returned) if kinds == ["function"] else kind(type(returned)) in kinds
     assert returned in call.entry.get("values", [returned])
 
 
-def test_what_ends_a_process_with_mindio_is_told_of() -> None:
-    """
-    When a function of MindIO's ends the process for a wrong call, and the same name is here, the page says what
-    becomes of such a call.
-    """
+def test_calls_that_end_a_process_with_mindio_are_documented() -> None:
+    """When a function of MindIO's ends the process for a wrong call, and the same name is here,
+    then the page says how this package handles that call."""
     differ = differences()
     ends = {
         path.rpartition(".")[2]

@@ -13,13 +13,12 @@ PAIRS = [{"rank_list": [n, n + 2], "replica_cnt": 2, "replica_shift": 0} for n i
 WORDS = "report group list:"
 
 
-def test_each_group_is_told_once_for_the_first_rank_that_has_it(
+def test_each_group_is_logged_once_with_its_lowest_reporting_rank(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """
-    When ranks have told of their groups, then there is a line for each, with the lowest rank of those that told
-    of it, as MindIO's controller logs it; a second kind of state has lines of its own.
-    """
+    """When ranks have reported their groups, then there is one line for each group, with the lowest
+    rank that reported it, as MindIO's controller logs it. A second kind of state has lines of its
+    own."""
     kinds = {rank: [(0, [0, 1, 2, 3], 2), (1, [rank % 2, rank % 2 + 2], 2)] for rank in range(4)}
     replicas.announce(kinds)
     said = [
@@ -32,11 +31,9 @@ def test_each_group_is_told_once_for_the_first_rank_that_has_it(
     ]
 
 
-def test_rank_0_tells_the_groups_of_all_ranks(tmp_path: Path) -> None:
-    """
-    When a job begins, then rank 0's output has the groups of all ranks, and that of the others has none; the
-    process that takes rank 0's place has them in its own output.
-    """
+def test_rank_0_logs_the_groups_of_all_ranks(tmp_path: Path) -> None:
+    """When a job begins, then only rank 0's output has the groups of all ranks. A replacement of
+    rank 0 has them in its own output."""
     outcome = run(tmp_path, [0, 4, "loop", "kill"], groups=PAIRS)
     assert outcome.codes == [0], outcome.output
     written = sorted((outcome.directory / "run" / "logs").glob("rank-*.log"))

@@ -46,11 +46,9 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
 
 
 @pytest.mark.soak
-def test_an_end_that_is_chosen_repairs_and_saves_nothing(tmp_path: Path) -> None:
-    """
-    When rank 3 is lost and an end is chosen, nothing is cleaned, repaired or saved, and the survivors' waits
-    say that they are to exit.
-    """
+def test_a_chosen_exit_repairs_and_saves_nothing(tmp_path: Path) -> None:
+    """When rank 3 is lost and the orchestrator chooses the exit, then no rank cleans, repairs or
+    saves, and the survivors' waits tell them to exit."""
     outcome = run(tmp_path, [3, 4, "update", "kill"], choices={LOST: "exit"})
     assert outcome.codes == [4], outcome.output
     for what in ("clean", "repair", "rollback", "save", "rename", "returned"):
@@ -59,11 +57,9 @@ def test_an_end_that_is_chosen_repairs_and_saves_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_a_last_checkpoint_that_is_chosen_is_saved_by_one_of_each_part(tmp_path: Path) -> None:
-    """
-    When rank 3 is lost and a last checkpoint is chosen, ranks 0 and 1 save, one of them names it, nobody
-    repairs, and the orchestrator hears that it is written.
-    """
+def test_a_chosen_last_checkpoint_is_saved_by_one_of_each_part(tmp_path: Path) -> None:
+    """When rank 3 is lost and a last checkpoint is chosen, then ranks 0 and 1 save it, one of them
+    names it, no rank repairs, and the orchestrator is told that it is written."""
     outcome = run(tmp_path, [3, 4, "loop", "kill"], choices={LOST: "dump"})
     assert outcome.codes == [3], outcome.output
     assert outcome.ranks_called("save") == [0, 1]
@@ -73,11 +69,9 @@ def test_a_last_checkpoint_that_is_chosen_is_saved_by_one_of_each_part(tmp_path:
 
 
 @pytest.mark.soak
-def test_what_was_never_offered_ends_the_job(tmp_path: Path) -> None:
-    """
-    When something is chosen that nobody has heard of, the orchestrator is told (499), nothing is repaired
-    and nothing is saved.
-    """
+def test_the_choice_of_an_unknown_strategy_ends_the_job(tmp_path: Path) -> None:
+    """When the orchestrator chooses an unknown strategy, then it gets the result 499, and no rank
+    repairs or saves."""
     outcome = run(tmp_path, [3, 4, "loop", "kill"], choices={LOST: "reboot the moon"})
     assert outcome.codes == [4], outcome.output
     assert heard(outcome)[3] == ("result", (499, "reboot the moon"))
@@ -86,11 +80,9 @@ def test_what_was_never_offered_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_an_orchestrator_whose_function_fails_is_done_without(tmp_path: Path) -> None:
-    """
-    When the orchestrator cannot take the offer, it is waited for as long as it may take, and the job decides
-    by itself: rank 3's part, lost in its update, comes from rank 1.
-    """
+def test_a_job_decides_by_itself_when_the_orchestrator_fails(tmp_path: Path) -> None:
+    """When the orchestrator's function fails, then the controller waits for its limit, and the job
+    decides by itself: rank 3's part, lost in its update, comes from rank 1."""
     outcome = run(
         tmp_path, [3, 4, "update", "UCE ERROR"], choices={LIVE: "raise"},
         environment={"MINDIO_WAIT_MINDX_TIME": "1"},
@@ -101,12 +93,11 @@ def test_an_orchestrator_whose_function_fails_is_done_without(tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_manager_pauses_asks_too_much_and_ends_the_job(tmp_path: Path) -> None:
-    """
-    When a manager stops the training before there is any, or names ranks that there are not, nothing comes of
-    it. A pause holds everyone between two steps, none is stopped or cleaned for it, and they go on at its word;
-    a switch of hardware for which there is no place yet does nothing; its word for a last checkpoint saves and ends.
-    """
+def test_a_manager_pauses_resumes_and_ends_the_job(tmp_path: Path) -> None:
+    """When a manager stops the training before it began, or names ranks that do not exist, then the
+    order has no effect. A pause holds all ranks between two steps without stop or clean until the
+    manager resumes them. A hot switch without a free place has no effect. An order for a last
+    checkpoint saves and ends the job."""
     port = int(free_address("127.0.0.1").rpartition(":")[2])
     with manager(tmp_path / "manager", port) as managing:
         assert managing.ask("query_high_availability_switch") is True
@@ -166,11 +157,9 @@ def steps_done(directory: Path) -> list[int]:
 # ---------------------------------------------------------------- what it says too early, too late or twice
 
 
-def test_answers_in_the_wrong_order_are_taken_as_they_come() -> None:
-    """
-    When the orchestrator gives the cluster's view where a stop was expected, and stops where the view was
-    expected, the dialogue is carried on all the same, and nobody is harmed.
-    """
+def test_answers_in_the_wrong_order_are_accepted() -> None:
+    """When the orchestrator sends the fault ranks where a stop was expected, and a stop where the
+    fault ranks were expected, then the dialogue continues, and no rank is harmed."""
     talk = Negotiation()
     talk.on("fault_ranks", lambda us: us.on_global_rank({2: MEMORY}))
     talk.on("stop_complete", lambda us: us.stop_train({2: MEMORY}))
@@ -196,10 +185,9 @@ def twice(answer: Callable[[Negotiator], None]) -> Callable[[Negotiator], None]:
     return answer_twice
 
 
-def test_an_answer_that_is_given_twice_counts_once() -> None:
-    """
-    When everything the orchestrator says is said twice, there is one incident, and one result.
-    """
+def test_a_repeated_answer_counts_once() -> None:
+    """When the orchestrator sends every answer twice, then there is one incident, and one
+    result."""
     talk = Negotiation()
     talk.on("fault_ranks", twice(lambda us: us.stop_train({2: MEMORY})))
     talk.on("stop_complete", twice(lambda us: us.on_global_rank({})))
@@ -212,11 +200,9 @@ def test_an_answer_that_is_given_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("early", ["dump", "exit", "migration", "retry"])
-def test_a_choice_that_nobody_was_asked_for_ends_nothing(early: str) -> None:
-    """
-    When a strategy is named while the job trains, it trains on, and the next incident is about what is offered
-    then.
-    """
+def test_a_choice_without_an_incident_is_ignored(early: str) -> None:
+    """When a strategy is chosen while the job trains, then the job trains on, and the choice is not
+    used in the next incident."""
     talk = agreeable("retry")
     talk.negotiator.change_strategy(early)
     talk.settle()
@@ -229,13 +215,11 @@ def test_a_choice_that_nobody_was_asked_for_ends_nothing(early: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["dump", "exit"])
-def test_a_replacement_that_does_not_come_can_be_given_up(choice: str) -> None:
-    """
-    When the new process of a rank is waited for, and the orchestrator would rather end, it ends at once, with
-    a last checkpoint: that of the survivors is not thrown away.
-    """
+def test_an_orchestrator_can_give_up_a_missing_replacement(choice: str) -> None:
+    """When the new process of a rank does not come, and the orchestrator chooses to end, then the
+    job ends at once with the survivors' last checkpoint."""
     talk = agreeable("recover")
-    talk.job.slow = {3}
+    talk.job.script.slow = {3}
     talk.job.kill(3)
     talk.settle()
     assert talk.job.doing == "awaiting"
@@ -246,10 +230,9 @@ def test_a_replacement_that_does_not_come_can_be_given_up(choice: str) -> None:
     assert talk.news()[-1] == ("result", 0, why, {3: PROCESS}, "dump")
 
 
-def test_a_pause_that_nobody_ends_is_over_when_it_has_lasted_long_enough() -> None:
-    """
-    When nobody says to go on, the orchestrator hears that the pause has failed (406), and the job trains on.
-    """
+def test_a_pause_that_is_not_resumed_ends_at_its_limit() -> None:
+    """When the orchestrator does not resume a pause, then it gets the result 406 at the limit, and
+    the job trains on."""
     talk = Negotiation()
     talk.negotiator.pause_train(0.0)
     talk.settle()
@@ -260,10 +243,9 @@ def test_a_pause_that_nobody_ends_is_over_when_it_has_lasted_long_enough() -> No
     assert talk.job.doing == "healthy"
 
 
-def test_what_is_saved_is_never_of_a_step_that_may_be_wrong() -> None:
-    """
-    When numbers went wrong on every rank, neither a repair from copies nor a last checkpoint is offered.
-    """
+def test_polluted_copies_are_neither_repaired_from_nor_saved() -> None:
+    """When numbers went wrong on every rank, then neither a repair from replicas nor a last
+    checkpoint is offered."""
     talk = agreeable("exit")
     before = [talk.job.orders(kind) for kind in WAYS_BACK]
     for rank in range(4):

@@ -19,10 +19,9 @@ EXPERTS = [
 
 
 def test_all_kinds_are_repaired_in_one_call_on_each_rank(tmp_path: Path) -> None:
-    """
-    When rank 5 is killed in its update, rank 1 sends it the dense part and the expert in one call each, and the
-    eight go on bit for bit. Source: processor.cpp, lines 836 to 850 of mind-cluster 22bb3d98.
-    """
+    """When rank 5 is killed in its update, then rank 1 sends the dense part and the expert in one
+    call on each of both ranks, and the eight ranks train on bit for bit. Source: processor.cpp,
+    lines 836 to 850 of mind-cluster 22bb3d98."""
     outcome = run(
         tmp_path, [5, 3, "update", "kill"], world=WORLD, steps=STEPS, groups=[DENSE, *EXPERTS]
     )
@@ -38,12 +37,10 @@ def test_all_kinds_are_repaired_in_one_call_on_each_rank(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_every_rank_is_told_all_who_take_part(tmp_path: Path) -> None:
-    """
-    When ranks 3 and 5 are killed at once, each of the four ranks that send or receive gets one call, with its own
-    transfers and the list of all four: MindSpeed-LLM forms a group of these ranks first. Source: controller.cpp, lines
-    2049 to 2087.
-    """
+def test_every_rank_of_a_repair_gets_the_list_of_all_of_them(tmp_path: Path) -> None:
+    """When ranks 3 and 5 are killed at once, then each of the four ranks that send or receive gets
+    one call, with its own transfers and the list of all four: MindSpeed-LLM forms a group of these
+    ranks first. Source: controller.cpp, lines 2049 to 2087."""
     outcome = run(
         tmp_path, [3, 3, "loop", "kill"], [5, 3, "loop", "kill"], world=WORLD, steps=STEPS,
         groups=[DENSE, *EXPERTS],
@@ -58,11 +55,9 @@ def test_every_rank_is_told_all_who_take_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_each_kind_is_saved_by_who_is_left_of_it(tmp_path: Path) -> None:
-    """
-    When rank 5 is lost and only a last checkpoint is to be made, ranks 0 to 3 save what is dense together and
-    each its expert alone.
-    """
+def test_survivors_save_each_kind_of_state(tmp_path: Path) -> None:
+    """When rank 5 is lost and only a last checkpoint is allowed, then ranks 0 to 3 save the dense
+    part together and each saves its expert alone."""
     outcome = run(
         tmp_path, [5, 3, "loop", "kill"], world=WORLD, steps=STEPS, groups=[DENSE, *EXPERTS],
         run_options="--enable dump",

@@ -29,10 +29,9 @@ def repairs(outcome: Outcome) -> list[tuple[int, int, int, bool, list[int], list
 
 @pytest.mark.soak
 def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: Path) -> None:
-    """
-    When links of ranks 0 and 3 fail, everyone stops, cleans and goes back to one step, and nothing is sent.
-    When both lose their memory later, 2 sends to 0 and 1 to 3; all has been a `retry`.
-    """
+    """When links of ranks 0 and 3 fail, then all ranks stop, clean and return to one step, and no
+    state is sent. When both lose their memory later, rank 2 sends to 0 and rank 1 to 3. Both
+    incidents use `retry`."""
     outcome = run(
         tmp_path, [0, 3, "loop", LINK], [3, 3, "loop", LINK], [0, 6, "loop", UCE],
         [3, 6, "loop", UCE], groups=HALVES,
@@ -53,11 +52,10 @@ def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: P
     assert outcome.called("save") == []
 
 
-def test_what_was_cleaned_is_whole_but_where_it_was_being_changed(tmp_path: Path) -> None:
-    """
-    When nothing lay in the memory that ranks 0 and 3 have lost, nothing is sent. When rank 2 says the same
-    of memory that it lost in the middle of an update, it gets its state from rank 0 all the same.
-    """
+def test_state_lost_in_an_update_is_sent_though_clean_reports_none_lost(tmp_path: Path) -> None:
+    """When the memory that ranks 0 and 3 have lost held no state, then no state is sent. When rank
+    2 reports the same of memory that it lost in the middle of an update, then it still gets its
+    state from rank 0."""
     outcome = run(
         tmp_path, [0, 3, "loop", UCE], [3, 3, "loop", UCE], [2, 6, "update", UCE],
         groups=HALVES, clean={"0": 2, "2": 2, "3": 2},
@@ -72,10 +70,8 @@ def test_what_was_cleaned_is_whole_but_where_it_was_being_changed(tmp_path: Path
 
 @pytest.mark.soak
 def test_a_rank_that_cannot_be_cleaned_gets_another_process(tmp_path: Path) -> None:
-    """
-    When rank 1's clean function says that it could not clean, and goes on to say so, its process is replaced
-    and the job goes on.
-    """
+    """When rank 1's clean function fails again and again, then its process is replaced and the job
+    trains on."""
     outcome = run(tmp_path, [1, 4, "loop", UCE], groups=HALVES, clean={"1": 1})
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
@@ -84,15 +80,15 @@ def test_a_rank_that_cannot_be_cleaned_gets_another_process(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_a_lost_link_beside_a_lost_process_hides_nothing(tmp_path: Path) -> None:
-    """
-    When rank 0's link fails as rank 3 is killed, rank 3 is replaced and gets its part from rank 1.
-    """
+def test_a_lost_process_is_replaced_although_a_link_fails_too(tmp_path: Path) -> None:
+    """When rank 0's link fails as rank 3 is killed, then rank 3 is replaced and gets its part from
+    rank 1."""
     outcome = run(tmp_path, [0, 4, "loop", LINK], [3, 4, "loop", "kill"], groups=HALVES)
     assert_same(outcome)
     assert {(source, to) for *_, [source], [to] in repairs(outcome)} == {(1, 3)}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("faults", "groups"),
     [
@@ -105,14 +101,13 @@ def test_a_lost_link_beside_a_lost_process_hides_nothing(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_no_copy_can_be_trusted_for_is_neither_gone_on_from_nor_saved(
+def test_state_without_a_sound_copy_ends_the_job_without_checkpoint(
     tmp_path: Path, faults: list[list[Any]], groups: int
 ) -> None:
-    """
-    When no rank has another copy of what was lost, or when what was lost may have come into all copies, and
-    the program has no function that could load a checkpoint, a link that has failed beside it does not make
-    it a retry without repair: the job ends, nothing is saved, and the reason is in the report.
-    """
+    """When no other rank has a copy of the lost state, or the loss may have polluted all copies,
+    and the program has no function to load a checkpoint, then a failed link in the same incident
+    does not lead to a retry without repair: the job ends, no rank saves, and the reason is in the
+    report."""
     halves = [{**HALVES[0], "replica_cnt": groups}]
     outcome = run(tmp_path, *faults, groups=halves, without=["repair"])
     assert outcome.codes == [4], outcome.output
@@ -142,14 +137,12 @@ LOAD, REBUILD = 5, 6
         ),
     ],
 )  # fmt: skip
-def test_where_no_copy_can_be_trusted_all_load_a_checkpoint_of_the_programs_own(
+def test_all_ranks_load_the_programs_own_checkpoint_without_a_sound_copy(
     tmp_path: Path, faults: list[list[Any]], copies: int, rebuilds: list[int], step: int
 ) -> None:
-    """
-    When nobody has a sound copy of something, everyone stops, cleans, and its repair function is called to
-    load the newest checkpoint that the program keeps, by those who have lost their memory with all that is in
-    it. They say which step that is, everyone goes on from there, and nothing is saved.
-    """
+    """When no rank has a sound copy of some state, then all ranks stop, clean, and their repair
+    functions load the newest checkpoint that the program keeps, on ranks that have lost their
+    memory too. The functions report its step, all ranks train on from there, and no rank saves."""
     outcome = run(
         tmp_path, *faults, groups=[{**HALVES[0], "replica_cnt": copies}], keep=2,
         pattern=[PRECISION, "RS_RETRY", PRECISION],
@@ -172,13 +165,11 @@ def test_where_no_copy_can_be_trusted_all_load_a_checkpoint_of_the_programs_own(
 
 
 @pytest.mark.parametrize("named", [4, pytest.param(2, marks=pytest.mark.soak)])
-def test_the_step_that_a_precision_error_names_is_the_last_sound_one(
+def test_the_step_named_by_a_precision_error_is_the_last_sound_one(
     named: int, tmp_path: Path
 ) -> None:
-    """
-    When a precision error in step 5 names the step that is to be loaded, then a checkpoint of that step is believed, also
-    one that was saved after the last update, and no newer one is loaded.
-    """
+    """When a precision error in step 5 names the step to load, then a checkpoint of that step is
+    sound, also one that was saved after the last update, and no newer one is loaded."""
     text = f"{PRECISION} load ckpt step={named}"
     outcome = run(
         tmp_path, *[[rank, 5, "loop", text] for rank in ALL], groups=HALVES, keep=2,
@@ -191,11 +182,9 @@ def test_the_step_that_a_precision_error_names_is_the_last_sound_one(
 
 
 @pytest.mark.soak
-def test_a_lost_process_with_what_nobody_else_has_is_replaced_and_all_load(tmp_path: Path) -> None:
-    """
-    When there is one copy of everything and a process is killed, another one takes its place, learns from the
-    others how the program counts, and loads with them.
-    """
+def test_all_ranks_load_when_the_only_holder_of_state_is_replaced(tmp_path: Path) -> None:
+    """When every part has one holder and a process is killed, then its replacement learns the
+    program's step count from the other ranks, and loads the checkpoint with them."""
     single = [{**HALVES[0], "replica_cnt": 1}]
     outcome = run(tmp_path, [2, 6, "loop", "kill"], groups=single, keep=2)
     assert_same(outcome)
@@ -211,13 +200,11 @@ def test_a_lost_process_with_what_nobody_else_has_is_replaced_and_all_load(tmp_p
         ({"2": 0}, "nobody knows of which step: tft_report_load_ckpt_step says it"),
     ],
 )
-def test_a_checkpoint_that_is_not_that_of_all_is_not_gone_on_from(
+def test_ranks_that_load_different_checkpoints_do_not_train_on(
     tmp_path: Path, finds: dict[str, int], why: str
 ) -> None:
-    """
-    When one rank loads another checkpoint than the rest, or does not say which one, nobody trains on, and the
-    reason is in the report.
-    """
+    """When one rank loads another checkpoint than the other ranks, or does not report its step,
+    then no rank trains on, and the reason is in the report."""
     single = [{**HALVES[0], "replica_cnt": 1}]
     outcome = run(tmp_path, [1, 6, "loop", UCE], groups=single, keep=2, finds=finds)
     assert outcome.codes == [4], outcome.output

@@ -21,11 +21,9 @@ NODES, EACH = 1250, 8
 
 
 @pytest.mark.soak
-def test_strangers_hold_up_nobody(tmp_path: Path) -> None:
-    """
-    When clients connect to the job's address before any rank and say nothing, or what is no message, the ranks
-    join all the same, and a lost one is replaced.
-    """
+def test_unknown_clients_do_not_delay_a_job(tmp_path: Path) -> None:
+    """When unknown clients connect to the job's address before any rank and send no bytes or
+    invalid messages, then the ranks join all the same, and a lost one is replaced."""
     address = free_address("127.0.0.1")
     host, _, port = address.rpartition(":")
     with (
@@ -71,11 +69,9 @@ def beat(node: int, turn: int) -> bytes:
     return encode(Envelope(job="j", sender=f"node.{node}", number=turn + 1, message=message))
 
 
-def test_one_node_of_ten_thousand_ranks_is_missed() -> None:
-    """
-    When 1,250 nodes of eight ranks beat, and one of them falls silent, that one is named after its limit, and
-    until then nobody is.
-    """
+def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
+    """When 1,250 nodes of eight ranks send beats, and one of them falls silent, then that node is
+    reported after its limit, and no node is reported before."""
     watch = HangDetection(Policy(node_silence=1.0))
     named = {}
     for turn in range(14):
@@ -90,11 +86,9 @@ def test_one_node_of_ten_thousand_ranks_is_missed() -> None:
     assert named == {11: [700]}
 
 
-def test_orders_do_not_run_out() -> None:
-    """
-    When a job is paused so often that more than 20,001 orders are given, the last is followed as the first,
-    and after it a lost rank is replaced.
-    """
+def test_more_than_20001_orders_are_carried_out() -> None:
+    """When a job is paused so often that more than 20,001 orders are given, then the last order is
+    carried out like the first, and a rank that is lost after it is replaced."""
     job = ScriptedJob(2, Policy(max_incidents=10**6)).start()
     job.train()
     while len(job.said) <= 20_001:

@@ -20,10 +20,9 @@ def pairs(outcome: Outcome) -> set[tuple[int, int]]:
 
 
 def test_a_rank_lost_in_its_update_is_replaced(tmp_path: Path) -> None:
-    """
-    When rank 3 is killed with half of its state changed, the three others stop and clean once, all four form
-    their groups without the lost process, rank 1 sends to its replacement, and all go back to one step.
-    """
+    """When rank 3 is killed with half of its state changed, then the three others stop and clean
+    once, all four form their groups without the lost process, rank 1 sends to the replacement, and
+    all ranks return to one step."""
     outcome = run(tmp_path, [3, 4, "update", "kill"], groups=HALVES)
     assert_same(outcome)
     assert outcome.strategies == ["recover"]
@@ -38,20 +37,17 @@ def test_a_rank_lost_in_its_update_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_two_lost_ranks_of_different_parts_are_replaced_together(tmp_path: Path) -> None:
-    """
-    When ranks 0 and 3 are killed together, 2 sends to 0 and 1 to 3.
-    """
+    """When ranks 0 and 3 are killed together, then rank 2 sends to 0 and rank 1 to 3."""
     outcome = run(tmp_path, [0, 4, "loop", "kill"], [3, 4, "loop", "kill"], groups=HALVES)
     assert_same(outcome)
     assert pairs(outcome) == {(2, 0), (1, 3)}
 
 
 @pytest.mark.soak
-def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) -> None:
-    """
-    When ranks 1 and 3 are killed together, nobody has their part, and the program keeps no checkpoint that it
-    could load: nothing is saved, and the job ends with what its function has said.
-    """
+def test_a_part_without_a_holder_ends_the_job_without_checkpoint(tmp_path: Path) -> None:
+    """When ranks 1 and 3 are killed together, then no rank has their part. When the program also
+    keeps no checkpoint that it could load, then no rank saves, and the job ends with the message of
+    the program's function."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], [3, 4, "loop", "kill"], groups=HALVES)
     assert outcome.codes == [4], outcome.output
     assert "could not load a checkpoint of its own" in outcome.output
@@ -60,11 +56,9 @@ def test_a_part_that_is_lost_whole_is_neither_saved_nor_made_up(tmp_path: Path) 
 
 
 @pytest.mark.soak
-def test_who_is_left_of_each_part_saves(tmp_path: Path) -> None:
-    """
-    When rank 0 is lost and only a last checkpoint is to be made, ranks 2 and 1 save it together, in the order
-    of the parts, and one of them names it.
-    """
+def test_a_survivor_of_each_part_saves(tmp_path: Path) -> None:
+    """When rank 0 is lost and only a last checkpoint is allowed, then ranks 2 and 1 save it
+    together, in the order of the parts, and one of them names it."""
     outcome = run(tmp_path, [0, 4, "loop", "kill"], groups=HALVES, run_options="--enable dump")
     assert outcome.codes == [3], outcome.output
     assert outcome.ranks_called("save") == [1, 2]
@@ -75,10 +69,9 @@ def test_who_is_left_of_each_part_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_rank_that_hangs_is_found_though_its_process_lives(tmp_path: Path) -> None:
-    """
-    When the training thread of rank 2 comes no further, once it is known how long a step takes, that is noticed, it is replaced, and the job goes on.
-    """
+def test_a_hanging_rank_is_found_though_its_process_lives(tmp_path: Path) -> None:
+    """When the training thread of rank 2 hangs, after the duration of a step is known, then the
+    rank is found and replaced, and the job trains on."""
     outcome = run(tmp_path, [2, 60, "loop", "hang"], groups=HALVES, steps=70, pace=0.05)
     assert_expected(outcome, 70)
     assert outcome.strategies == ["recover"]
@@ -86,10 +79,9 @@ def test_a_rank_that_hangs_is_found_though_its_process_lives(tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-def test_a_replacement_that_dies_as_it_waits_is_replaced(tmp_path: Path) -> None:
-    """
-    When the process that takes rank 3's place is killed before it is ready, the next one takes it.
-    """
+def test_a_replacement_that_dies_before_it_is_ready_is_replaced(tmp_path: Path) -> None:
+    """When the replacement of rank 3 is killed before it is ready, then another process takes the
+    rank."""
     outcome = run(tmp_path, [3, 4, "loop", "kill"], [3, 1, "replaced", "kill"], groups=HALVES)
     assert_same(outcome)
     assert [call["reboot"] for call in outcome.calls(3) if call["what"] == "started"] == [
@@ -106,11 +98,9 @@ def test_a_replacement_that_dies_as_it_waits_is_replaced(tmp_path: Path) -> None
         *(pytest.param(each, marks=pytest.mark.soak) for each in ("stop", "rebuild", "rollback")),
     ],
 )
-def test_a_second_rank_lost_while_the_first_is_replaced_joins(tmp_path: Path, order: str) -> None:
-    """
-    When rank 0 is killed as it is about to carry out an order of the incident, it is replaced with rank 3,
-    and one incident is all there was.
-    """
+def test_a_second_lost_rank_joins_the_incident(tmp_path: Path, order: str) -> None:
+    """When rank 0 is killed as it begins to carry out an order of the incident, then it is replaced
+    together with rank 3 in one incident."""
     outcome = run(
         tmp_path, [3, 4, "loop", "kill"], groups=HALVES,
         run_options=f"--chaos kill:rank=0,phase=repair,order={order},step=2",
@@ -123,10 +113,9 @@ def test_a_second_rank_lost_while_the_first_is_replaced_joins(tmp_path: Path, or
 
 @pytest.mark.soak
 @pytest.mark.parametrize("part", ["controller", pytest.param("broker", marks=pytest.mark.soak)])
-def test_a_controller_that_dies_in_the_incident_leads_on(tmp_path: Path, part: str) -> None:
-    """
-    When the controller is killed as a rank is, it goes on with the recovery where it was.
-    """
+def test_a_controller_that_dies_in_the_incident_continues_it(tmp_path: Path, part: str) -> None:
+    """When the controller is killed together with a rank, then its successor continues the
+    recovery."""
     outcome = run(
         tmp_path, [3, 4, "loop", "kill"], groups=HALVES,
         run_options=f"--chaos kill:{part},step=3",
@@ -144,11 +133,10 @@ def test_a_controller_that_dies_in_the_incident_leads_on(tmp_path: Path, part: s
         pytest.param("Connection closed by peer", marks=pytest.mark.soak),
     ],
 )
-def test_with_last_checkpoints_alone_a_lost_rank_is_one_fault(broken: str, tmp_path: Path) -> None:
-    """
-    When neither retries nor replacements are enabled and rank 3 is killed, then the errors of the others, whose
-    links to it break, are no faults beside it; no process is started, and a last checkpoint is written.
-    """
+def test_with_last_checkpoints_only_a_lost_rank_is_one_fault(broken: str, tmp_path: Path) -> None:
+    """When neither retries nor replacements are enabled and rank 3 is killed, then the others'
+    errors of broken links are no further faults. No process is started, and a last checkpoint is
+    written."""
     outcome = run(
         tmp_path, [3, 4, "loop", "kill"], groups=HALVES, uce=False, arf=False, broken=broken
     )
@@ -160,11 +148,10 @@ def test_with_last_checkpoints_alone_a_lost_rank_is_one_fault(broken: str, tmp_p
     assert len(outcome.called("rename")) == 1
 
 
-def test_with_last_checkpoints_alone_a_link_that_fails_is_told_as_one(tmp_path: Path) -> None:
-    """
-    When neither retries nor replacements are enabled and a link of rank 1 fails, then that is the fault, and a
-    last checkpoint is written.
-    """
+@pytest.mark.soak
+def test_with_last_checkpoints_only_a_failed_link_is_the_reported_fault(tmp_path: Path) -> None:
+    """When neither retries nor replacements are enabled and a link of rank 1 fails, then the report
+    has that fault, and a last checkpoint is written."""
     outcome = run(tmp_path, [1, 4, "loop", "HCCL OP RETRY FAILED"], uce=False, arf=False)
     assert outcome.codes == [3], outcome.output
     [incident] = outcome.report["incidents"]

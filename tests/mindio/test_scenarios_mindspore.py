@@ -62,11 +62,9 @@ def pairs(outcome: Outcome) -> set[tuple[int, int]]:
 
 
 @pytest.mark.soak
-def test_each_gets_its_state_from_the_one_that_holds_the_same(tmp_path: Path) -> None:
-    """
-    When ranks 1 and 2 lose their memory, rank 0 gives to 2 and 3 to 1, and everyone is brought back to one
-    step, which the loop asks for.
-    """
+def test_each_rank_gets_its_state_from_its_replica(tmp_path: Path) -> None:
+    """When ranks 1 and 2 lose their memory, then rank 0 sends to 2 and rank 3 to 1, and all ranks
+    return to one step, for which the loop asks."""
     outcome = run(tmp_path, [1, 4, "loop", "UCEError"], [2, 4, "loop", "UCEError"])
     assert_same(outcome)
     assert pairs(outcome) == {(0, 2), (3, 1)}
@@ -78,11 +76,9 @@ def test_each_gets_its_state_from_the_one_that_holds_the_same(tmp_path: Path) ->
 
 
 @pytest.mark.soak
-def test_a_replacement_says_that_it_is_there_and_then_that_it_is_ready(tmp_path: Path) -> None:
-    """
-    When a rank is killed, its new process is let go on with its own beginning, registers its functions after
-    that, and is brought to the others when it says that it is ready.
-    """
+def test_a_replacement_reports_its_start_and_then_that_it_is_ready(tmp_path: Path) -> None:
+    """When a rank is killed, then its new process is let run its own start, registers its functions
+    after that, and joins the repair when it reports that it is ready."""
     outcome = run(tmp_path, [1, 4, "update", "kill"])
     assert_same(outcome)
     assert [call["action"] for _, call in outcome.called("initialised")] == [0]
@@ -95,10 +91,8 @@ def test_a_replacement_says_that_it_is_there_and_then_that_it_is_ready(tmp_path:
 
 @pytest.mark.soak
 def test_without_a_replacement_one_of_each_group_saves(tmp_path: Path) -> None:
-    """
-    When rank 1 is gone and nobody may take its place, 0 and 3 save, one of them names what was saved, and the
-    three that are left are told to exit.
-    """
+    """When rank 1 is lost and may not be replaced, then ranks 0 and 3 save, one of them names the
+    checkpoint, and the three survivors are told to exit."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], run_options="--enable dump")
     assert outcome.codes == [3], outcome.output
     assert [(rank, call["info"]) for rank, call in outcome.called("save")] == [
@@ -111,10 +105,9 @@ def test_without_a_replacement_one_of_each_group_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_what_nobody_has_any_more_is_not_made_up(tmp_path: Path) -> None:
-    """
-    When all ranks have lost their memory, nothing is repaired and nothing is saved: all are told to exit.
-    """
+def test_state_that_all_ranks_have_lost_is_neither_repaired_nor_saved(tmp_path: Path) -> None:
+    """When all ranks have lost their memory, then no rank repairs or saves, and all ranks are told
+    to exit."""
     everyone = [[rank, 4, "loop", "UCEError"] for rank in range(4)]
     outcome = run(tmp_path, *everyone)
     assert outcome.codes == [4], outcome.output
@@ -124,10 +117,9 @@ def test_what_nobody_has_any_more_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_saver_that_fails_leaves_its_part_to_another(tmp_path: Path) -> None:
-    """
-    When rank 0 cannot save, rank 2 saves what both hold, with rank 3, and the job has its last checkpoint.
-    """
+def test_another_holder_saves_when_a_saver_fails(tmp_path: Path) -> None:
+    """When rank 0 cannot save, then rank 2, its replica, saves together with rank 3, and the job
+    has its last checkpoint."""
     outcome = run(
         tmp_path, [1, 4, "loop", "kill"], [0, 4, "save", "the disk is full"],
         run_options="--enable dump",

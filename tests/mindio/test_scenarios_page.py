@@ -39,6 +39,28 @@ def test_every_scenario_has_its_tests() -> None:
             assert test in functions_in(path), f"{scenario}: {path}::{test} is not there"
 
 
+@cache
+def soaked(path: str) -> set[str]:
+    """
+    The names of the tests in a file of which every row runs in `make soak` only.
+    """
+    tree = ast.parse((TESTS / path).read_text())
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(ast.unparse(each) == "pytest.mark.soak" for each in node.decorator_list)
+    }
+
+
+def test_a_test_of_make_soak_is_marked() -> None:
+    """
+    When a test runs in `make soak` only, then every row that names it says so.
+    """
+    for path, test, mark in re.findall(r"`([^`]+)::(test_\w+)`( \*soak\*)?", PAGE):
+        assert mark or test not in soaked(path), f"{path}::{test} runs in `make soak` only"
+
+
 def test_every_scenario_says_what_comes_of_it() -> None:
     """
     A row has its four cells, and begins what comes of it here with whether that is the same; none is there

@@ -75,11 +75,10 @@ FIRST, SUCCESSOR = (False, "arf"), (True, "hot switch")
 
 @pytest.mark.soak
 def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path) -> None:
-    """
-    When rank 0, which speaks for the cluster, asks for rank 3 to be switched, then another process is made
-    ready on the node that has room while all train on. All stop at the end of a step; nothing is stopped,
-    cleaned or lost; the new process forms groups with the others and gets its part from rank 1.
-    """
+    """When rank 0, which speaks for the cluster, asks to switch rank 3, then a successor becomes
+    ready on the node with room while all ranks train on. All ranks stop at the end of a step; no
+    stop or clean function is called and no step is lost; the successor forms groups with the others
+    and gets its part from rank 1."""
     with switching(tmp_path, 3) as running:
         until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
@@ -97,14 +96,12 @@ def test_a_rank_is_switched_to_another_node_while_the_job_trains(tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_a_process_that_another_launcher_starts_for_a_rank_that_lives_takes_over(
+def test_a_successor_that_another_launcher_starts_takes_over(
     tmp_path: Path,
 ) -> None:
-    """
-    When the cluster has asked for rank 3 to be switched and then starts another process for it, as it has
-    started the first ones, then that is the one that takes over. The old pod is deleted after that, and the
-    job trains on.
-    """
+    """When the cluster has asked to switch rank 3 and starts another process for it, as it started
+    the first ones, then that process is the successor and takes over. The old pod is deleted after
+    that, and the job trains on."""
     with switching(tmp_path, 3, spare=0, launched=True) as running:
         trains_on(running)
         running.another(3)
@@ -120,13 +117,11 @@ def test_a_process_that_another_launcher_starts_for_a_rank_that_lives_takes_over
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_old_pod_that_is_deleted_before_it_is_chosen_is_switched_all_the_same(
+def test_an_old_pod_that_is_deleted_before_the_choice_is_switched(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """
-    When the old pod is ended or killed with all that is in it while the choice is awaited, and then the
-    migration is chosen, then nobody is told of another fault.
-    """
+    """When the old pod is ended or killed with all its processes before the choice, and then the
+    migration is chosen, then no further fault is reported."""
     deleted = tmp_path / "deleted"
     with switching(
         tmp_path, 3, spare=0, launched=True, choices={"exit,dump,migration": f"after {deleted}"}
@@ -147,9 +142,8 @@ def test_an_old_pod_that_is_deleted_before_it_is_chosen_is_switched_all_the_same
 
 @pytest.mark.soak
 def test_ranks_of_one_pod_are_switched_together(tmp_path: Path) -> None:
-    """
-    When ranks 2 and 3 are to be switched, then they are so in one stop, each with its part from another rank.
-    """
+    """When ranks 2 and 3 are to be switched, then both are switched in one stop, each with its part
+    from another rank."""
     with switching(tmp_path, 2, 3, spare=2) as running:
         until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
@@ -159,10 +153,9 @@ def test_ranks_of_one_pod_are_switched_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_program_with_a_loop_of_its_own_is_switched(tmp_path: Path) -> None:
-    """
-    When a program has no decorator, then it says itself that it has come to the end of a step, and waits.
-    """
+def test_a_program_with_its_own_loop_is_switched(tmp_path: Path) -> None:
+    """When a program has no decorator, then the program itself reports the end of a step, and
+    waits."""
     with switching(tmp_path, 3, loop=True) as running:
         until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
@@ -172,10 +165,9 @@ def test_a_program_with_a_loop_of_its_own_is_switched(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_switch_that_is_called_off_while_the_new_process_warms_ends_that(tmp_path: Path) -> None:
-    """
-    When the cluster stops the switch while the new process gets ready, then nobody else notices any of it.
-    """
+def test_a_switch_cancelled_during_the_start_ends_the_successor(tmp_path: Path) -> None:
+    """When the cluster cancels the switch while the successor starts, then the successor ends and
+    all other ranks train on."""
     with switching(tmp_path, 3, warms="warm") as running:
         until("the successor is there", lambda: len(calls(running, 3, "started")) == 2)
         prepare(running, "stop switch")
@@ -189,12 +181,11 @@ def test_a_switch_that_is_called_off_while_the_new_process_warms_ends_that(tmp_p
 
 
 @pytest.mark.soak
-def test_a_switch_that_is_called_off_when_it_is_offered_leaves_everyone_where_they_are(
+def test_a_switch_cancelled_at_the_offer_keeps_all_processes(
     tmp_path: Path,
 ) -> None:
-    """
-    When the cluster stops the switch as it is offered, then everyone goes on with the process it has.
-    """
+    """When the cluster cancels the switch at the offer, then all ranks train on in their
+    processes."""
     with switching(tmp_path, 3, choices={"exit,dump,migration": "stop switch"}) as running:
         until("all go on", lambda: bool(results(running)))
         outcome, steps = finish(running)
@@ -205,10 +196,9 @@ def test_a_switch_that_is_called_off_when_it_is_offered_leaves_everyone_where_th
 
 
 @pytest.mark.soak
-def test_a_new_process_that_dies_before_it_is_ready_ends_the_switch(tmp_path: Path) -> None:
-    """
-    When the new process dies while it gets ready, then the cluster is told (406), and the job trains on.
-    """
+def test_a_successor_that_dies_before_it_is_ready_ends_the_switch(tmp_path: Path) -> None:
+    """When the successor dies before it is ready, then the cluster gets the result 406, and the job
+    trains on."""
     with switching(tmp_path, 3, faults=[[3, 1, "replaced", "kill"]]) as running:
         until("it is told", lambda: results(running) == [(406, "hot switch")])
         trains_on(running)
@@ -218,13 +208,11 @@ def test_a_new_process_that_dies_before_it_is_ready_ends_the_switch(tmp_path: Pa
 
 
 @pytest.mark.soak
-def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
+def test_a_fault_while_the_successor_starts_is_repaired_before_the_switch(
     tmp_path: Path,
 ) -> None:
-    """
-    When rank 3 itself loses its memory while its successor gets ready, then it is repaired, and taken over
-    from when that is ready.
-    """
+    """When rank 3 itself loses its memory while its successor starts, then rank 3 is repaired, and
+    the successor takes over when it is ready."""
     with switching(
         tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "UCE ERROR"]],
         choices={"exit,dump,retry,recover": "retry"},
@@ -241,10 +229,9 @@ def test_a_fault_while_the_new_process_warms_is_handled_and_the_switch_after_it(
 
 
 @pytest.mark.soak
-def test_a_rank_that_is_lost_while_the_new_process_warms_is_followed_by_it(tmp_path: Path) -> None:
-    """
-    When rank 3 dies while its successor gets ready, then that one follows it, and no other is started.
-    """
+def test_a_rank_lost_while_its_successor_starts_is_replaced_by_it(tmp_path: Path) -> None:
+    """When rank 3 dies while its successor starts, then the successor takes the rank, and no other
+    process is started."""
     with switching(tmp_path, 3, warms="warm", faults=[[3, 0, "loop", "kill"]]) as running:
         until("the successor is there", lambda: len(calls(running, 3, "started")) == 2)
         (running.directory / "strike").touch()
@@ -258,10 +245,9 @@ def test_a_rank_that_is_lost_while_the_new_process_warms_is_followed_by_it(tmp_p
 
 @pytest.mark.soak
 def test_a_program_like_mindspores_is_switched(tmp_path: Path) -> None:
-    """
-    When the loop is MindSpore's, then the new process says that it is there, is let go on at once, and says
-    that it is ready; all come to the end of a step and go on at the one that they ask for.
-    """
+    """When the loop is MindSpore's, then the successor reports its start, may continue at once, and
+    reports that it is ready. All ranks come to the end of a step and continue at the step for which
+    they ask."""
     with job(
         tmp_path / "job", program=PROGRAM, environment=MINDSPORE, orchestrated=True, done="done",
         run_options="--orchestrated",

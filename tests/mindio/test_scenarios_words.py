@@ -27,19 +27,15 @@ NUMBERS = st.integers(-2, 9)
 
 
 def test_all_keys_of_tls_info_are_read() -> None:
-    """
-    When a text has all eight keys, with room round them, one that nobody knows and a pair that is none, the
-    eight are read.
-    """
+    """When a text has all eight keys, with spaces, an unknown key and a malformed pair, then the
+    eight keys are read."""
     pairs = " ; ".join(f"{name} : {value}" for name, value in TLS.items())
     assert tls.read(f"{pairs}; colour: blue; ;nothing") == TLS
 
 
 @pytest.mark.parametrize("named", ["tlsCert", "tlsCaPath", "packagePath"])
-def test_a_link_is_no_file_of_tls(tmp_path: Path, named: str) -> None:
-    """
-    When what is named is a link, it is refused, though what it points to would do.
-    """
+def test_a_symbolic_link_is_refused_as_a_tls_file(tmp_path: Path, named: str) -> None:
+    """When a path is a symbolic link, then it is refused, also when its target is valid."""
     (tmp_path / "real").mkdir()
     (tmp_path / "certificates").mkdir()
     for name in ("cert.pem", "ca_1.pem", "ca_2.pem"):
@@ -72,11 +68,9 @@ def test_a_link_is_no_file_of_tls(tmp_path: Path, named: str) -> None:
     ),
     st.booleans(),
 )
-def test_no_group_whatever_raises_anything_else(info: Any, whole: bool) -> None:
-    """
-    When anything at all is told of the copies, it is refused with a sentence, or every rank of a group holds a
-    part that as many hold as there are copies.
-    """
+def test_any_group_input_is_refused_or_gives_each_part_its_copies(info: Any, whole: bool) -> None:
+    """When any groups are given, then either they are refused with a message, or every rank of a
+    group holds a part that has as many holders as there are copies."""
     try:
         groups = replicas.read(0, 8, info, whole=whole)
     except Refused:
@@ -87,11 +81,9 @@ def test_no_group_whatever_raises_anything_else(info: Any, whole: bool) -> None:
             assert len(group.holders(group.part_of(rank))) == group.copies
 
 
-def test_no_deadline_comes_from_a_wall_clock() -> None:
-    """
-    When the clock of a machine is set, no limit is touched by that: nothing that decides asks for the time of
-    day.
-    """
+def test_no_deadline_uses_the_wall_clock() -> None:
+    """When the clock of a machine is set, then no limit changes: no code that decides reads the
+    time of day."""
     for path in [*ROOT.glob("tft/**/*.py"), *ROOT.glob("adaptors/mindio_ttp/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns"):

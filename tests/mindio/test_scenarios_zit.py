@@ -103,22 +103,18 @@ def assert_flow(outcome: Outcome, lost: int, steps: int) -> None:
 
 
 @pytest.mark.soak
-def test_a_lost_rank_is_done_without_until_it_is_back(tmp_path: Path) -> None:
-    """
-    When a process is killed and lost ones are not to be replaced, the other three form groups of their own and
-    train on with the steps that they have; when another process is ready in its place, all form groups again
-    and it receives its part. No step counts twice or is left out.
-    """
+def test_a_job_trains_with_fewer_ranks_until_the_lost_rank_is_back(tmp_path: Path) -> None:
+    """When a process is killed and may not be replaced, then the other three form groups and train
+    on. When another process is ready for the rank, then all form groups again and it receives its
+    part. No step is counted twice or skipped."""
     outcome, steps = left_and_back(tmp_path / "job", HALVES)
     assert_flow(outcome, 3, steps)
 
 
 @pytest.mark.soak
-def test_who_shares_a_model_with_the_lost_leaves_and_comes_back_with_it(tmp_path: Path) -> None:
-    """
-    When every model is spread over two ranks and one of them is lost, then both leave; the one that lives waits
-    in the process it has, and both receive their parts when both can come back.
-    """
+def test_a_whole_model_replica_leaves_and_returns_with_its_lost_rank(tmp_path: Path) -> None:
+    """When every model replica is spread over two ranks and one of them is lost, then both leave.
+    The living one waits in its process, and both receive their parts when both can return."""
     pairs = [
         {"rank_list": ranks, "replica_cnt": 2, "replica_shift": 0} for ranks in ([0, 2], [1, 3])
     ]
@@ -134,11 +130,9 @@ def test_who_shares_a_model_with_the_lost_leaves_and_comes_back_with_it(tmp_path
 
 
 @pytest.mark.soak
-def test_a_second_loss_while_one_is_away_leaves_those_who_are_left(tmp_path: Path) -> None:
-    """
-    When another process is killed while the job goes on without one, then it goes on without both, and they come
-    back.
-    """
+def test_a_job_trains_without_two_lost_ranks_until_both_are_back(tmp_path: Path) -> None:
+    """When another process is killed while the job trains without one, then the job trains on
+    without both, and both return."""
     with job(
         tmp_path / "job", faults=[[3, 4, "loop", "kill"], [1, 0, "loop", "kill"]], zit=True,
         arf=False, done="done", warms="warm", pace=0.01,
@@ -163,11 +157,9 @@ def test_a_second_loss_while_one_is_away_leaves_those_who_are_left(tmp_path: Pat
 
 
 @pytest.mark.soak
-def test_without_one_of_the_functions_nobody_leaves(tmp_path: Path) -> None:
-    """
-    When a program may lose ranks and has not registered all that is needed for it, then that is said when it
-    starts, and a lost rank is answered with a last checkpoint.
-    """
+def test_no_rank_leaves_when_a_needed_function_is_not_registered(tmp_path: Path) -> None:
+    """When a program may lose ranks and has not registered all functions that are needed for that,
+    then a message says so at the start, and a lost rank leads to a last checkpoint."""
     with job(
         tmp_path / "job", faults=[[3, 4, "loop", "kill"]], zit=True, arf=False,
         without=["zit_upgrade_rollback"],
@@ -184,11 +176,10 @@ REPORTS = ["exit", "dump", "recover", "downgrade"]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [1, 3])
-def test_a_cluster_that_chooses_so_downgrades_and_upgrades(tmp_path: Path, rank: int) -> None:
-    """
-    When the cluster chooses the downgrade where a replacement is offered, too, it hears who has left (201) and
-    that the others train; it says `upgrade` when it has brought the rank back, and hears that all train.
-    """
+def test_a_cluster_can_choose_the_downgrade_and_the_upgrade(tmp_path: Path, rank: int) -> None:
+    """When the cluster chooses the downgrade although a replacement is offered, then it is told
+    which ranks have left (201) and that the others train. It orders `upgrade` when it has brought
+    the rank back, and is told that all ranks train."""
     with job(
         tmp_path / "job", faults=[[rank, 4, "loop", "kill"]], groups=HALVES, zit=True, done="done",
         warms="warm", pace=0.01, orchestrated=True, run_options="--orchestrated",

@@ -55,11 +55,11 @@ def refusal(info: str, decrypt: tls.Decrypt | None = None) -> str:
 # ---------------------------------------------------------------- the keys
 
 
-def test_who_has_the_same_private_key_has_the_same_keys(tmp_path: Path, home: Path) -> None:
-    """
-    When processes name the same private key, with a password or without, then they have the same keys,
-    which only their owner reads; the key itself is nowhere.
-    """
+def test_processes_with_one_private_key_derive_the_same_job_keys(
+    tmp_path: Path, home: Path
+) -> None:
+    """When processes name the same private key, with a password or without, then they derive the
+    same job keys, which only their owner can read. No file contains the private key."""
     plain = directory(told(tmp_path / "a", MINE, AUTHORITY))
     hidden = directory(told(tmp_path / "b", MINE, AUTHORITY, password="secret"))
 
@@ -71,19 +71,17 @@ def test_who_has_the_same_private_key_has_the_same_keys(tmp_path: Path, home: Pa
         assert MINE.secret().encode() not in path.read_bytes()
 
 
-def test_who_has_another_private_key_has_other_keys(tmp_path: Path) -> None:
-    """
-    When two certificates of one authority have keys of their own, then the keys of the job differ.
-    """
+def test_different_private_keys_give_different_job_keys(tmp_path: Path) -> None:
+    """When two certificates of one authority have keys of their own, then the keys of the job
+    differ."""
     other = directory(told(tmp_path / "b", sign("rank", AUTHORITY), AUTHORITY))
 
     assert directory(told(tmp_path / "a", MINE, AUTHORITY)) != other
 
 
-def test_keys_that_somebody_has_changed_are_not_used(tmp_path: Path) -> None:
-    """
-    When there are others where the keys are to be, then that is refused.
-    """
+def test_changed_job_keys_are_refused(tmp_path: Path) -> None:
+    """When the directory of the job keys has other keys than the derived ones, then they are
+    refused."""
     info = told(tmp_path / "a", MINE, AUTHORITY)
     where = directory(info)
     (where / "job.key").write_bytes(b"0" * 40)
@@ -109,19 +107,17 @@ TAKEN: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.mark.parametrize("what", TAKEN)
-def test_a_certificate_that_is_good_is_taken(tmp_path: Path, what: str) -> None:
-    """
-    When a certificate is of now, signed by who is trusted and long enough, then it is good.
-    """
+def test_a_valid_certificate_is_accepted(tmp_path: Path, what: str) -> None:
+    """When a certificate is within its dates, signed by a trusted authority and its key is long
+    enough, then it is accepted."""
     read_keys(directory(TAKEN[what](tmp_path / "a")))
 
 
-def test_one_that_expires_soon_is_warned_of(
+def test_a_certificate_that_expires_soon_is_accepted_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a certificate has fewer days left than are to be warned of, then it is used and that is said.
-    """
+    """When a certificate has fewer days left than the limit for a warning, then it is used and a
+    warning is logged."""
     directory(told(tmp_path / "a", sign("rank", AUTHORITY, ends=NOW + 10 * DAY), AUTHORITY))
 
     written = capsys.readouterr()
@@ -240,11 +236,11 @@ def _by(at: Path, authority: Signed) -> str:
 
 
 @pytest.mark.parametrize("what", NOT_TAKEN)
-def test_what_is_not_good_is_refused_with_its_name(tmp_path: Path, home: Path, what: str) -> None:
-    """
-    When something about the certificate, its key or its files is wrong, then the sentence says what, the
-    key is not in it, and no keys are made.
-    """
+def test_an_invalid_certificate_key_or_file_is_refused_with_its_name(
+    tmp_path: Path, home: Path, what: str
+) -> None:
+    """When the certificate, its key or its files are invalid, then the message names the defect
+    without the key, and no job keys are made."""
     make, sentence = NOT_TAKEN[what]
 
     said = refusal(make(tmp_path / "a"))
@@ -257,10 +253,9 @@ def test_what_is_not_good_is_refused_with_its_name(tmp_path: Path, home: Path, w
 # ---------------------------------------------------------------- the password
 
 
-def test_a_password_is_what_the_programs_function_says(tmp_path: Path) -> None:
-    """
-    When a program has a function that decrypts, then the private key is opened with what that says.
-    """
+def test_the_programs_function_decrypts_the_password(tmp_path: Path) -> None:
+    """When a program has a function that decrypts, then the private key is opened with its
+    result."""
     info = told(tmp_path / "a", MINE, AUTHORITY, password="secret", said=WORDS)
 
     read_keys(directory(info, {WORDS: "secret"}.__getitem__))
@@ -276,12 +271,11 @@ def test_a_password_is_what_the_programs_function_says(tmp_path: Path) -> None:
     ],
     ids=["it fails", "no text", "too long", "wrong"],
 )
-def test_a_function_that_does_not_decrypt_is_said(
+def test_a_decrypt_function_with_a_wrong_password_is_named(
     tmp_path: Path, decrypt: tls.Decrypt, sentence: str
 ) -> None:
-    """
-    When the function does not say the password, then the sentence says that it was the function.
-    """
+    """When the function does not return the password, then the message names the function as the
+    reason."""
     info = told(tmp_path / "a", MINE, AUTHORITY, password="secret", said=WORDS)
 
     assert sentence in refusal(info, decrypt)
@@ -291,11 +285,9 @@ def test_a_function_that_does_not_decrypt_is_said(
 
 
 @pytest.mark.soak
-def test_a_job_with_tls_survives(tmp_path: Path, home: Path) -> None:
-    """
-    When the processes of a job name one private key, then it is encrypted with what follows from that,
-    and a rank that is killed is replaced, to the bit.
-    """
+def test_a_job_with_tls_survives_a_killed_rank(tmp_path: Path, home: Path) -> None:
+    """When the processes of a job name one private key, then the job is encrypted with the derived
+    keys, and a killed rank is replaced bit for bit."""
     info = told(tmp_path / "certificates", MINE, AUTHORITY)
     faults = [[1, 4, "loop", "kill"]]
     with job(tmp_path / "job", launched=True, faults=faults, tls=info) as running:
@@ -307,10 +299,9 @@ def test_a_job_with_tls_survives(tmp_path: Path, home: Path) -> None:
     assert str(made) in (tmp_path / "job" / "run" / "job.json").read_text()
 
 
-def test_a_program_with_tls_is_refused_a_job_without(tmp_path: Path) -> None:
-    """
-    When `tft run` was started without --curve, then a program that counts on TLS does not train in it.
-    """
+def test_a_program_with_tls_is_refused_in_a_job_without_keys(tmp_path: Path) -> None:
+    """When `tft run` was started without --curve, then a program that asks for TLS does not train
+    in it."""
     info = told(tmp_path / "certificates", MINE, AUTHORITY)
     with job(tmp_path / "job", world=1, tls=info) as running:
         outcome = running.end()

@@ -64,11 +64,9 @@ def test_groups_have_equal_names_after_a_repair(kills: list[list[int]], tmp_path
 
 
 @pytest.mark.soak
-def test_groups_meet_in_a_store_that_was_started_again(tmp_path: Path) -> None:
-    """
-    When the process of the store is killed, and a rank after that, the groups of the repair meet in the store that
-    has taken its place.
-    """
+def test_groups_are_rebuilt_in_a_restarted_store(tmp_path: Path) -> None:
+    """When the process of the store is killed, and a rank after that, then the groups of the repair
+    are formed in the new store."""
     outcome = run(tmp_path, [2, 5], run_options="--chaos kill:store,step=2")
     assert outcome.codes == [0], outcome.output
     assert len(outcome.finals()) == 1
@@ -78,13 +76,12 @@ def test_groups_meet_in_a_store_that_was_started_again(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_groups_that_are_formed_before_training_meet(
+def test_groups_formed_before_training_use_one_store(
     late: bool, launched: bool, tmp_path: Path
 ) -> None:
-    """
-    When a program forms its groups before its training function is called, then all ranks meet in one store: also where
-    torch was imported late, and where each rank was started by hand and has an agent of its own.
-    """
+    """When a program forms its groups before its training function is called, then all ranks use
+    one store, also where torch was imported late, and where each rank was started by hand with its
+    own agent."""
     with job(tmp_path / "job", world=3, program=EARLY, late=late, launched=launched) as running:
         outcome = running.end()
     assert not any(outcome.codes), outcome.output

@@ -1,6 +1,5 @@
-"""
-A job of MindSpeed-LLM's elastic training goes on with fewer ranks, and with all again.
-"""
+"""A job of MindSpeed-LLM's elastic training continues with fewer ranks, and later with all ranks
+again."""
 
 import json
 from pathlib import Path
@@ -16,18 +15,14 @@ BATCH = 12
 
 
 def _steps(directory: Path, rank: int) -> list[tuple[int, int]]:
-    """
-    The steps that a rank has computed, and with how many ranks.
-    """
+    """Return the steps that a rank has computed, with the number of ranks in each."""
     path = directory / f"steps-{rank}.jsonl"
     told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [(each["step"], each["ranks"]) for each in told]
 
 
 def _trains(directory: Path, ranks: int, steps: int = 3) -> None:
-    """
-    Waits until so many ranks have trained some steps together.
-    """
+    """Wait until this number of ranks has trained some steps together."""
     enough = lambda: sum(each == ranks for _, each in _steps(directory, 0)) > steps  # noqa: E731
     until(enough, f"{ranks} ranks train", 120.0)
 
@@ -40,12 +35,12 @@ def _end(running: Job, directory: Path) -> Trained:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_lost_rank_is_done_without_until_it_is_back(tmp_path: Path, lost: int) -> None:
-    """
-    When a process is killed and lost ones are not to be replaced, then three ranks train on with all samples of each
-    step, and four when another process is ready; in the end all replicas are equal, and no sample is left out or
-    counts twice.
-    """
+def test_an_elastic_job_trains_with_three_ranks_until_the_fourth_returns(
+    tmp_path: Path, lost: int
+) -> None:
+    """When a process is killed and lost ones are not to be replaced, then three ranks train on with
+    all samples of each step, and four when another process is ready. In the end all replicas are
+    equal, and no sample is left out or counted twice."""
     directory = tmp_path / "job"
     options = {
         "enable_elastic_training": True, "enable_worker_reboot": False, "train_iters": 10_000,

@@ -1,6 +1,4 @@
-"""
-MindSpeed-LLM's own files, over `mindio_ttp`: what they import is there, and their own tests pass.
-"""
+"""MindSpeed-LLM's own files over `mindio_ttp`: their imports exist, and their own tests pass."""
 
 import os
 import re
@@ -33,10 +31,9 @@ def _run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_all_modules_are_imported(tmp_path: Path) -> None:
-    """
-    When every module of its high availability is imported, each name that it takes from `mindio_ttp` is there.
-    """
+def test_all_high_availability_modules_can_be_imported(tmp_path: Path) -> None:
+    """When every module of its high availability is imported, then each name that it takes from
+    `mindio_ttp` exists."""
     modules = llm.modules(SOURCE)
     assert len(modules) > 15
     code = f"from tests.mindspeed import upstream; import importlib; [importlib.import_module(m) for m in {modules}]"
@@ -44,10 +41,9 @@ def test_all_modules_are_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
-def test_its_own_tests_pass(tmp_path: Path) -> None:
-    """
-    When MindSpeed-LLM's unit tests of its high availability are run, all pass but those that are left out.
-    """
+def test_mindspeed_llms_own_tests_pass(tmp_path: Path) -> None:
+    """When MindSpeed-LLM's unit tests of its high availability are run, then all pass except those
+    on the exclusion list."""
     files = sorted(Path(SOURCE).glob("tests/**/test_elastic_training_*.py"))
     assert files
     left_out = [word for name in LEFT_OUT for word in ("--deselect", name)]

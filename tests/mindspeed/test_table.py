@@ -1,7 +1,6 @@
-"""
-What MindSpeed-LLM's high availability does about each kind of fault, over `mindio_ttp`: losses, parameters, the
-optimizer's state, the scheduler and the position in the data are those of a job without a fault, bit by bit.
-"""
+"""How MindSpeed-LLM's high availability handles each kind of fault over `mindio_ttp`: losses,
+parameters, the optimizer's state, the scheduler and the data position are bit for bit those of a
+job without a fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """
-    What goes wrong, and what is to be done about it.
-    """
+    """A fault and the expected strategy."""
 
     name: str
     faults: tuple[tuple[int, int, str, str], ...]
@@ -81,12 +78,11 @@ def _named(value: Any) -> str | None:
 
 
 @pytest.mark.parametrize(("model", "row"), CASES, ids=_named)
-def test_a_fault_leaves_no_trace(
+def test_a_job_with_a_fault_ends_as_the_undisturbed_job(
     tmp_path: Path, undisturbed: Callable[[str], Trained], model: str, row: Row
 ) -> None:
-    """
-    When ranks are struck, the job goes on by the strategy that is meant for it, and ends as the one without a fault.
-    """
+    """When ranks are struck, then the job recovers by the expected strategy, and ends as the job
+    without a fault."""
     if row.name in OWN_FAULTS and SOURCE and llm.is_old(SOURCE):
         pytest.skip(OWN_FAULTS[row.name])
     calm = undisturbed(model)
@@ -100,13 +96,11 @@ def test_a_fault_leaves_no_trace(
 
 
 @pytest.mark.parametrize("model", [pytest.param(model, marks=pytest.mark.soak) for model in MODELS])
-def test_a_last_checkpoint_is_gone_on_from(
+def test_a_last_checkpoint_is_resumed(
     tmp_path: Path, undisturbed: Callable[[str], Trained], model: str
 ) -> None:
-    """
-    When a rank raises an error of its own, the others save a last checkpoint in Megatron's format and name it; a job
-    that loads it ends as the one without a fault.
-    """
+    """When a rank raises an error of its own, then the others save a last checkpoint in Megatron's
+    format and name it. A job that loads it ends as the job without a fault."""
     calm = undisturbed(model)
     options = {**MODELS[model], "faults": [[1, 5, "forward", "an error of the program's own"]]}
     broken = train(tmp_path / "job", options)

@@ -1,6 +1,5 @@
-"""
-The stand-in for torch_npu: devices of threads, collectives that a stop ends, groups that are formed anew.
-"""
+"""The stand-in for torch_npu: one current device for each thread, collectives that a stop
+interrupts, groups that can be rebuilt."""
 
 import json
 import subprocess
@@ -28,9 +27,8 @@ def _installed() -> None:
 
 
 def test_each_thread_has_a_device_of_its_own() -> None:
-    """
-    When a thread sets its device, another thread stays where it is, and a new one begins at device 0.
-    """
+    """When a thread sets its device, then the device of another thread stays the same, and a new
+    thread begins at device 0."""
     import torch
 
     npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu adds it
@@ -44,11 +42,12 @@ def test_each_thread_has_a_device_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("device", "stops"), [(2, True), (0, False)])
-def test_a_stop_ends_what_waits_for_its_device_alone(device: int, stops: bool) -> None:
-    """
-    When a device is stopped while a thread waits in a collective whose peer does not come, then the thread raises
-    FORCE STOP, where the device is the one that the group uses; a stop of another one ends nothing.
-    """
+def test_a_device_stop_interrupts_only_the_collectives_of_its_device(
+    device: int, stops: bool
+) -> None:
+    """When a device is stopped while a thread waits in a collective for a missing peer, then the
+    thread raises FORCE STOP if its group uses that device. A stop of another device interrupts no
+    collective."""
     import torch
     from torch._C._distributed_c10d import HashStore
     from torch_npu import hccl, npu
@@ -128,11 +127,9 @@ def _goes_on(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def test_a_group_that_is_reinitialized_meets_a_new_process(tmp_path: Path) -> None:
-    """
-    When a process of a group is killed and another one has its rank, then both reduce together in the same group, once
-    it was reinitialized after the same repair.
-    """
+def test_a_reinitialized_group_includes_the_new_process(tmp_path: Path) -> None:
+    """When a process of a group is killed and another one takes its rank, then both all-reduce in
+    the same group after it was reinitialized."""
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -16,11 +16,9 @@ from tests.mindspore.conftest import train
 
 
 @pytest.mark.soak
-def test_a_flipped_bit_and_a_slow_rank_are_no_fault_to_anybody(tmp_path: Path) -> None:
-    """
-    When a bit flips in what one rank keeps, and another is slow, then nobody is told, and from then on the
-    ranks differ.
-    """
+def test_a_flipped_bit_and_a_slow_rank_are_not_reported_as_faults(tmp_path: Path) -> None:
+    """When a bit flips in one rank's state, and another rank is slow, then no fault is reported,
+    and from then on the ranks differ."""
     outcome = train(
         tmp_path / "run",
         "--chaos", "slow:rank=0,step=2,factor=3",
@@ -37,19 +35,16 @@ def test_a_flipped_bit_and_a_slow_rank_are_no_fault_to_anybody(tmp_path: Path) -
 
 
 def test_the_highest_bit_of_the_mantissa_flips() -> None:
-    """
-    When a bit of an element flips, then it is that one, and no other element changes.
-    """
+    """When a bit of an element flips, then it is the highest bit of the mantissa, and no other
+    element changes."""
     array = numpy.array([[1.0, 3.0], [5.0, 7.0]], numpy.float32)
     cells.flip(array, 2)
     assert array.tolist() == [[1.0, 3.0], [7.0, 7.0]]  # 1.25 and 1.75 times four
 
 
-def test_half_of_an_update_is_made_of_a_whole_one() -> None:
-    """
-    When an optimizer has changed everything in one call, then half of it is undone before the blow falls; the
-    moments stay as they are, torn.
-    """
+def test_half_of_a_whole_update_is_undone_before_the_fault() -> None:
+    """When an optimizer has changed all parameters in one call, then half of the change is undone
+    before the fault strikes. The moments stay as the whole update left them."""
     network = nn.SequentialCell(nn.Dense(3, 2), nn.Dense(2, 2))
     optimizer = nn.Adam(network.trainable_params(), 0.1)
     before = [content(p).copy() for p in optimizer.parameters]

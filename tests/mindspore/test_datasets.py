@@ -41,11 +41,9 @@ def drawn(rows: Rows, count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("position", [0, 1, 4, 6, 11])
-def test_a_position_is_gone_on_from(kind: str, position: int) -> None:
-    """
-    When a new process, or the same one after it has gone further, goes back to a position, then it draws
-    what comes from there on, over the ends of epochs, shuffled as they were.
-    """
+def test_a_restored_position_gives_the_same_batches(kind: str, position: int) -> None:
+    """When a new process, or the same one after it has gone further, restores a position, then it
+    draws the same shuffled batches from there on, across the ends of epochs."""
     whole = drawn(Rows(KINDS[kind](), 3, output_numpy=True), 12)
     assert whole[:4] != whole[4:8]
     dataset.config.set_seed(7)
@@ -60,10 +58,8 @@ def test_a_position_is_gone_on_from(kind: str, position: int) -> None:
         other.next()
 
 
-def test_batches_are_left_out() -> None:
-    """
-    When batches are skipped, then the one after them comes next.
-    """
+def test_skipped_batches_are_not_drawn() -> None:
+    """When batches are skipped, then the batch after them comes next."""
     whole = drawn(Rows(KINDS["slices"](), 3, output_numpy=True), 12)
     dataset.config.set_seed(7)
     rows = Rows(KINDS["slices"](), 3, output_numpy=True)
@@ -72,9 +68,7 @@ def test_batches_are_left_out() -> None:
     assert drawn(rows, 2) == whole[3:5]
 
 
-def test_what_is_no_dataset_is_refused() -> None:
-    """
-    When something else is given, then that is said.
-    """
+def test_an_object_that_is_no_dataset_is_refused() -> None:
+    """When an object of another type is given, then the error says so."""
     with pytest.raises(UsageError, match=r"takes a dataset of mindspore\.dataset"):
         Rows([1, 2], 3)

@@ -31,13 +31,12 @@ def calm_graph(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-def test_what_fails_outside_the_graph_is_repaired_as_ever(
+def test_faults_outside_the_compiled_graph_are_repaired(
     tmp_path: Path, calm_graph: Outcome
 ) -> None:
-    """
-    When a rank dies, and another one reports a memory fault, between two steps, then the compiled graphs of
-    those who live go on, and nothing changes.
-    """
+    """When a rank dies, and another one reports a memory fault, between two steps, then the
+    survivors keep their compiled graphs, and losses and final state are those of the undisturbed
+    run."""
     outcome = job(
         tmp_path / "run",
         "--chaos", "kill:rank=1,step=5,phase=between",
@@ -49,13 +48,11 @@ def test_what_fails_outside_the_graph_is_repaired_as_ever(
 
 
 @pytest.mark.soak
-def test_a_rank_whose_graph_has_failed_gets_another_process(
+def test_a_rank_whose_graph_has_failed_gets_a_new_process(
     tmp_path: Path, calm_graph: Outcome
 ) -> None:
-    """
-    When an operator inside the graph fails, then the next run of the graph fails whatever it computes, a new
-    process takes the rank, and nothing changes.
-    """
+    """When an operator inside the graph fails, then every later run of the graph fails, a new
+    process takes the rank, and losses and final state are those of the undisturbed run."""
     outcome = job(tmp_path / "run", struck="1,8")
     assert outcome.code == 0, outcome.output
     identical(outcome, calm_graph)

@@ -47,12 +47,11 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "mode", ["PYNATIVE_MODE", pytest.param("GRAPH_MODE", marks=pytest.mark.soak)]
 )
-def test_a_job_of_one_process_trains_on_and_writes_no_file(
+def test_a_job_of_one_process_completes_without_group_info_file(
     mode: str, script: Path, tmp_path: Path
 ) -> None:
-    """
-    When the variable is set and nothing is parallel, then the job trains to its end, and there is no file.
-    """
+    """When the variable is set and the job is not parallel, then the job completes, and there is no
+    file."""
     file = tmp_path / "rank_0" / "group_info.pb"
     file.parent.mkdir()
     done = subprocess.run(
@@ -67,13 +66,11 @@ def test_a_job_of_one_process_trains_on_and_writes_no_file(
 @pytest.mark.soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("mode", "trains"), [("PYNATIVE_MODE", True), ("GRAPH_MODE", False)])
-def test_data_parallel_trains_on_unless_its_step_is_compiled(
+def test_a_data_parallel_job_completes_unless_its_step_is_compiled(
     mode: str, trains: bool, script: Path, tmp_path: Path
 ) -> None:
-    """
-    When the variable is set and two processes are data parallel, then they train to their end in PyNative mode;
-    in graph mode MindSpore ends them as it compiles the step. There is no file.
-    """
+    """When the variable is set and two processes are data parallel, then they complete in PyNative
+    mode. In graph mode MindSpore ends them as it compiles the step. There is no file."""
     file = tmp_path / "group_info.pb"
     arguments = (str(script), mode, "data_parallel")
     keys = {"GROUP_INFO_FILE": str(file)}  # and nothing of fault tolerance: msrun is as ever

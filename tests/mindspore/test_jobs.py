@@ -58,14 +58,12 @@ def started(outcome: Outcome) -> dict[tuple[int, int], bool]:
     return found
 
 
-def test_a_rank_killed_in_any_phase_changes_nothing(
+def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     tmp_path: Path, calm: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a rank, rank 0 included, is killed in each phase of a step in turn, then each time it is one
-    incident, one process is started, forked from one that has MindSpore imported, and losses and final state
-    are those of the undisturbed run.
-    """
+    """When a rank, rank 0 included, is killed in each phase of a step in turn, then each time there
+    is one incident, one process is forked from the fork server that has MindSpore imported, and
+    losses and final state are those of the undisturbed run."""
     victims = dict(zip(PHASES, (0, 1, 2, 3, 0), strict=True))
     specs = [
         f"kill:rank={rank},step={6 * (turn + 1)},phase={phase}"
@@ -106,11 +104,10 @@ def moments(outcome: Outcome) -> str:
 
 
 @pytest.mark.soak
-def test_two_ranks_alone_survive_the_same(tmp_path: Path, calm_pair: Outcome) -> None:
-    """
-    When one of two ranks is lost in the middle of its update, and later the other one in a collective, then
-    nothing changes: each has its state from the other.
-    """
+def test_a_job_of_two_ranks_survives_the_loss_of_either(tmp_path: Path, calm_pair: Outcome) -> None:
+    """When one of two ranks is lost in the middle of its update, and later the other one in a
+    collective, then each gets its state from the other, and losses and final state are those of the
+    undisturbed run."""
     specs = ("kill:rank=0,step=9,phase=update", "kill:rank=1,step=20,phase=collective")
     outcome = train(tmp_path / "run", *chaos(*specs), nproc=2)
     assert outcome.code == 0, outcome.output
@@ -119,13 +116,10 @@ def test_two_ranks_alone_survive_the_same(tmp_path: Path, calm_pair: Outcome) ->
         recovered(incident, rank)
 
 
-def test_faults_that_are_raised_are_retried_without_a_new_process(
-    tmp_path: Path, calm: Outcome
-) -> None:
-    """
-    When a rank reports a device memory fault, in the middle of its update too, another one a broken
-    connection, and two ranks something at once, then every process is kept and the state is copied anew.
-    """
+def test_reported_faults_are_retried_without_a_new_process(tmp_path: Path, calm: Outcome) -> None:
+    """When a rank reports a device memory fault, in the middle of its update too, another one a
+    broken connection, and two ranks report faults at once, then every process is kept and the state
+    is copied from a replica."""
     specs = (
         "raise:rank=1,step=6,phase=update,kind=memory",
         "raise:rank=0,step=12,phase=forward,kind=memory",
@@ -144,11 +138,11 @@ def test_faults_that_are_raised_are_retried_without_a_new_process(
 
 
 @pytest.mark.soak
-def test_two_ranks_die_at_once_and_a_third_during_the_repair(tmp_path: Path, calm: Outcome) -> None:
-    """
-    When two ranks are killed in the same step, and another one while groups are formed, then it is one
-    incident, and nothing changes.
-    """
+def test_two_ranks_killed_at_once_and_a_third_in_the_repair_are_one_incident(
+    tmp_path: Path, calm: Outcome
+) -> None:
+    """When two ranks are killed in the same step, and another one while groups are formed, then
+    there is one incident, and losses and final state are those of the undisturbed run."""
     specs = (
         "kill:rank=1,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
         "kill:rank=0,step=12,phase=repair",
@@ -163,13 +157,12 @@ def test_two_ranks_die_at_once_and_a_third_during_the_repair(tmp_path: Path, cal
 
 
 @pytest.mark.timeout(200)
-def test_a_last_checkpoint_is_one_of_mindspores_own_and_is_resumed(
+def test_a_last_checkpoint_is_read_by_mindspore_and_resumed(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """
-    When recovery is not enabled and a rank dies in its update, then the survivor saves everything and the
-    exit code is 3; plain MindSpore reads the file; the same command with --resume goes on bit for bit.
-    """
+    """When recovery is not enabled and a rank dies in its update, then the survivor saves all
+    shards and the exit code is 3. Plain MindSpore reads the file, and the same command with
+    --resume trains on bit for bit."""
     options = ("--enable", "dump", *chaos("kill:rank=0,step=15,phase=update"))
     outcome = train(tmp_path / "run", *options, nproc=2)
     assert outcome.code == 3, outcome.output
@@ -188,13 +181,11 @@ def test_a_last_checkpoint_is_one_of_mindspores_own_and_is_resumed(
 
 @pytest.mark.soak
 @pytest.mark.timeout(200)
-def test_a_job_that_has_lost_everybody_goes_back_to_its_newest_checkpoint(
+def test_a_job_that_lost_all_ranks_returns_to_its_newest_checkpoint(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """
-    When both ranks are killed at once and checkpoints are written while it trains, then it goes on from the
-    newest, bit for bit.
-    """
+    """When both ranks are killed at once and there are periodic checkpoints, then the job continues
+    from the newest, bit for bit."""
     specs = ("kill:rank=0,step=19,phase=forward", "kill:rank=1,step=19,phase=forward")
     outcome = train(tmp_path / "run", "--checkpoint-every", "6", *chaos(*specs), nproc=2)
     assert outcome.code == 0, outcome.output
@@ -204,10 +195,8 @@ def test_a_job_that_has_lost_everybody_goes_back_to_its_newest_checkpoint(
 
 @pytest.mark.soak
 def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
-    """
-    When the model raises something that is no fault, then nobody is restarted, the traceback is shown once,
-    and the exit code is 3.
-    """
+    """When the model raises an exception that is no fault, then no process is restarted, the
+    traceback is shown once, and the exit code is 3."""
     outcome = train(
         tmp_path / "run",
         *chaos("raise:rank=1,step=8,kind=bug"),
@@ -228,9 +217,8 @@ def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("phase", PHASES)
 def test_every_rank_in_every_phase(phase: str, rank: int, tmp_path: Path, calm: Outcome) -> None:
-    """
-    When any rank is killed in any phase, then it is one incident and nothing changes.
-    """
+    """When any rank is killed in any phase, then there is one incident, and losses and final state
+    are those of the undisturbed run."""
     outcome = train(tmp_path / "run", *chaos(f"kill:rank={rank},step=20,phase={phase}"))
     assert outcome.code == 0, outcome.output
     identical(outcome, calm)
@@ -244,9 +232,8 @@ def test_every_rank_in_every_phase(phase: str, rank: int, tmp_path: Path, calm: 
 def test_every_rank_with_a_memory_fault(
     phase: str, rank: int, tmp_path: Path, calm: Outcome
 ) -> None:
-    """
-    When any rank reports a device memory fault in any phase, then it is retried and nothing changes.
-    """
+    """When any rank reports a device memory fault in any phase, then the step is retried, and
+    losses and final state are those of the undisturbed run."""
     outcome = train(
         tmp_path / "run", *chaos(f"raise:rank={rank},step=20,phase={phase},kind=memory")
     )
@@ -259,13 +246,12 @@ def test_every_rank_with_a_memory_fault(
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("order", ["stop", "fetch", "regroup", "rebuild", "rollback"])
-def test_every_order_as_the_moment_of_a_second_death(
+def test_a_rank_killed_before_any_order_of_a_repair_joins_the_incident(
     order: str, rank: int, tmp_path: Path, calm: Outcome
 ) -> None:
-    """
-    When a rank is killed before it carries out any order of a repair, then it joins the incident and
-    nothing changes. Only the replacement has something to fetch.
-    """
+    """When a rank is killed before it carries out any order of a repair, then it joins the
+    incident, and losses and final state are those of the undisturbed run. Only the replacement has
+    state to fetch."""
     second = 2 if order == "fetch" else rank
     specs = ("kill:rank=2,step=20", f"kill:rank={second},phase=repair,order={order}")
     outcome = train(tmp_path / "run", *chaos(*specs))

@@ -40,12 +40,10 @@ def calm_four(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """
-    When memory is lost in a forward pass and with the state half changed, a link fails, and both ranks are
-    killed in turn, in different epochs, the second when the other one has finished, then the loop is entered again
-    on the step that was agreed, with the data in the order of its epoch, and losses and final parameters are
-    those of the undisturbed job.
-    """
+    """When memory is lost in a forward pass and with the state half changed, a link fails, and both
+    ranks are killed in turn, in different epochs, the second after the other one has finished, then
+    the loop is entered again at the agreed step, with the data in the order of its epoch, and
+    losses and final parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 3, "forward", UCE], [0, 6, "update", UCE], [1, 8, "forward", HCCE],
         [1, 9, "forward", "kill"], [0, 12, "end", "kill"],
@@ -63,11 +61,9 @@ def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
 
 
 @pytest.mark.soak
-def test_four_ranks_survive_the_same(tmp_path: Path, calm_four: Outcome) -> None:
-    """
-    When two of four ranks lose their memory at once, and later rank 0 is killed, and after it two others at
-    once, then nothing changes.
-    """
+def test_four_ranks_survive_lost_memory_and_kills(tmp_path: Path, calm_four: Outcome) -> None:
+    """When two of four ranks lose their memory at once, later rank 0 is killed, and then two others
+    at once, then losses and final parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 2, "forward", UCE], [2, 2, "forward", UCE], [0, 6, "forward", "kill"],
         [1, 10, "end", "kill"], [3, 10, "forward", "kill"],
@@ -78,13 +74,12 @@ def test_four_ranks_survive_the_same(tmp_path: Path, calm_four: Outcome) -> None
 
 
 @pytest.mark.soak
-def test_a_last_checkpoint_is_named_as_mindspore_transformers_does_and_gone_on_from(
+def test_a_last_checkpoint_has_the_name_of_mindspore_transformers_and_resumes(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """
-    When nothing but last checkpoints is enabled and rank 0 is killed, then the other one writes under its
-    epoch and step, nobody else is at fault, and the same command with --resume ends as the undisturbed job.
-    """
+    """When only last checkpoints are enabled and rank 0 is killed, then the other rank writes under
+    its epoch and step, no other rank has a fault, and the same command with --resume ends as the
+    undisturbed job."""
     run_dir, there = tmp_path / "run", tmp_path / "checkpoint"
     faults: list[Fault] = [[0, 7, "forward", "kill"]]
     outcome = train(run_dir, faults=faults, enable=LAST, callback=layout(there))
@@ -101,11 +96,9 @@ def test_a_last_checkpoint_is_named_as_mindspore_transformers_does_and_gone_on_f
 
 
 @pytest.mark.soak
-def test_without_a_prefix_it_is_mindspores_own_file_with_its_final_name(tmp_path: Path) -> None:
-    """
-    When a rank raises what nobody knows, then MindSpore's own function writes and names the checkpoint, and
-    the exit code is 3.
-    """
+def test_without_a_prefix_mindspore_writes_and_names_the_last_checkpoint(tmp_path: Path) -> None:
+    """When a rank raises an unknown error, then MindSpore's own function writes and names the
+    checkpoint, and the exit code is 3."""
     faults: list[Fault] = [[1, 5, "forward", "a bug in a test"]]
     outcome = train(tmp_path / "run", faults=faults)
     assert outcome.code == 3, outcome.output
@@ -125,12 +118,11 @@ def test_without_a_prefix_it_is_mindspores_own_file_with_its_final_name(tmp_path
         (ALL, mindspore.GRAPH_MODE, "cannot be left and entered again"),
     ],
 )
-def test_what_cannot_be_handled_is_refused_first(
+def test_unsupported_settings_are_refused_by_the_callback(
     enable: str, mode: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """
-    When nothing is enabled, or a mode is set in which a step cannot be left, then the callback says so.
-    """
+    """When no strategy is enabled, or a mode is set in which a step cannot be interrupted, then the
+    callback raises an error."""
     monkeypatch.setenv("MS_ENABLE_TFT", enable)
     before = mindspore.get_context("mode")
     mindspore.set_context(mode=mode)
@@ -142,11 +134,9 @@ def test_what_cannot_be_handled_is_refused_first(
 
 
 @pytest.mark.soak
-def test_an_optimizer_that_marks_nothing_is_refused(tmp_path: Path) -> None:
-    """
-    When the optimizer is not one of `get_optimizer_wrapper`, then the job ends before a step is trained, and
-    says what to write.
-    """
+def test_an_optimizer_without_the_wrapper_is_refused(tmp_path: Path) -> None:
+    """When the optimizer is not one of `get_optimizer_wrapper`, then the job ends before a step is
+    trained, and the message gives the code to write."""
     outcome = train(tmp_path / "run", plain=True)
     assert outcome.code != 0
     assert "get_optimizer_wrapper(Adam)" in outcome.output
@@ -160,12 +150,11 @@ def test_an_optimizer_that_marks_nothing_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("where", ["forward", "update", "end"])
 @pytest.mark.parametrize("text", [UCE, HCCE, "kill"])
-def test_every_rank_everywhere(
+def test_every_rank_at_every_point_of_a_step(
     text: str, where: str, rank: int, tmp_path: Path, calm_four: Outcome
 ) -> None:
-    """
-    When any rank is lost or disturbed anywhere in a step of the second epoch, then nothing changes.
-    """
+    """When any rank is lost or disturbed at any point of a step of the second epoch, then losses
+    and final parameters are those of the undisturbed job."""
     outcome = train(tmp_path / "run", faults=[[rank, 7, where, text]], nproc=4)
     same(outcome, calm_four, without=[(rank, 7)] if where == "update" else [])
     [(strategy, faults, started)] = told(outcome)

@@ -137,12 +137,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-def test_msrun_starts_a_rank_that_died_again_alone(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When a rank is killed with kill -9, and later rank 0, then msrun starts each of them again, the others keep
-    their processes, msrun ends with 0, and nothing of the losses shows it. What a process had printed before
-    it was killed is kept.
-    """
+def test_msrun_restarts_only_the_rank_that_died(tmp_path: Path, undisturbed: Outcome) -> None:
+    """When a rank is killed with kill -9, and later rank 0, then msrun starts each of them again,
+    the others keep their processes, msrun ends with 0, and losses are those of the undisturbed run.
+    The output of a killed process is kept."""
     with msrun(tmp_path / "run", *FAST, words=["--join", "True"]) as job:
         for step, victim in ((20, 1), (70, 0)):
             until(reached(job, step), f"step {step}", LIMIT)
@@ -167,10 +165,9 @@ def test_msrun_starts_a_rank_that_died_again_alone(tmp_path: Path, undisturbed: 
     "victim",
     [pytest.param("msrun", marks=pytest.mark.soak), pytest.param("run", marks=pytest.mark.soak)],
 )
-def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: Path) -> None:
-    """
-    When msrun, or the `tft run` below it, is killed with kill -9, then all ranks end, and the scheduler.
-    """
+def test_no_process_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: Path) -> None:
+    """When msrun, or the `tft run` below it, is killed with kill -9, then all ranks and the
+    scheduler end."""
     with msrun(tmp_path / "run", *FAST) as job:
         until(reached(job, 20), "step 20", LIMIT)
         if victim == "msrun":
@@ -182,25 +179,21 @@ def test_nothing_is_left_of_a_job_whose_msrun_is_killed(victim: str, tmp_path: P
     assert code == (-signal.SIGKILL if victim == "msrun" else 4), job.output()
 
 
-def test_what_cannot_be_is_refused_before_the_scheduler_is_started(tmp_path: Path) -> None:
-    """
-    When the nodes of several have no number, then msrun ends with 2, a sentence says why, and nothing was
-    started.
-    """
+def test_a_missing_node_number_is_refused_before_the_scheduler_starts(tmp_path: Path) -> None:
+    """When a job of several nodes gives no node number, then msrun ends with 2 and a message, and
+    no process was started."""
     with msrun(tmp_path / "run", *FAST, local=2) as job:
         outcome = ended(job)
         written = list(logs(job, tmp_path).iterdir())
     assert outcome.code == 2, outcome.output
-    assert "--node_rank is to be 0 to 1 on the 2 machines of this job, and is -1" in outcome.output
+    assert "--node_rank must be 0 to 1 on the 2 machines of this job, but is -1" in outcome.output
     assert written == []
 
 
 @pytest.mark.soak
-def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
-    """
-    When no feature is switched on, then msrun starts its processes by itself, and they find nothing of
-    tft's in their environment.
-    """
+def test_without_features_msrun_starts_its_processes_itself(tmp_path: Path) -> None:
+    """When no feature is enabled, then msrun starts its processes itself, and their environment has
+    no variable of tft."""
     script = tmp_path / "plain.py"
     script.write_text(
         "import os\n"
@@ -216,13 +209,11 @@ def test_without_keys_msrun_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_rank_that_trains_with_mindspore_is_started_again(
+def test_a_killed_rank_of_the_mindspore_example_is_restarted_by_msrun(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """
-    When a rank of the MindSpore example is killed under msrun, with process control alone switched on, then
-    losses and final state are those of an undisturbed `tft run`, to the bit.
-    """
+    """When a rank of the MindSpore example is killed under msrun, with only process control
+    enabled, then losses and final state are bit for bit those of an undisturbed `tft run`."""
     # as `tft run` has it where nobody says; msrun leaves it to MindSpore
     keys = {"MS_ENABLE_TFT": "{RSC:1}", "OMP_NUM_THREADS": "1"}
     script = (str(EXAMPLE), "--steps", str(EXAMPLE_STEPS))
@@ -251,11 +242,9 @@ def test_a_bug_ends_msrun_with_the_exit_code_of_tft_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_two_msruns_make_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome) -> None:
-    """
-    When an msrun on each of two nodes starts half of the ranks, then they meet at the ports after the
-    scheduler's, and a rank is started again by the msrun that had started it.
-    """
+def test_two_msruns_start_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome) -> None:
+    """When an msrun on each of two nodes starts half of the ranks, then they join at the ports
+    after the scheduler's, and a killed rank is started again by its own msrun."""
     port = int(free_address("127.0.0.1").rpartition(":")[2])
     with ExitStack() as opened:
         jobs = [
@@ -277,13 +266,11 @@ def test_two_msruns_make_a_job_of_two_nodes(tmp_path: Path, undisturbed: Outcome
 
 
 @pytest.mark.soak
-def test_an_asked_for_stop_leaves_a_checkpoint_that_the_next_msrun_goes_on_from(
+def test_the_next_msrun_resumes_from_the_checkpoint_of_a_requested_stop(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """
-    When msrun is told to end, then it does, with 143, after a last checkpoint, and the same start goes on
-    from there.
-    """
+    """When msrun gets a signal to end, then it exits 143 after a last checkpoint, and the same
+    start resumes from it."""
     with msrun(tmp_path / "run", *FAST) as job:
         until(reached(job, 20), "step 20", LIMIT)
         job.process.send_signal(signal.SIGTERM)

@@ -71,13 +71,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "victims",
-    [
-        (3,),
-        pytest.param((0,), marks=pytest.mark.soak),
-        pytest.param((1, 3), marks=pytest.mark.soak),
-    ],
+    [(3,), (0,), (1, 3)],
     ids=["worker-3", "worker-0", "workers-1-and-3"],
 )
 def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_killed(
@@ -107,14 +104,12 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("victim", "saver"), [(3, 0), (0, 1)])
-def test_with_last_checkpoints_alone_a_worker_that_is_killed_is_one_fault(
+def test_with_last_checkpoints_only_a_killed_worker_is_one_fault(
     victim: int, saver: int, tmp_path: Path
 ) -> None:
-    """
-    When `TTP:1` alone is switched on and a worker is killed, worker 0 as any other, then it is the one fault of the
-    incident, no process is started, MindSpore's functions write the last checkpoint of the last step that was
-    completed, and msrun ends with 3.
-    """
+    """When only `TTP:1` is enabled and a worker is killed, also worker 0, then it is the only fault
+    of the incident, no process is started, MindSpore's functions write the last checkpoint of the
+    last completed step, and msrun ends with 3."""
     outcome, written = train(tmp_path / "run", victims=[victim], enable=LAST)
     assert outcome.code == 3, outcome.output
     assert told(outcome) == [("dump", [("process", victim)], 0)]

@@ -35,11 +35,9 @@ def calm_parts(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.soak
-def test_parts_come_from_those_who_have_the_same(tmp_path: Path, calm_parts: Outcome) -> None:
-    """
-    When ranks of either share die or report memory faults, alone or one of each share at once, then nothing
-    changes.
-    """
+def test_shards_come_from_their_replicas(tmp_path: Path, calm_parts: Outcome) -> None:
+    """When ranks of either shard die or report memory faults, alone or one of each shard at once,
+    then losses and final state are those of the undisturbed run."""
     outcome = job(
         tmp_path / "run",
         "kill:rank=1,step=6,phase=update",
@@ -54,11 +52,9 @@ def test_parts_come_from_those_who_have_the_same(tmp_path: Path, calm_parts: Out
 
 
 @pytest.mark.soak
-def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
-    """
-    When both ranks that hold a share are lost at once and there is no checkpoint, then the job ends, says
-    which shard is gone, and leaves no checkpoint that lacks it.
-    """
+def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
+    """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
+    names the lost shard, and leaves no checkpoint that lacks it."""
     outcome = job(tmp_path / "run", "kill:rank=0,step=12", "kill:rank=2,step=12")
     assert outcome.code == 4, outcome.output
     assert "'optimizer.0'" in outcome.report["why"]
@@ -67,11 +63,9 @@ def test_a_part_without_a_holder_is_not_made_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_every_part_is_in_the_last_checkpoint(tmp_path: Path, calm_parts: Outcome) -> None:
-    """
-    When a rank is lost and nothing but a last checkpoint is allowed, then each shard is a checkpoint of
-    MindSpore's own, and --resume goes on bit for bit.
-    """
+def test_every_shard_is_in_the_last_checkpoint(tmp_path: Path, calm_parts: Outcome) -> None:
+    """When a rank is lost and only a last checkpoint is allowed, then each shard is a checkpoint of
+    MindSpore's own, and --resume trains on bit for bit."""
     more = ("--enable", "dump")
     outcome = job(tmp_path / "run", "kill:rank=1,step=15,phase=forward", more=more)
     assert outcome.code == 3, outcome.output

@@ -36,13 +36,12 @@ def save(cell: nn.Cell, path: Path) -> None:
     [({}, 1), ({"crc_check": True}, 2), ({"format": "safetensors"}, 0)],
     ids=["plain", "with a checksum", "safetensors"],
 )
-def test_a_file_that_mindspore_has_cut_off_is_seen(
+def test_a_truncated_file_of_mindspore_is_detected(
     tmp_path: Path, options: dict[str, bool | str], unseen: int
 ) -> None:
-    """
-    When a file of MindSpore's is whole, then it is said to be; when it ends early, then that is seen,
-    unless it is a .ckpt that ends between two of its parameters, or after them where a checksum was.
-    """
+    """When a file of MindSpore's is whole, then the check accepts it. When the file is truncated,
+    then that is detected, except for a .ckpt that ends between two of its parameters, or before its
+    checksum."""
     path = tmp_path / f"a-1_1.{options.get('format', 'ckpt')}"
     mindspore.save_checkpoint(layer(1.0), str(path), **options)
     content = path.read_bytes()
@@ -54,10 +53,9 @@ def test_a_file_that_mindspore_has_cut_off_is_seen(
     assert unseen == 0
 
 
-def test_a_changed_byte_is_seen_where_there_is_a_checksum(tmp_path: Path) -> None:
-    """
-    When any byte of what MindSpore has written with a checksum is another, then that is seen.
-    """
+def test_a_changed_byte_is_detected_by_the_checksum(tmp_path: Path) -> None:
+    """When any byte of a file that MindSpore wrote with a checksum has changed, then that is
+    detected."""
     path = tmp_path / "a-1_1.ckpt"
     mindspore.save_checkpoint(layer(1.0), str(path), crc_check=True)
     content = path.read_bytes()
@@ -67,11 +65,9 @@ def test_a_changed_byte_is_seen_where_there_is_a_checksum(tmp_path: Path) -> Non
         assert damage(path, thoroughly=True)
 
 
-def test_a_run_has_the_names_that_mindspore_gives(tmp_path: Path) -> None:
-    """
-    When runs follow each other in one directory, then tft's names are those that MindSpore's own
-    callback gives its files.
-    """
+def test_file_names_of_later_runs_are_those_of_mindspore(tmp_path: Path) -> None:
+    """When runs follow each other in one directory, then tft's file names are those of MindSpore's
+    own callback."""
     directory = tmp_path / "rank_3"
     for _ in range(3):
         series = open_series(tmp_path, 3, "mlp")
@@ -88,11 +84,9 @@ def test_a_run_has_the_names_that_mindspore_gives(tmp_path: Path) -> None:
         assert new.name == str(series.name(1, 2))
 
 
-def test_all_go_on_from_a_last_checkpoint_of_mindspores(tmp_path: Path) -> None:
-    """
-    When rank 1 of 8 is gone and those that save write MindSpore's own checkpoints, then every rank finds
-    a file that MindSpore loads, with what its group held.
-    """
+def test_all_ranks_resume_from_a_last_checkpoint_of_mindspore(tmp_path: Path) -> None:
+    """When rank 1 of 8 is lost and the savers write MindSpore's own checkpoints, then every rank
+    finds a file that MindSpore loads, with the state of its group."""
     groups = Sizes(dp=8, shards=4).replicas()
     for rank in savers(groups, gone={1}):
         cell = layer(float(rank % 4))

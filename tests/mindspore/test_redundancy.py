@@ -70,13 +70,12 @@ def leave_group_info(directory: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_card_goes_on_from_what_another_has_saved(
+def test_a_card_resumes_from_the_checkpoint_of_its_replica(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
 ) -> None:
-    """
-    When a job of eight cards ends in its second epoch and card 0's files are lost, then it gets those of
-    card 4, and the second epoch has the losses of the undisturbed run on every card, bit for bit.
-    """
+    """When a job of eight cards ends in its second epoch and card 0's files are lost, then card 0
+    gets those of card 4, and the second epoch has the losses of the undisturbed run on every card,
+    bit for bit."""
     saved, seen = undisturbed
     steps = len(seen[0]) // 2
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
@@ -95,14 +94,12 @@ def test_a_card_goes_on_from_what_another_has_saved(
 
 
 @pytest.mark.soak
-def test_all_cards_go_on_from_a_last_checkpoint(
+def test_all_cards_resume_from_a_last_checkpoint(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
 ) -> None:
-    """
-    When card 1 is gone after step 3 and one card of each group saves, from a callback of MindSpore's, then
-    the files are those of the guide, and all eight go on from them with the losses of the undisturbed
-    run, bit for bit.
-    """
+    """When card 1 is lost after step 3 and one card of each group saves, from a callback of
+    MindSpore's, then the files are those of the guide, and all eight cards resume from them with
+    the losses of the undisturbed run, bit for bit."""
     _, seen = undisturbed
     ended = losses(run(CARDS, "end", tmp_path))
     assert ended == {card: of_card[:3] for card, of_card in seen.items()}
@@ -115,10 +112,8 @@ def test_all_cards_go_on_from_a_last_checkpoint(
 
 
 @pytest.mark.soak
-def test_without_it_the_card_has_nothing_to_go_on_from(tmp_path: Path) -> None:
-    """
-    When the lost files are not brought back, then the job does not go on.
-    """
+def test_a_card_cannot_resume_without_the_recovered_files(tmp_path: Path) -> None:
+    """When the lost files are not recovered, then the job does not resume."""
     for card in range(1, 2 * PARTS):
         (tmp_path / f"rank_{card}").mkdir()
     assert run(CARDS, "resume", tmp_path).returncode != 0
@@ -131,10 +126,9 @@ def test_without_it_the_card_has_nothing_to_go_on_from(tmp_path: Path) -> None:
         GroupInfo(replicas=(7,), groups={"of none": ()}),
     ],
 )
-def test_mindspore_reads_what_is_written(tmp_path: Path, info: GroupInfo) -> None:
-    """
-    When tft has written a file, then MindSpore reads it, and it has the bytes that MindSpore gives it.
-    """
+def test_mindspore_reads_the_group_info_file_of_tft(tmp_path: Path, info: GroupInfo) -> None:
+    """When tft has written a file, then MindSpore reads it, and it has the bytes of MindSpore's
+    own."""
     file = tmp_path / "group_info.pb"
     write_group_info(file, info)
     assert mindspore.restore_group_info_list(str(file)) == list(info.replicas)
@@ -147,10 +141,8 @@ def test_mindspore_reads_what_is_written(tmp_path: Path, info: GroupInfo) -> Non
     assert groups == info.groups
 
 
-def test_what_mindspore_writes_is_read(tmp_path: Path) -> None:
-    """
-    When MindSpore's classes have written a file, then tft reads it, in the same process.
-    """
+def test_tft_reads_the_group_info_file_of_mindspore(tmp_path: Path) -> None:
+    """When MindSpore's classes have written a file, then tft reads it, in the same process."""
     for card in range(2 * PARTS):
         (tmp_path / f"rank_{card}").mkdir()
     leave_group_info(tmp_path)

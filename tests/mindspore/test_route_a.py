@@ -68,11 +68,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return outcome
 
 
-def test_the_shim_is_small_and_says_what_it_stands_in_for() -> None:
-    """
-    When the shim is read, then it has at most 60 lines, and whatever it replaces of MindSpore's has its
-    reason beside it, as has all that it defines but the two functions that put it in place.
-    """
+def test_the_shim_is_small_and_gives_a_reason_for_each_replacement() -> None:
+    """When the shim is read, then it has at most 60 lines, and each replaced name of MindSpore's
+    and each definition has its reason beside it, except the two functions that install the shim."""
     lines = SHIM.read_text().splitlines()
     assert len(lines) <= 60
     replaced = [line for line in lines if re.match(r"\s+(stock|utils)\.\w+ = ", line)]
@@ -89,11 +87,9 @@ def test_the_shim_is_small_and_says_what_it_stands_in_for() -> None:
 def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
     tmp_path: Path, calm: Outcome
 ) -> None:
-    """
-    When memory is lost before an update, and in one that the other rank completes, and a link fails, then
-    the loop is left as MindSpore leaves it, its own repair moves all parameters, and losses and final
-    parameters are those of the undisturbed job.
-    """
+    """When memory is lost before an update, and in one that the other rank completes, and a link
+    fails, then the loop is left as MindSpore leaves it, MindSpore's own repair moves all
+    parameters, and losses and final parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 2, "loop", UCE], [0, 4, "update", "leaving"], [1, 4, "update", UCE],
         [0, 6, "loop", HCCE],
@@ -116,10 +112,8 @@ def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
 
 
 def test_mindspores_own_functions_write_the_last_checkpoint(tmp_path: Path, calm: Outcome) -> None:
-    """
-    When a rank raises what nobody knows, then the other one writes and names what MindSpore's functions write
-    and name, of the last step that was completed, and both leave by MindSpore's own exit.
-    """
+    """When a rank raises an unknown error, then the other rank's MindSpore functions write and name
+    the checkpoint of the last completed step, and both leave by MindSpore's own exit."""
     outcome = train(tmp_path / "run", faults=[[1, 4, "loop", "a bug in a test"]], enable=LAST)
     assert outcome.code == 3, outcome.output
     # with TTP alone MindSpore says of whoever is cut off what it says of rank 1
@@ -138,13 +132,12 @@ def test_mindspores_own_functions_write_the_last_checkpoint(tmp_path: Path, calm
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_is_replaced_as_mindspore_has_it(
+def test_a_killed_process_is_replaced_by_mindspores_own_choice(
     rank: int, tmp_path: Path, calm: Outcome
 ) -> None:
-    """
-    When a process is killed, then what MindSpore registers with the controller chooses that it is replaced, the
-    new one goes on with its own beginning, and all of it ends as undisturbed.
-    """
+    """When a process is killed, then the function that MindSpore registers with the controller
+    chooses the replacement, the new process runs its own start, and losses and final parameters are
+    those of the undisturbed job."""
     faults: list[Fault] = [[rank, 3, "loop", "kill"]]
     outcome = train(tmp_path / "run", "--orchestrated", faults=faults, enable=REPLACED)
     same(outcome, calm)

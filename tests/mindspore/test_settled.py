@@ -41,20 +41,16 @@ def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
         pytest.param("{NEW:a:1, uce:1}", "[]", "['TTP:1', 'UCE:1']", marks=pytest.mark.soak),
     ],
 )
-def test_mindspore_finds_what_was_meant(text: str, before: str, after: str) -> None:
-    """
-    When the environment is settled before MindSpore is imported, then MindSpore finds on what was meant,
-    and not what it makes of the text.
-    """
+def test_mindspore_enables_the_intended_strategies(text: str, before: str, after: str) -> None:
+    """When the environment is settled before MindSpore is imported, then MindSpore enables the
+    intended strategies instead of its own reading of the text."""
     for script, expected in ((IMPORTED, before), (SETTLED + IMPORTED, after)):
         ended = run(script, text)
         assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, expected), ended.stderr
 
 
-def test_a_sentence_comes_before_mindspore_aborts() -> None:
-    """
-    When MindSpore would abort the interpreter over an item, then the sentence comes first.
-    """
+def test_tft_reports_an_invalid_item_before_mindspore_aborts() -> None:
+    """When MindSpore would abort the interpreter over an item, then tft's message comes first."""
     aborted = run(IMPORTED, "{TTP}")
     assert aborted.returncode != 0
     assert "IndexError" in aborted.stderr

@@ -103,11 +103,9 @@ def move(giver: Adopted, taker: Adopted, shard: str = "dense") -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("trained", [0, 3])
-def test_who_has_taken_a_shard_trains_on_as_who_gave_it(optimizer: str, trained: int) -> None:
-    """
-    When a rank that has trained before, or not, takes the state of another one, then its next steps are
-    those of the other, and both end with the same state: nothing is frozen.
-    """
+def test_a_rank_that_received_a_shard_trains_like_its_source(optimizer: str, trained: int) -> None:
+    """When a rank, trained before or not, receives the state of another one, then its next steps
+    are those of the source, and both end with the same state: no parameter is frozen."""
     ahead, behind = Training(optimizer), Training(optimizer)
     giver, taker = ahead.adopted(), behind.adopted()
     for _ in range(5):
@@ -126,11 +124,9 @@ def test_who_has_taken_a_shard_trains_on_as_who_gave_it(optimizer: str, trained:
     assert taker.digests() == giver.digests()
 
 
-def test_a_shard_can_be_taken_where_a_forward_was_left_in_the_middle() -> None:
-    """
-    When an exception has left a forward, after which MindSpore goes on recording, then the state can be
-    taken all the same, and the next steps are right.
-    """
+def test_a_shard_can_be_received_after_an_interrupted_forward_pass() -> None:
+    """When an exception has interrupted a forward pass, after which MindSpore still records, then
+    the state can be received, and the next steps are right."""
     calm, struck = Training(), Training()
     giver, taker = calm.adopted(), struck.adopted()
     for _ in range(2):
@@ -150,11 +146,10 @@ def test_a_shard_can_be_taken_where_a_forward_was_left_in_the_middle() -> None:
     assert [struck.step() for _ in range(3)] == [calm.step() for _ in range(3)]
 
 
-def test_running_statistics_are_each_ranks_own() -> None:
-    """
-    When a forward has changed the running statistics of a norm and the step is given up, then they are
-    again those of the last complete step; those of another rank do not stay.
-    """
+def test_running_statistics_are_rolled_back_as_rank_local_state() -> None:
+    """When a forward pass has changed the running statistics of a norm and the step is given up,
+    then they are those of the last complete step again. Statistics received from another rank do
+    not stay."""
     here, other = Training(norm=True), Training(norm=True)
     adopted, peer = here.adopted(), other.adopted()
     other.position = 50
@@ -174,10 +169,9 @@ def test_running_statistics_are_each_ranks_own() -> None:
     assert numpy.array_equal(statistics, content(here.network[1].moving_mean))
 
 
-def test_generators_that_training_draws_from_are_kept() -> None:
-    """
-    When Python's and numpy's generators are named, then what they draw after a rollback is the same again.
-    """
+def test_named_generators_are_rolled_back() -> None:
+    """When Python's and numpy's generators are named, then they give the same draws again after a
+    rollback."""
     training = Training()
     adopted = training.adopted(rng=("mindspore", "python", "numpy"))
     kept = adopted.capture(closing=True)
@@ -186,11 +180,9 @@ def test_generators_that_training_draws_from_are_kept() -> None:
     assert [random.random(), numpy.random.rand()] == drawn
 
 
-def test_data_that_draws_while_it_is_loaded_does_not_move_the_generators() -> None:
-    """
-    When the data position draws random numbers while it is loaded, then the generators are restored
-    after that.
-    """
+def test_generators_are_restored_after_the_data_position() -> None:
+    """When the data position draws random numbers while it is loaded, then the generators are
+    restored after that."""
 
     class Drawing(Training):
         def load_state_dict(self, state: dict[str, int]) -> None:
@@ -206,10 +198,8 @@ def test_data_that_draws_while_it_is_loaded_does_not_move_the_generators() -> No
 
 
 def test_a_shard_of_another_model_is_refused() -> None:
-    """
-    When what comes is not of this model, then it is refused with the first difference, and nothing is
-    changed.
-    """
+    """When a received shard is of another model, then it is refused with the first difference, and
+    the state is unchanged."""
     small, large = Training(), Training(width=16)
     giver, taker = large.adopted(), small.adopted()
     before = taker.digests()
@@ -225,11 +215,9 @@ def test_a_shard_of_another_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["Adam", "experimental Adam"])
-def test_a_checkpoint_is_one_that_mindspore_reads(optimizer: str, tmp_path: Path) -> None:
-    """
-    When a shard is saved, then MindSpore reads it as any other of its own, and who loads it trains on as
-    who saved it.
-    """
+def test_a_saved_shard_is_read_by_mindspore(optimizer: str, tmp_path: Path) -> None:
+    """When a shard is saved, then MindSpore reads it like its own files, and a rank that loads it
+    trains like the saver."""
     saved, fresh = Training(optimizer), Training(optimizer)
     for _ in range(3):
         saved.step()
@@ -256,10 +244,9 @@ def test_a_checkpoint_is_one_that_mindspore_reads(optimizer: str, tmp_path: Path
     assert [fresh.step() for _ in range(3)] == expected
 
 
-def test_a_checkpoint_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> None:
-    """
-    When a file is damaged, missing or of another model, then that is said, with its name.
-    """
+def test_an_unreadable_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    """When a file is damaged, missing or of another model, then the error says so and names the
+    file."""
     small = Training().adopted()
     with pytest.raises(CheckpointCorrupt, match=r"dense\.ckpt cannot be read"):
         small.load(tmp_path, "dense")
@@ -272,11 +259,9 @@ def test_a_checkpoint_that_cannot_be_read_is_said_to_be_so(tmp_path: Path) -> No
         small.load(tmp_path, "dense")
 
 
-def test_a_disk_that_takes_no_more_is_told_as_the_system_tells_it(tmp_path: Path) -> None:
-    """
-    When a checkpoint cannot be written whole, then the system's error is raised, and the next attempt, with
-    room, writes it.
-    """
+def test_a_full_disk_raises_the_systems_error(tmp_path: Path) -> None:
+    """When a checkpoint cannot be written whole, then the system's error is raised, and the next
+    attempt, with room, writes it."""
     training = Training()
     adopted = training.adopted()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -290,10 +275,9 @@ def test_a_disk_that_takes_no_more_is_told_as_the_system_tells_it(tmp_path: Path
     adopted.load(tmp_path, "dense")
 
 
-def test_types_and_shapes_of_all_kinds_travel(tmp_path: Path) -> None:
-    """
-    When parameters have 16 bits, no elements, or are single numbers, then they come over as they are.
-    """
+def test_parameters_of_all_types_and_shapes_are_transferred(tmp_path: Path) -> None:
+    """When parameters have 16 bits, no elements, or are single numbers, then they are received
+    unchanged."""
 
     def state(fill: float) -> dict[str, Theirs]:
         whole = numpy.full((3, 2), fill, numpy.float32)
@@ -323,11 +307,9 @@ def test_types_and_shapes_of_all_kinds_travel(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- parts
 
 
-def test_what_only_some_ranks_have_is_a_shard_of_its_own() -> None:
-    """
-    When the user says which parameters are this rank's part, and who else has them, then they are moved
-    apart from the rest, and what is elsewhere is in no shard.
-    """
+def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
+    """When the user names the parameters of this rank's part and its holders, then they are moved
+    apart from the rest, and parameters of other parts are in no shard."""
     training = Training()
     names = [p.name for p in training.optimizer.get_parameters()]
     moments = [name for name in names if name.startswith("moment")]
@@ -373,20 +355,15 @@ def test_what_only_some_ranks_have_is_a_shard_of_its_own() -> None:
         ),
     ],
 )
-def test_what_cannot_be_handled_is_refused_with_a_sentence(
-    more: dict[str, Any], words: str
-) -> None:
-    """
-    When something cannot be taken charge of, then that is said when it is handed over.
-    """
+def test_unsupported_objects_are_refused_with_a_message(more: dict[str, Any], words: str) -> None:
+    """When an object cannot be adopted, then it is refused with a message when it is handed
+    over."""
     with pytest.raises(UsageError, match=words):
         Training().adopted(**more)
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
-    """
-    When the optimizer trains what the model does not have, then it is refused.
-    """
+    """When the optimizer trains parameters that the model does not have, then it is refused."""
     other = nn.Dense(3, 3)
     stranger = nn.Adam(other.trainable_params())
     with pytest.raises(UsageError, match="which the model does not have"):
@@ -397,19 +374,17 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 
 
 def test_more_running_statistics_than_can_be_kept_are_refused() -> None:
-    """
-    When the norms keep more than travels with the private state, then that is said at once.
-    """
+    """When the norms keep more than fits into the rank-local state, then an error says so at
+    once."""
     norm = nn.SequentialCell(nn.BatchNorm1d(50_000))
     optimizer = nn.Momentum(norm.trainable_params(), 0.1, 0.9)
     with pytest.raises(UsageError, match="use a norm without them"):
         adopt({"model": norm, "optimizer": optimizer}, None)
 
 
-def test_mint_optimizers_are_taken() -> None:
-    """
-    When an optimizer of mint, whose kernels the CPU lacks, is handed over, then its state is known.
-    """
+def test_mint_optimizers_are_accepted() -> None:
+    """When an optimizer of mint, whose kernels the CPU lacks, is handed over, then its state is
+    found."""
     training = Training()
     optimizer = mint.optim.AdamW(list(training.network.trainable_params()), 0.01)
     names = {b.name for b in training.adopted(optimizer=optimizer).give("dense").buffers}

@@ -1,6 +1,4 @@
-"""
-What MindSpore's own files call of `mindio_ttp`, read from them as they are installed: all of it is there.
-"""
+"""All names of `mindio_ttp` that MindSpore's installed files use exist."""
 
 import ast
 from importlib.util import find_spec
@@ -35,19 +33,15 @@ def called(module: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_all_that_mindspore_takes_of_the_framework_is_there(name: str) -> None:
-    """
-    When MindSpore takes a name of `mindio_ttp.framework_ttp`, then it is one of ours.
-    """
+def test_every_framework_name_that_mindspore_uses_exists(name: str) -> None:
+    """When MindSpore uses a name of `mindio_ttp.framework_ttp`, then that name exists."""
     names = called(tree(name))
     assert names
     assert [each for each in sorted(names) if not hasattr(framework_ttp, each)] == []
 
 
-def test_all_that_mindspore_imports_of_the_controller_is_there() -> None:
-    """
-    When MindSpore imports from `mindio_ttp.controller_ttp`, then it finds what it asks for.
-    """
+def test_every_controller_name_that_mindspore_imports_exists() -> None:
+    """When MindSpore imports a name from `mindio_ttp.controller_ttp`, then that name exists."""
     names = {
         alias.name
         for node in ast.walk(tree("utils/utils.py"))

@@ -68,14 +68,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.mark.soak
 @pytest.mark.parametrize("gone", [0, 1])
 @pytest.mark.timeout(240)
-def test_after_five_epochs_a_worker_is_terminated_and_the_next_run_goes_on(
+def test_the_next_run_resumes_after_a_terminated_worker(
     tmp_path: Path, calm: Outcome, gone: int
 ) -> None:
-    """
-    When worker 1 is terminated after five epochs, then ranks 0, 2, 3 and 5 have written what they hold, each
-    something else, under `-5_1`; the next run goes on from these and ends as the undisturbed one. Worker 0
-    is no other.
-    """
+    """When worker 1 is terminated after five epochs, then ranks 0, 2, 3 and 5 have each written
+    their own state under `-5_1`. The next run resumes from these files and ends as the undisturbed
+    one. The same holds for worker 0."""
     there = tmp_path / "checkpoint"
     outcome = job(tmp_path / "run", there, [gone, 5, "end", "terminate"])
     assert outcome.code == 3, outcome.output

@@ -68,7 +68,7 @@ def test_the_address_of_mindio_goes_before_the_schedulers() -> None:
 
     assert (found.address, found.port, found.named) == ("10.0.0.9", 30051, "MS_TFT_IP")
     for wrong in ("65535", "0", "x", "²"):
-        with pytest.raises(UsageError, match="MS_TFT_PORT is to be a port"):
+        with pytest.raises(UsageError, match="MS_TFT_PORT must be a port"):
             facts(Line(), **{**there, "MS_TFT_PORT": wrong})
 
 
@@ -78,8 +78,8 @@ def test_the_address_of_mindio_goes_before_the_schedulers() -> None:
         (Line(worker_num=6, local_worker_num=4), "--local_worker_num is 4 of --worker_num 6"),
         (Line(worker_num=2, local_worker_num=4), "--local_worker_num is 4 of --worker_num 2"),
         (Line(local_worker_num=0), "at least one"),
-        (Line(local_worker_num=2), "--node_rank is to be 0 to 1 on the 2 machines"),
-        (Line(local_worker_num=2, node_rank=2), "and is 2"),
+        (Line(local_worker_num=2), "--node_rank must be 0 to 1 on the 2 machines"),
+        (Line(local_worker_num=2, node_rank=2), "but is 2"),
     ],
 )
 def test_what_msrun_may_do_and_tft_does_not_is_refused(line: Line, sentence: str) -> None:
