@@ -137,7 +137,7 @@ class CheckpointStore:
             )
         if "/" in name or "\0" in name or name.startswith("."):
             raise UsageError(
-                f"--checkpoint-name {name!r} is to be a name that can be seen, not a path: "
+                f"--checkpoint-name {name!r} must be a name that can be seen, not a path: "
                 "--checkpoint-dir says where checkpoints are"
             )
         if match["behind"].endswith(_MARKS):

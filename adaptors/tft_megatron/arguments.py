@@ -335,7 +335,7 @@ def _refuse_uneven_shares(args: Namespace, replicas: int) -> None:
         if size is not None and size % replicas:
             raise UsageError(
                 f"{what} is {size}, which {_flag(_REPLICAS)} {replicas} does not divide: each shard of the "
-                "optimizer is to be on as many ranks"
+                "optimizer must be on equally many ranks"
             )
 
 

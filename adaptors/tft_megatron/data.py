@@ -156,7 +156,7 @@ class _Chunk(Iterator[Any]):
     def __next__(self) -> Any:  # Any: the script's own type
         if self.batches is None:
             raise UsageError(
-                "a micro-batch is drawn where there is none: data.begin(step) is to be called at the beginning "
+                "a micro-batch is drawn where there is none: call data.begin(step) at the beginning "
                 "of each step, and `build` has to make an iterator on this rank"
             )
         batch = next(self.batches)

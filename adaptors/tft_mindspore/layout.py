@@ -121,7 +121,7 @@ def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
     if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
         raise UsageError(
-            f"the prefix {prefix!r} of checkpoints is to be a name that can be seen, not a path"
+            f"the prefix {prefix!r} of checkpoints must be a name that can be seen, not a path"
         )
     there = [
         name.again

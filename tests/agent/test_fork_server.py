@@ -160,7 +160,7 @@ async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:
 
     said = (stage.tmp / "err").read_text()
     assert said.count("ranks_not_forked") == 1
-    assert "the adaptor 'threaded' has 2 threads once loaded" in said
+    assert "the process has 2 threads after the import of the adaptor 'threaded'" in said
 
 
 async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:

@@ -1,6 +1,4 @@
-"""
-What `planning` measures is planned rightly.
-"""
+"""The plan that `planning` measures is correct."""
 
 from tests.benchmarks.planning import NODE, REPLICAS, lost_node
 from tests.core.placements import replaced, terms
@@ -8,12 +6,10 @@ from tft.core.plan.offers import offers
 from tft.core.plan.repair import SOURCES, Repair, plan_repair
 
 
-def test_a_node_of_a_hundred_thousand_ranks_is_repaired() -> None:
-    """
-    When 99,968 ranks of tp 8, pp 16 and dp 781 lose a node of eight, then each of the eight fetches
-    its parameters from eight others at its place, and its optimizer shard from those that hold it:
-    one, or two where 781 by two left one over. Everything else is left alone.
-    """
+def test_the_plan_repairs_a_lost_node_of_a_hundred_thousand_ranks() -> None:
+    """When 99,968 ranks of tp 8, pp 16 and dp 781 lose a node of eight, then each of the eight
+    fetches its parameters from eight replicas, and its optimizer shard from its other holders: one,
+    or two where 781 by two leaves one over. No other rank fetches state."""
     incident = lost_node(REPLICAS[-1])
     topology, healthy, members = incident.topology, incident.healthy, incident.members
     assert len(members) == 99_968

@@ -95,5 +95,5 @@ def test_a_verdict_nobody_knows_is_refused_where_it_is_made() -> None:
     """
     When a check says something else than `pass`, `isolate` or `end`, then it is told so.
     """
-    with pytest.raises(UsageError, match="its verdict is one of pass, isolate, end"):
+    with pytest.raises(UsageError, match="verdict must be one of pass, isolate, end"):
         CheckResult(verdict="maybe")  # type: ignore[arg-type] # that is the point

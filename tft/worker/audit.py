@@ -324,7 +324,7 @@ class Audit:
             "DataLoader draws one number for each iterator unless it is given generator=",
         ):
             self.findings.inexact.append(
-                f"the loop draws random numbers in the tail of a step ({what}), {where}: they are drawn again"
+                f"the loop draws random numbers in the tail of a step ({what}), {where}: after an incident they are drawn a second time"
             )
 
     def _drawn_ahead(self, step: int) -> None:
@@ -349,7 +349,7 @@ class Audit:
                 "window; draw what is needed once outside the function",
             ):
                 self.findings.inexact.append(
-                    f"the loop moves {what} {where}: what was taken ahead is skipped"
+                    f"the loop advances {what} {where}: batches taken ahead are skipped after an incident"
                 )
 
     def _unended(self, part: str, where: str) -> None:
@@ -366,7 +366,7 @@ class Audit:
             f"{what}: an incident may undo the change. Take the steps from session.steps, or call session.end_step() as the "
             "last line of each iteration",
         ):
-            self.findings.inexact.append(f"{what}: what stands behind the window may be undone")
+            self.findings.inexact.append(f"{what}: code after the update window may be undone")
 
     def _changed_after_collective(self, tail: _Tail, look: Look, line: str) -> None:
         for part in _changed(tail.first or {}, look):

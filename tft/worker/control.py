@@ -26,12 +26,12 @@ from tft.core.rank.protocol import (
     HoldAfter,
     LeaveAfter,
     Leaving,
+    Located,
     Lock,
     Locked,
     Ordered,
     RankCommand,
     RankEvent,
-    Standing,
     Unlock,
     Unlocked,
     Withdraw,
@@ -64,7 +64,7 @@ class TrainingThread(Protocol):
     """
 
     def lock(self) -> Locked: ...
-    def hold_after(self, step: int) -> Standing: ...
+    def hold_after(self, step: int) -> Located: ...
     def unlock(self) -> Unlocked: ...
     def leave_after(self, step: int) -> Leaving: ...
     def withdraw(self) -> Withdrawn | None: ...

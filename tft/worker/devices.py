@@ -84,13 +84,13 @@ DEVICE_FAULTS = (
     DeviceFault(
         words=r"FORCE STOP",
         kind="network",
-        source="torch_npu, stop_device: the wait for the others was cut off",
+        source="torch_npu, stop_device: the wait for the other ranks was interrupted",
     ),
     DeviceFault(words=r"HCCEError|SuspectRemoteError", kind="network", source=_MINDSPORE),
     DeviceFault(
         words=r"ForceStopError",
         kind="network",
-        source=f"{_MINDSPORE}: the wait for the others was cut off",
+        source=f"{_MINDSPORE}: the wait for the other ranks was interrupted",
     ),
     # ------------------------------------------------------------ the device as a whole
     DeviceFault(

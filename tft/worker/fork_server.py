@@ -47,7 +47,10 @@ def main() -> None:
 
         threads = os.listdir("/proc/self/task")
         if len(threads) > 1:
-            door.send(f"the adaptor {adaptor!r} has {len(threads)} threads once loaded".encode())
+            door.send(
+                f"the process has {len(threads)} threads after the import of the adaptor {adaptor!r}, "
+                "and a process with threads cannot be forked safely".encode()
+            )
             return
         gc.freeze()  # else the first garbage collection of a rank copies all shared pages
         door.send(READY)

@@ -134,8 +134,8 @@ def default_run_dir(start: str) -> str:
 
 def _not_again(what: str) -> UsageError:
     return UsageError(
-        f"under a launcher tft.init begins the script once more, and this process runs {what}: put "
-        "it into a file, or start the job with `tft run`"
+        f"under a launcher tft.init starts the script a second time, but this process runs {what}, "
+        "which cannot be started again: save the script to a file, or start the job with `tft run`"
     )
 
 
@@ -146,8 +146,8 @@ def _check_nothing_begun(options: Sequence[str]) -> None:
     begun = load_adaptor(adaptor_of(options)).hook.tft_begun()
     if begun:
         raise UsageError(
-            f"{begun} is there already: under a launcher tft.init begins the script once more in "
-            "another process, so call it first; tft forms the process groups itself"
+            f"{begun} exists already: under a launcher tft.init starts the script again in another "
+            "process, so call tft.init before anything else; tft forms the process groups itself"
         )
 
 

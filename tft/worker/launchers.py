@@ -65,7 +65,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     elif _of_srun(environ):
         found = _srun(_Told(environ, "srun"))
     elif "RANK" in environ or "WORLD_SIZE" in environ:
-        found = _by_hand(_Told(environ, "whoever started this process"))
+        found = _by_hand(_Told(environ, "the launcher of this process"))
     else:
         return None
     _check(found)
@@ -79,7 +79,7 @@ def hosts(nodes: str) -> list[str]:
     Raises `ValueError` if `nodes` is not a node list.
     """
     if not re.fullmatch(f"{_WORD}(,{_WORD})*", nodes, re.ASCII):
-        raise ValueError(f"{nodes!r} is no list of nodes")
+        raise ValueError(f"{nodes!r} is not a valid Slurm node list")
     found: list[str] = []
     for word in re.findall(_WORD, nodes, re.ASCII):
         parts = [list(_numbers(part)) for part in re.split(r"(\[.*?\])", word)]
@@ -108,8 +108,8 @@ class _Told:
             if value := self.environ.get(name):
                 return value
         raise UsageError(
-            f"{self.launcher} has not set {' or '.join(names)}, without which tft does not know this "
-            "process among the others: start the script with `tft run`, torchrun or srun, or set it"
+            f"{self.launcher} has not set {' or '.join(names)}, so tft cannot tell which rank this process "
+            "is: start the script with `tft run`, torchrun or srun, or set the variable"
         )
 
     def number(self, *names: str) -> int:
@@ -121,7 +121,7 @@ class _Told:
         value = self.text(*names)
         if not re.fullmatch(r"\d+", value, re.ASCII):
             name = next(name for name in names if self.environ.get(name))
-            raise UsageError(f"{name} is to be a number from 0 on, and is {value!r}")
+            raise UsageError(f"{name} must be an integer of at least 0, but is {value!r}")
         return int(value)
 
 
@@ -257,13 +257,19 @@ def _check(found: Launcher) -> None:
         ),
     ):
         if value >= limit:
-            raise UsageError(f"{name} is {value} in {of} of {limit} processes: it counts from 0")
+            raise UsageError(
+                f"{name} is {value} in {of} of {limit} processes: it must be below {limit}"
+            )
     if found.local_world > found.world:
         raise UsageError(
-            f"LOCAL_WORLD_SIZE is {found.local_world} in a job whose WORLD_SIZE is {found.world}"
+            f"LOCAL_WORLD_SIZE is {found.local_world}, but WORLD_SIZE is {found.world}: a node cannot "
+            "have more processes than the job"
         )
     if not 0 < found.port < 65_535:
-        raise UsageError(f"MASTER_PORT is to be a port with another one above it, not {found.port}")
+        raise UsageError(
+            f"MASTER_PORT is {found.port}: it must be between 1 and 65534, because tft uses the next port "
+            "too"
+        )
 
 
 def _numbers(part: str) -> Iterator[str]:

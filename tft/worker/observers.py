@@ -42,7 +42,11 @@ class Observers:
             if isinstance(line, DeviceFault):
                 lines.append(line)
             else:
-                log.warning("device_fault_left_out", line=repr(line), why="it is no DeviceFault")
+                log.warning(
+                    "device_fault_left_out",
+                    line=repr(line),
+                    why="the hook must return objects of the class DeviceFault",
+                )
         return lines
 
     def opened(self, session: SessionView) -> None:

@@ -186,7 +186,9 @@ class Hands:
             case Commit():
                 self._commit(order)
             case Freeze() | Hold() | Release() | Resume() | Complete() | End():
-                raise OrderRefused(f"{ORDER_NAMES[type(order)]} is no work for the training thread")
+                raise OrderRefused(
+                    f"the training thread cannot carry out the order {ORDER_NAMES[type(order)]}"
+                )
             case _:
                 assert_never(order)
         return Work()
@@ -235,7 +237,9 @@ class Hands:
                 f"but not step {step}, of shard {shard!r}"
             )
         if shard in self._fetching:
-            raise OrderRefused(f"rank {self._state.rank} fetches shard {shard!r} itself")
+            raise OrderRefused(
+                f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard itself"
+            )
         payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
         return payload
 
@@ -278,14 +282,14 @@ class Hands:
         self._hook.tft_rollback(private=private)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
-                raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot leave batches out")
+                raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
             # not captured: a repeated rollback returns to the state before this, and skips again
             self._hook.tft_skip(batches=order.skip)
 
     def _checked(self, order: Check) -> Work:
         result = self._check(order.name)
         if result is None:
-            raise OrderRefused(f"no plugin knows a check {order.name!r}")
+            raise OrderRefused(f"no installed plugin has a check named {order.name!r}")
         return Work(verdict=result.verdict, finding=result.finding)
 
     def _fetch(self, order: Fetch) -> dict[int, str]:
@@ -357,12 +361,15 @@ class Hands:
         """
         reload = self._hook.tft_reload()
         if reload is None:
-            raise OrderRefused(f"the adaptor {self._state.adaptor!r} knows of no such checkpoint")
+            raise OrderRefused(
+                f"the adaptor {self._state.adaptor!r} has no checkpoints of the script's own"
+            )
         self._gate.tear()
         step = reload(order.not_after)
         if not isinstance(step, int) or step < 0:
             raise OrderRefused(
-                f"a checkpoint was loaded that is said to be of step {step!r}: that is no step"
+                f"the function that loads the script's own checkpoint returned {step!r}, which is not a "
+                "step number"
             )
         self._page.capture(step, self._hook.tft_capture(closing=False), True)
         self._hold(step)
@@ -398,8 +405,8 @@ class Hands:
             self._page.capture(step, sent, True)
             return sent
         raise OrderRefused(
-            f"rank {self._state.rank} has no RNG and data position of step {step}: it kept those "
-            f"of steps {sorted(self._page.private())}"
+            f"rank {self._state.rank} has not kept the RNG state and data position of step {step}; it "
+            f"has those of steps {sorted(self._page.private())}"
         )
 
     def _derived(self, step: int) -> bytes:
@@ -411,7 +418,7 @@ class Hands:
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} cannot make an RNG and data position anew"
+                f"the adaptor {self._state.adaptor!r} cannot create a new RNG state and data position"
             )
         derived: bytes = self._hook.tft_derive(step=step)
         self._page.capture(step, derived, True)

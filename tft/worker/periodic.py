@@ -196,8 +196,8 @@ class Periodic:
             and not self._hook.tft_stage.get_hookimpls()
         ):
             raise UsageError(
-                f"the adaptor {self._settings.adaptor!r} cannot write periodic checkpoints: leave "
-                "--checkpoint-every out"
+                f"the adaptor {self._settings.adaptor!r} cannot write periodic checkpoints: start "
+                "the job without --checkpoint-every"
             )
 
     def due(self, step: int) -> bool:

@@ -52,7 +52,9 @@ class Records:
         """
         taken = sorted({_STEP, _AFTER} & row.keys())
         if taken:
-            raise UsageError(f"a row has a key of its own {taken[0]!r}: tft adds that")
+            raise UsageError(
+                f"a row has the key {taken[0]!r}, which tft adds itself: rename the key"
+            )
         where: dict[str, object] = {_STEP: step}
         if self._step is not None:
             where = {_STEP: self._step, _AFTER: True}

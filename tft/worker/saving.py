@@ -54,16 +54,15 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's ow
         return None
     if len(given) == 1:
         raise UsageError(
-            f"session.adopt was given {', '.join(given)} alone: what save writes load reads, so both are "
-            "needed, or neither"
+            f"session.adopt was given only {', '.join(given)}: give it both save and load, or neither"
         )
     for name, function in given.items():
         if not callable(function):
             raise UsageError(f"{name} must be a function, not a {type(function).__name__}")
     if "make" in parts:
         raise UsageError(
-            "session.adopt was given make, and save and load: when a last checkpoint is written, what "
-            "make had made is gone with its groups, and there is nothing your functions could write"
+            "session.adopt takes either make, or save and load: when the last checkpoint is written, the "
+            "objects that make returned no longer exist, so save would have nothing to write"
         )
     return Own(**given)
 
@@ -102,8 +101,8 @@ class Saving:
         for name, function in (("save", own.save), ("load", own.load)):
             if not own.told(function, ""):
                 raise UsageError(
-                    f"this rank holds {', '.join(each.shard for each in shards)}, and {name} is called "
-                    "once for each: give it a parameter `shard`"
+                    f"this rank holds the shards {', '.join(each.shard for each in shards)}, and tft calls "
+                    f"{name} once for each: {name} must take a parameter `shard`"
                 )
 
     # ---------------------------------------------------------------- writing
@@ -224,8 +223,8 @@ class Saving:
         known, places = checkpoint.verify_shards(directory, shards, rank, step)
         if known.own and not self.own:
             raise OrderRefused(
-                f"{directory} was written by functions of the script's own: give session.adopt the save "
-                "and load that belong to it"
+                f"the checkpoint {directory} was written by a save function of the script: give "
+                "session.adopt that save and its load"
             )
         if self.own and not known.own:
             raise OrderRefused(
@@ -282,7 +281,9 @@ def _synced(place: Path) -> list[Path]:
     found = sorted(place.rglob("*"))
     for each in found:
         if each.is_symlink():
-            raise UsageError(f"save has left a link at {each}: a checkpoint has files of its own")
+            raise UsageError(
+                f"save has made a symbolic link, {each}: a checkpoint must contain regular files only"
+            )
     files = [each for each in found if each.is_file()]
     if not files:
         raise UsageError(f"save has written nothing under {place}")

@@ -338,7 +338,7 @@ class Session:
         if the user's save and load cannot tell the shards of this rank apart.
         """
         if not self._adopted:
-            raise UsageError("session.run needs something to keep: call session.adopt first")
+            raise UsageError("session.run has no training state: call session.adopt first")
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
         self._loop.begin(shards)

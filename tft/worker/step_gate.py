@@ -19,8 +19,8 @@ from tft.clock import SystemClock
 from tft.core.rank.protocol import (
     Execute,
     Leaving,
+    Located,
     Locked,
-    Standing,
     Unlocked,
     Withdrawn,
 )
@@ -235,7 +235,7 @@ class Gate:
             waiting=waiting or self._waits_for_others(),
         )
 
-    def hold_after(self, step: int) -> Standing:
+    def hold_after(self, step: int) -> Located:
         """
         Allow the windows up to `step`. The training thread waits at the window after that.
         """
@@ -247,7 +247,7 @@ class Gate:
             self._turn.notify_all()
         return self.standing()
 
-    def standing(self) -> Standing:
+    def standing(self) -> Located:
         """
         Return the position of the training thread, and whether it waits to be let into a window.
 
@@ -255,7 +255,7 @@ class Gate:
         """
         with self._mutex:
             place, still = self._place, self._still()
-        return Standing(
+        return Located(
             at=self._clock.now(),
             position=_position(place),
             held=_held(place, still=still),

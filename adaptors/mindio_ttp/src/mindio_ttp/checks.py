@@ -32,7 +32,7 @@ def number(function: str, name: str, value: Any, least: int, most: int) -> int: 
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise Refused(
-            f"{function}: {name} is to be a number from {least} to {most}, and is {value!r}"
+            f"{function}: {name} must be a number from {least} to {most}, but is {value!r}"
         )
     return value
 
@@ -42,7 +42,7 @@ def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
     Check that `value` is True or False, and return it.
     """
     if not isinstance(value, bool):
-        raise Refused(f"{function}: {name} is to be True or False, and is {value!r}")
+        raise Refused(f"{function}: {name} must be True or False, but is {value!r}")
     return value
 
 
@@ -51,7 +51,7 @@ def text(function: str, name: str, value: Any) -> str:  # Any: as given
     Check that `value` is a text that is not empty, and return it.
     """
     if not isinstance(value, str) or not value:
-        raise Refused(f"{function}: {name} is to be a text, and is {value!r}")
+        raise Refused(f"{function}: {name} must be a text, but is {value!r}")
     return value
 
 
@@ -84,7 +84,7 @@ def address(function: str, name: str, value: Any) -> str:
     Check an address or the name of a known host. Return the address.
     """
     if not isinstance(value, str) or not value:
-        raise Refused(f"{function}: {name} is to be an address or a host's name, and is {value!r}")
+        raise Refused(f"{function}: {name} must be an address or a host's name, but is {value!r}")
     try:
         found = socket.gethostbyname(value) if ":" not in value else value
         if ipaddress.ip_address(found).is_unspecified:
@@ -131,7 +131,7 @@ def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
     Check a list of ranks of the world in which each rank occurs once. Return the ranks, sorted.
     """
     if not isinstance(value, list | tuple) or not value:
-        raise Refused(f"{function}: {name} is to be a list of ranks, and is {value!r}")
+        raise Refused(f"{function}: {name} must be a list of ranks, but is {value!r}")
     for each in value:
         number(function, f"a rank of {name}", each, 0, world - 1)
     if len(set(value)) < len(value):
@@ -147,11 +147,11 @@ def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:
         raise Refused(
-            f"{call}: replica_info is to be a list of 1 to {MOST_GROUPS} groups, and is {value!r:.80}"
+            f"{call}: replica_info must be a list of 1 to {MOST_GROUPS} groups, but is {value!r:.80}"
         )
     for place, group in enumerate(value):
         if not isinstance(group, dict):
-            raise Refused(f"{call}: group {place} is to be a dict, and is {group!r:.80}")
+            raise Refused(f"{call}: group {place} must be a dict, but is {group!r:.80}")
         missing = {"rank_list", "replica_cnt", "replica_shift"} - group.keys()
         if missing:
             raise Refused(f"{call}: group {place} has no {', '.join(sorted(missing))}")

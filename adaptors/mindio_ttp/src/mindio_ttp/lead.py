@@ -130,7 +130,7 @@ def _room() -> Path:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode != _MODE:
         raise Refused(
-            f"tft_start_controller: {room} is to be a directory that only user {os.getuid()} can open (mode 700), "
+            f"tft_start_controller: {room} must be a directory that only user {os.getuid()} can open (mode 700), "
             f"and it is of user {found.st_uid} with mode {mode:o}: remove it, or set TMPDIR to another directory"
         )
     return room

@@ -46,7 +46,7 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
     Raises `Refused` if it is not a text, is too long, or lacks a key that is needed.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
-        raise Refused(f"tls_info is to be a text of at most {LARGEST} characters")
+        raise Refused(f"tls_info must be a text of at most {LARGEST} characters")
     found: dict[str, str] = {}
     for pair in info.split(";"):
         name, colon, value = pair.partition(":")

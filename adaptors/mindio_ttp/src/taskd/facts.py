@@ -90,8 +90,8 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
     number = told.node_rank if nnodes > 1 else 0
     if not 0 <= number < nnodes:
         raise UsageError(
-            f"--node_rank is to be 0 to {nnodes - 1} on the {nnodes} machines of this job, and is "
-            f"{number}: else MindSpore numbers the ranks when they have begun"
+            f"--node_rank must be 0 to {nnodes - 1} on the {nnodes} machines of this job, but is "
+            f"{number}: otherwise MindSpore numbers the ranks after they have begun"
         )
     address, port, named = told.master_addr, told.master_port + 1, "--master_addr"
     if environ.get("MS_TFT_IP") and environ.get("MS_TFT_PORT"):
@@ -113,5 +113,5 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65_535:
-        raise UsageError(f"MS_TFT_PORT is to be a port with another one above it, and is {text!r}")
+        raise UsageError(f"MS_TFT_PORT must be a port with another one above it, but is {text!r}")
     return int(text)

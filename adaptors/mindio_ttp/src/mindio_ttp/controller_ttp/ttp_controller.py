@@ -41,7 +41,7 @@ def tft_init_controller(
             and name != "enable_arf"
             and processor.variables.mindspore
         ):
-            raise Refused(f"{call}: {name} is to be False with MindSpore")
+            raise Refused(f"{call}: {name} must be False with MindSpore")
     orchestrator.init(rank, world_size)
 
 

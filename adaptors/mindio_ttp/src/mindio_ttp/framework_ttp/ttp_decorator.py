@@ -105,7 +105,7 @@ def tft_init_processor(
     elastic = checks.flag(call, "enable_zit", enable_zit)
     if processor.variables.mindspore and (local_copy or elastic):
         name = "enable_local_copy" if local_copy else "enable_zit"
-        raise Refused(f"{call}: {name} is to be False with MindSpore")
+        raise Refused(f"{call}: {name} must be False with MindSpore")
     if local_copy:
         log.warning("local_copy_not_made", why="lost state is had from the replicas on other ranks")
     processor.init(

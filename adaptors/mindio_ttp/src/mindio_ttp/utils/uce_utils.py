@@ -89,5 +89,5 @@ def _time(function: str, value: Any) -> int:  # Any: as given
     if value is None:
         return device.time_now()
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise Refused(f"{function}: a time is a number of microseconds, and is {value!r}")
+        raise Refused(f"{function}: a time must be a number of microseconds, but is {value!r}")
     return value
