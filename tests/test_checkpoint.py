@@ -202,11 +202,11 @@ def test_a_rank_checks_what_it_reads(tmp_path: Path) -> None:
     final = committed(tmp_path, 5)
     (final / "private-rank1.bin").write_bytes(b"x")
     checkpoint.verify_shards(final, ["dense"], 0)
-    with pytest.raises(CheckpointCorrupt, match=r"private-rank1.bin is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match=r"private-rank1.bin differs from what was written"):
         checkpoint.verify_shards(final, ["dense"], 1)
     (final / "dense" / "weights").write_bytes(b"weightz")
     checkpoint.verify_shards(final, ["dens"], 0)
-    with pytest.raises(CheckpointCorrupt, match=r"dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match=r"dense/weights differs from what was written"):
         checkpoint.verify_shards(final, ["dense"], 0)
 
 
@@ -276,7 +276,7 @@ KNOWN = '"schema":2,"step":1,"world":1,"adaptor":"a"'
         (sealed(f'{KNOWN},"files":[],"private":{{"0":"x"}}'), "among"),
         (
             sealed(f'{KNOWN},"files":[],"private":{{}}').replace('"step":1', '"step":2'),
-            "is not what was written: its digest",
+            "differs from what was written: it does not have the digest",
         ),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
 
 def test_private_state_under_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
     """
-    When the files of private state of two ranks have changed places, and the manifest names them so, then neither rank
+    When the files of rank-local state of two ranks have changed places, and the manifest names them so, then neither rank
     takes the generators of the other one.
     """
     for rank in (0, 1):
@@ -337,7 +337,7 @@ def test_private_state_under_the_name_of_another_rank_is_refused(tmp_path: Path)
     known = checkpoint.manifest(step=1, world=2, adaptor="a", files=files)
     checkpoint.commit(tmp_path, tmp_path.with_name("step-00000001"), known)
     for rank in (0, 1):
-        with pytest.raises(CheckpointCorrupt, match=f"is not the private state of rank {rank}"):
+        with pytest.raises(CheckpointCorrupt, match=f"is not the rank-local state of rank {rank}"):
             checkpoint.read_private(tmp_path.with_name("step-00000001"), rank)
 
 
@@ -345,7 +345,7 @@ def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> Non
     """
     When a rank asks for its own state in a checkpoint of fewer ranks, then it is told so.
     """
-    with pytest.raises(CheckpointCorrupt, match="no private state of rank 7"):
+    with pytest.raises(CheckpointCorrupt, match="no rank-local state of rank 7"):
         checkpoint.read_private(committed(tmp_path, 5), 7)
 
 
@@ -406,13 +406,13 @@ def test_another_copy_is_read_where_one_is_damaged(tmp_path: Path) -> None:
     assert checkpoint.verify_shards(final, ["dense"], 0)[1] == {"dense": final / "copy-rank1"}
     assert checkpoint.verify(final) == known
     (why,) = checkpoint.damaged(final)
-    assert "dense/weights is not what was written" in why
+    assert "dense/weights differs from what was written" in why
 
     (final / "copy-rank1" / "dense" / "weights").unlink()
     assert len(checkpoint.damaged(final)) == 2
-    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
         checkpoint.verify_shards(final, ["dense"], 0)
-    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
         checkpoint.verify(final)
 
 
@@ -439,9 +439,9 @@ def test_who_verifies_and_who_reads_judge_alike(tmp_path: Path) -> None:
     assert checkpoint.verify(final) == manifest
     checkpoint.verify_shards(final, ["dense"], 0)
     (final / "copy-rank1" / "dense.beside").write_bytes(b"odder")
-    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
         checkpoint.verify_shards(final, ["dense"], 0)
-    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
         checkpoint.verify(final)
 
 
@@ -455,7 +455,9 @@ def test_a_damaged_copy_takes_nothing_from_a_whole_one(tmp_path: Path) -> None:
     checkpoint.verify(final)
     assert len(checkpoint.damaged(final)) == 1
     (final / "private-rank0.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointCorrupt, match=r"private-rank0\.bin is not what was written"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"private-rank0\.bin differs from what was written"
+    ):
         checkpoint.verify(final)
 
 
@@ -614,9 +616,11 @@ def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) ->
     (final / "mine").mkdir(parents=True)
     partial = checkpoint.partial(final)
     manifest = describe(partial)
-    with pytest.raises(CheckpointCorrupt, match="nothing is put in its place") as refused:
+    with pytest.raises(CheckpointCorrupt, match="it is not replaced") as refused:
         checkpoint.commit(partial, final, manifest)
-    assert f"whole in {partial}: move the other away and rename" in str(refused.value)
+    assert f"complete checkpoint is in {partial}: move the other one away and rename" in str(
+        refused.value
+    )
     assert (final / "mine").exists()
     final.rename(tmp_path / "mine")
     partial.rename(final)
@@ -626,19 +630,19 @@ def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("checkpoint", "is to have the step in it once"),
-        ("{step}-{step}", "is to have the step in it once"),
-        ("{step:.2}", "is to have the step in it once"),
-        ("{step:g}", "is to have the step in it once"),
-        ("{step!r}", "is to have the step in it once"),
-        ("{epoch}-{step}", "is to have the step in it once"),
-        ("{{{step}}}", "is to have the step in it once"),
+        ("checkpoint", "must contain the step once"),
+        ("{step}-{step}", "must contain the step once"),
+        ("{step:.2}", "must contain the step once"),
+        ("{step:g}", "must contain the step once"),
+        ("{step!r}", "must contain the step once"),
+        ("{epoch}-{step}", "must contain the step once"),
+        ("{{{step}}}", "must contain the step once"),
         ("a/{step}", "not a path"),
         ("../{step}", "not a path"),
         (".{step}", "not a path"),
-        ("{step}.partial", "ends as what is being written"),
-        ("{step}-x.given-up", "ends as what is being written"),
-        ("{step}.removed", "ends as what is being written"),
+        ("{step}.partial", "must not end in one of"),
+        ("{step}-x.given-up", "must not end in one of"),
+        ("{step}.removed", "must not end in one of"),
     ],
 )
 def test_a_name_that_does_not_tell_steps_apart_is_refused(

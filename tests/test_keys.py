@@ -175,7 +175,7 @@ def test_a_directory_of_another_secret_is_not_taken_for_ones_own(tmp_path: Path)
     """
     share_keys(tmp_path / "keys", b"s" * SEED)
 
-    with pytest.raises(UsageError, match="is not what follows from the secret of the job"):
+    with pytest.raises(UsageError, match="does not match the secret of the job"):
         share_keys(tmp_path / "keys", b"t" * SEED)
 
     share_keys(tmp_path / "keys", b"s" * SEED)

@@ -98,7 +98,7 @@ def test_an_empty_private_state_is_one(page: Page) -> None:
 
 def test_a_private_state_that_does_not_fit_is_refused(page: Page) -> None:
     """
-    When the private state is too long, a sentence says how long it may be, and nothing changes.
+    When the rank-local state is too long, a sentence says how long it may be, and nothing changes.
     """
     page.capture(1, b"x" * CAPTURE_LIMIT, True)
     with pytest.raises(UsageError, match=rf"{CAPTURE_LIMIT + 1} bytes; at most {CAPTURE_LIMIT}"):

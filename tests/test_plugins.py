@@ -89,7 +89,7 @@ def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
     would be asked nothing.
     """
     install("stranger_a", "", "tft.adaptors")
-    with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hook in it: install"):
+    with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hooks: reinstall"):
         load_adaptor("stranger_a")
 
 

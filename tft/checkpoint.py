@@ -132,18 +132,18 @@ class CheckpointStore:
         match = _NAME.fullmatch(name)
         if match is None:
             raise UsageError(
-                f"--checkpoint-name {name!r} is to have the step in it once, as {{step}} or, with zeros "
-                "before it, {step:08d}, and no other braces"
+                f"--checkpoint-name {name!r} must contain the step once, as {{step}} or, with "
+                "zeros before it, {step:08d}, and no other braces"
             )
         if "/" in name or "\0" in name or name.startswith("."):
             raise UsageError(
-                f"--checkpoint-name {name!r} must be a name that can be seen, not a path: "
-                "--checkpoint-dir says where checkpoints are"
+                f"--checkpoint-name {name!r} must be a name that does not begin with a dot, and "
+                "not a path: --checkpoint-dir says where checkpoints are"
             )
         if match["behind"].endswith(_MARKS):
             raise UsageError(
-                f"--checkpoint-name {name!r} ends as what is being written or was given up does: "
-                f"{', '.join(_MARKS)} are not to be used"
+                f"--checkpoint-name {name!r} must not end in one of {', '.join(_MARKS)}: tft "
+                "marks unfinished and abandoned checkpoints with these"
             )
 
     def place(self, step: int) -> Path:
@@ -436,16 +436,17 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     if not partial.exists():
         if is_there(final, manifest):
             return
-        raise CheckpointCorrupt(f"{partial} is gone, and {final} is not the checkpoint it was for")
+        raise CheckpointCorrupt(f"{partial} is gone, and {final} is another checkpoint")
     write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
         sync(directory)
     if final.exists() and _committed(final) is None:
-        why = f"{final} is there and is no checkpoint that can be read: nothing is put in its place"
+        why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
         if not partial.name.startswith(f"{final.name}.round-"):  # `sweep` takes those
             why += (
-                f"; the checkpoint is whole in {partial}: move the other away and rename this one"
+                f"; the complete checkpoint is in {partial}: move the other one away and rename "
+                "this one"
             )
         raise CheckpointCorrupt(why)
     replaced = final.with_name(f"{final.name}{_REPLACED}")
@@ -595,7 +596,7 @@ def _verify_file(directory: Path, file: SavedFile) -> None:
         ) from None
     if found != file:
         raise CheckpointCorrupt(
-            f"{directory}: {file.name} is not what was written: expected {file.size} bytes "
+            f"{directory}: {file.name} differs from what was written: expected {file.size} bytes "
             f"with digest {file.digest}, found {found.size} with {found.digest}"
         )
 
@@ -644,14 +645,14 @@ def read_private(directory: Path, rank: int) -> bytes:
     """
     name = manifest_of(directory).private.get(rank)
     if name is None:
-        raise CheckpointCorrupt(f"{directory} holds no private state of rank {rank}")
+        raise CheckpointCorrupt(f"{directory} holds no rank-local state of rank {rank}")
     try:
         content = (directory / name).read_bytes()
     except OSError as error:
         raise CheckpointCorrupt(f"{directory}: {name} cannot be read: {error.strerror}") from None
     owner = _OWNER.format(rank).encode()
     if not content.startswith(owner):
-        raise CheckpointCorrupt(f"{directory}: {name} is not the private state of rank {rank}")
+        raise CheckpointCorrupt(f"{directory}: {name} is not the rank-local state of rank {rank}")
     return content.removeprefix(owner)
 
 
@@ -675,12 +676,13 @@ def manifest_of(directory: Path) -> Manifest:
         raise CheckpointCorrupt(f"{path} cannot be understood: {error}") from None
     if _digest(content.replace(known.digest.encode(), _UNSEALED.encode(), 1)) != known.digest:
         raise CheckpointCorrupt(
-            f"{path} is not what was written: its digest is not the one that it names, {known.digest}"
+            f"{path} differs from what was written: it does not have the digest that it names, "
+            f"{known.digest}"
         )
     names = [file.name for file in known.files]
     for name in [*names, *known.private.values(), *(file.name for file in known.copies)]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointCorrupt(f"{path} names {name!r}, which is outside the checkpoint")
     if not set(known.private.values()) <= set(names):
-        raise CheckpointCorrupt(f"{path} names private state that is not among its files")
+        raise CheckpointCorrupt(f"{path} names rank-local state that is not among its files")
     return known

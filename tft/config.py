@@ -193,7 +193,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             "starts: start this script with `tft run SCRIPT`, with torchrun or with srun"
         ) from None
     except ValueError as wrong:
-        raise UsageError(f"a variable set for this rank is no number: {wrong}") from None
+        raise UsageError(f"a variable set for this rank is not a number: {wrong}") from None
 
 
 def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:
@@ -210,7 +210,7 @@ def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
     except ValueError as wrong:
-        raise UsageError(f"{RUN_OPTIONS} cannot be cut into words: {wrong}") from None
+        raise UsageError(f"{RUN_OPTIONS} cannot be split into options: {wrong}") from None
 
 
 def _path(text: str) -> Path | None:

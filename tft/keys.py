@@ -64,8 +64,8 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
     there = [name for name in files if (directory / name).exists()]
     if there:
         raise UsageError(
-            f"{directory} has keys already ({', '.join(there)}), and nothing is written over them: a "
-            "job may be using them. Choose another directory"
+            f"{directory} has keys already ({', '.join(there)}), which are not overwritten "
+            "because a job may be using them. Choose another directory"
         )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def share_keys(directory: Path, seed: bytes) -> None:
     for name, content in files.items():
         if _read(directory / name) != content:
             raise UsageError(
-                f"{directory / name} is not what follows from the secret of the job: remove {directory}"
+                f"{directory / name} does not match the secret of the job: remove {directory}"
             )
 
 
@@ -164,8 +164,8 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         raise UsageError(
-            "to make keys takes the package cryptography: pip install 'tft-bus[keys]'. To use them "
-            "does not: they may be made on another machine"
+            "making keys needs the package cryptography: pip install 'tft-bus[keys]'. Using keys "
+            "does not need it: they may be made on another machine"
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
@@ -203,8 +203,8 @@ def _check_directory(directory: Path) -> None:
         )
     if directory.stat().st_mode & _OTHERS_WRITE:
         raise UsageError(
-            f"--curve {directory}: others than its owner can write there, and put keys of their own in "
-            f"the place of the job's: chmod go-w {directory}"
+            f"--curve {directory}: users other than its owner can write there, and could replace "
+            f"the keys of the job: chmod go-w {directory}"
         )
 
 
@@ -213,13 +213,13 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 raise UsageError(
-                    f"--curve: others than its owner have access to {path}, and could take part in the "
-                    f"job: chmod 600 {path}"
+                    f"--curve: users other than its owner have access to {path}, and could take "
+                    f"part in the job: chmod 600 {path}"
                 )
             return file.read()
     except FileNotFoundError:
         raise UsageError(
-            f"--curve: there is no {path}; copy the directory as `tft keys` has made it"
+            f"--curve: there is no {path}; copy the whole directory that `tft keys` has made"
         ) from None
     except OSError as refused:
         raise UsageError(f"--curve: {path} cannot be read: {refused.strerror}") from None
@@ -232,7 +232,7 @@ def _key(path: Path) -> bytes:
             raise ValueError
     except (ValueError, KeyError):
         raise UsageError(
-            f"--curve: {path} holds no key; copy the directory as `tft keys` has made it"
+            f"--curve: {path} holds no key; copy the whole directory that `tft keys` has made"
         ) from None
     return key
 
@@ -240,6 +240,6 @@ def _key(path: Path) -> bytes:
 def _check_pair(directory: Path, names: tuple[str, str], secret: bytes, public: bytes) -> None:
     if zmq.curve_public(secret) != public:
         raise UsageError(
-            f"--curve {directory}: {names[0]} and {names[1]} are not a pair; copy the directory as "
-            "`tft keys` has made it"
+            f"--curve {directory}: {names[0]} and {names[1]} are not a pair; copy the whole "
+            "directory that `tft keys` has made"
         )

@@ -139,7 +139,7 @@ class Page:
         length = len(private)
         if length > CAPTURE_LIMIT:
             raise UsageError(
-                f"the private state of a rank (RNG, data position) has {length} bytes; at most "
+                f"the rank-local state of a rank (RNG, data position) has {length} bytes; at most "
                 f"{CAPTURE_LIMIT} can be kept at every step: give `data` a smaller state_dict()"
             )
         tag = 2 * step + closed

@@ -66,8 +66,8 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
     add(manager, adaptor, name)
     if not manager.get_hookcallers(adaptor):
         raise UnknownAdaptor(
-            f"the adaptor {name!r} is installed, but {entry.value!r} has no hook in it: install its package anew, or "
-            "have its entry point name what has the hooks"
+            f"the adaptor {name!r} is installed, but {entry.value!r} has no hooks: reinstall its "
+            "package, or let its entry point name the object that has the hooks"
         )
     return manager
 

@@ -267,8 +267,8 @@ def _refuse_other_names(args: Namespace) -> None:
 def _refuse_exit_beside_arguments(args: Namespace, words: str) -> None:
     if _words(words) == ["exit"] and _has(args, _MASTER):
         raise UsageError(
-            f"{_VARIABLE} is {words!r}, which says that nothing is to be switched on, and {_flag(_MASTER)} is "
-            "given: take one of the two away"
+            f"{_VARIABLE} is {words!r}, which says that high availability is off, and "
+            f"{_flag(_MASTER)} is given: take one of the two away"
         )
 
 

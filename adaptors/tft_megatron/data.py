@@ -156,8 +156,8 @@ class _Chunk(Iterator[Any]):
     def __next__(self) -> Any:  # Any: the script's own type
         if self.batches is None:
             raise UsageError(
-                "a micro-batch is drawn where there is none: call data.begin(step) at the beginning "
-                "of each step, and `build` has to make an iterator on this rank"
+                "a micro-batch is drawn, and this rank has no iterator: call data.begin(step) at "
+                "the beginning of each step, and `build` has to make an iterator on this rank"
             )
         batch = next(self.batches)
         self.count += 1
@@ -194,9 +194,10 @@ class _Drawn:
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):
                 raise UsageError(
-                    f"step {step} has drawn {chunk.count} micro-batches of this rank's, and it has "
-                    f"{self._expected}: the position would no longer be that of what was trained. Draw them "
-                    "all in their step, and those of an evaluation from another iterator"
+                    f"step {step} has drawn {chunk.count} micro-batches of this rank's, and it "
+                    f"has {self._expected}: the position would no longer be that of what was "
+                    "trained. Draw all of them in their step, and the micro-batches of an "
+                    "evaluation from another iterator"
                 )
 
 
@@ -206,7 +207,8 @@ def _calculator() -> Any:  # Any: Megatron has no types here
     present = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
     if present is None:
         raise UsageError(
-            "Megatron's calculator of micro-batches is not there: call "
-            "megatron.core.num_microbatches_calculator.init_num_microbatches_calculator before Data is made"
+            "Megatron's calculator of micro-batches does not exist: call "
+            "megatron.core.num_microbatches_calculator.init_num_microbatches_calculator before "
+            "Data is made"
         )
     return present

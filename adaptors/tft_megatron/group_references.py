@@ -64,8 +64,8 @@ def find_places(
                     )
                 if put is None:
                     raise UsageError(
-                        f"{where} is a process group within a tuple or a set, where it cannot be replaced "
-                        "after a fault: keep it in a list, a dict or an attribute"
+                        f"{where} is a process group within a tuple or a set, and cannot be "
+                        "replaced there after a fault: keep it in a list, a dict or an attribute"
                     )
                 found.append(Place(path=where, role=known[id(value)], put=put))
             elif not isinstance(value, _LEAVES):

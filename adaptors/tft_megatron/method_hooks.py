@@ -94,13 +94,14 @@ class Replaced:
         owed, self._owed = self._owed, None
         if owed is None:
             raise UsageError(
-                f"scheduler.step({increment}) was called without a step of the optimizer before it: tft steps "
-                "the scheduler in the window of the optimizer's step"
+                f"scheduler.step({increment}) was called without a step of the optimizer before "
+                "it: tft steps the scheduler together with the optimizer"
             )
         if owed != increment:
             raise UsageError(
-                f"scheduler.step({increment}) was called where tft had stepped the scheduler by {owed}: give "
-                "tft_megatron.enable an increment= that returns what the script is going to ask for"
+                f"scheduler.step({increment}) was called where tft had stepped the scheduler by "
+                f"{owed}: give tft_megatron.enable an increment= that returns the increment that "
+                "the script will pass"
             )
 
     def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's

@@ -56,7 +56,7 @@ class Private:
         """
         state = unpack(private)
         if not isinstance(state, dict) or state.get("form") != _FORM:
-            raise MalformedMessage("private state that the adaptor megatron did not capture")
+            raise MalformedMessage("rank-local state that the adaptor megatron did not capture")
         self._torch.rollback(state["torch"])
         tracker = _tracker()
         present = tracker.get_states()

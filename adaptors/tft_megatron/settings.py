@@ -24,21 +24,19 @@ class Refused:
     refused."""
 
 
-_SCALES = "what TransformerEngine keeps of 8-bit numbers from step to step has no copy"
+_SCALES = "TransformerEngine's 8-bit state that lives from step to step has no copy"
 _GRAPH = Refused(why="a captured graph keeps using the groups it was captured with")
-_DELAYED = Refused(
-    why="a backward pass that is broken off leaves gradients that the next one would use"
-)
+_DELAYED = Refused(why="an interrupted backward pass leaves gradients that the next one would use")
 
 _OFFLOADED = Refused(
-    why="a pass that is broken off leaves its place in a queue, where the next one would go on"
+    why="an interrupted pass leaves its position in a queue, where the next pass would continue"
 )
 
 REFUSED: Mapping[str, Refused] = {
-    "optimizer_cpu_offload": Refused(why="what is kept beside the device has another form"),
+    "optimizer_cpu_offload": Refused(why="the state outside the device has another form"),
     "use_precision_aware_optimizer": Refused(why="the masters are kept inside the fused optimizer"),
     "overlap_param_gather_with_optimizer_step": Refused(
-        why="others would get parameters in the middle of an update"
+        why="other ranks would get parameters in the middle of an update"
     ),
     "reuse_grad_buf_for_mxfp8_param_ag": Refused(
         why="parameters are copied by the script's loop, not by the optimizer"
@@ -63,12 +61,12 @@ REFUSED: Mapping[str, Refused] = {
     "delay_wgrad_compute": _DELAYED,
     "defer_embedding_wgrad_compute": _DELAYED,
     "moe_shared_expert_overlap": Refused(
-        why="a forward pass that is broken off leaves activations that the next one stumbles over"
+        why="an interrupted forward pass leaves activations that break the next one"
     ),
     "fine_grained_activation_offloading": _OFFLOADED,
     "cpu_offloading": _OFFLOADED,
     "tp_comm_overlap": Refused(
-        why="its buffers are made once, for the tensor-parallel group of then"
+        why="its buffers are made once, for the first tensor-parallel group"
     ),
     "moe_flex_dispatcher_backend": Refused(
         why="its buffer is made once, and keeps using the group it was made with",

@@ -116,7 +116,7 @@ def check(training: Training) -> None:
             Float16OptimizerWithFloat16Params,
             FP32Optimizer,
         ):
-            raise UsageError(f"tft cannot keep what a {type(optimizer).__name__} keeps")
+            raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
     # modules of a model that mixes kinds may have configurations of their own
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(

@@ -24,6 +24,7 @@ def check_megatron() -> None:
     version = megatron.core.__version__
     if not version.startswith(f"{KNOWN}."):
         raise UsageError(
-            f"the adaptor megatron was written for megatron-core {KNOWN}, and {version} is installed: what it "
-            f"replaces may be otherwise there. Install 'megatron-core>={KNOWN},<0.17'"
+            f"the adaptor megatron was written for megatron-core {KNOWN}, and {version} is "
+            "installed: the parts that it replaces may differ there. Install "
+            f"'megatron-core>={KNOWN},<0.17'"
         )

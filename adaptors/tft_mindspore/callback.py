@@ -300,7 +300,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         with them.
         """
         if not self._hosted.finish():
-            raise RuntimeError(f"{_STEP_FINISH}: the others have not come to the end")
+            raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not come to the end")
 
     # ---------------------------------------------------------------- the state
 
@@ -314,7 +314,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             )
         if told.loss_scale_mananger and told.loss_scale_mananger.get_drop_overflow_update():
             raise UsageError(
-                "a loss scale that drops updates drops them on one rank and not on another here: set "
+                "a loss scale that drops updates would drop them on some ranks only: set "
                 "drop_overflow_update=False"
             )
         rank, world = self._session.rank, self._session.world
@@ -424,8 +424,8 @@ def _check_enabled(asked: environment.Environment) -> None:
     """
     if not any(feature in asked.features for feature in _NEEDED):
         raise UsageError(
-            f"{environment.ENABLE} switches on none of {', '.join(_NEEDED)}: expected is for example "
-            f"{environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
+            f"{environment.ENABLE} switches none of {', '.join(_NEEDED)} on: expected is, for "
+            f"example, {environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
         )
     if "TRE" in asked.features:
         raise UsageError(

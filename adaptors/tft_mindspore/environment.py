@@ -165,7 +165,7 @@ def settle() -> Environment:
             _logged.add(item)
             log.warning(
                 "item_not_known", variable=ENABLE, item=item, known=", ".join(_VALUES),
-                why="it is left to MindSpore as it is, and asks for nothing of tft",
+                why="MindSpore handles it alone, without tft",
             )  # fmt: skip
     if ENABLE in os.environ:
         os.environ[ENABLE] = asked.normal

@@ -42,7 +42,7 @@ def read_group_info(file: Path) -> GroupInfo:
     except broken:
         understood = False
     if not understood:
-        what = "is no group_info.pb of MindSpore, or damaged" if content else "is empty"
+        what = "is not a group_info.pb of MindSpore, or damaged" if content else "is empty"
         raise UsageError(f"{file} {what}")
     replicas = tuple(found.ckpt_restore_rank_list.dim)
     if not replicas or len(set(replicas)) < len(replicas):

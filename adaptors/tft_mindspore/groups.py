@@ -137,7 +137,7 @@ class Group:
         """
         members = self._members(ranks)
         if root not in members:
-            raise UsageError(f"rank {root} is to broadcast, and is not among {members}")
+            raise UsageError(f"rank {root} must broadcast, and is not among {members}")
         self._contributing()
         plain = [_plain(array) for array in arrays]
         others = [rank for rank in members if rank != self.rank]
@@ -286,7 +286,7 @@ class Group:
                     del ranks[descriptor]
 
     def _cut_off(self) -> GroupBroken:
-        return GroupBroken(f"the group {self.name!r} was cut off: an incident is handled")
+        return GroupBroken(f"the group {self.name!r} was interrupted: an incident is being handled")
 
     def _send(self, rank: int, views: list[memoryview]) -> None:
         try:
@@ -377,7 +377,7 @@ class Group:
         with self._lock:
             if self._broken:
                 connection.close()
-                raise GroupBroken(f"the forming of group {self.name!r} was called off")
+                raise GroupBroken(f"forming the group {self.name!r} was cancelled")
             self._open.append(connection)
         return connection
 
@@ -472,7 +472,7 @@ class Group:
             waiting.register(on, events)
         came = waiting.poll(None if seconds is None else seconds * 1000)
         if any(descriptor == self._wake for descriptor, _ in came):
-            raise GroupBroken(f"the forming of group {self.name!r} was called off")
+            raise GroupBroken(f"forming the group {self.name!r} was cancelled")
 
 
 class _Incoming:
@@ -543,7 +543,7 @@ class Groups:
             group.join(host, port)
         except OSError as error:
             if group.broken:  # `shut` has interrupted the call
-                raise OrderRefused(f"the forming of group {name!r} was called off") from error
+                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
             raise
         self._formed = True
 

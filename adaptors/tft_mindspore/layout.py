@@ -56,8 +56,8 @@ def savers(
     for group, there in zip(groups, left, strict=True):
         if not there:
             raise OrderRefused(
-                f"no complete checkpoint can be written: {_ranks(group)} are gone, and nobody else "
-                "held what they did"
+                f"no complete checkpoint can be written: {_ranks(group)} are lost, and no other "
+                "rank held the same state"
             )
     return tuple(sorted(rank for there in left for rank in (there if everyone else there[:1])))
 
@@ -121,7 +121,8 @@ def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
     if not prefix or "/" in prefix or "\0" in prefix or prefix.startswith("."):
         raise UsageError(
-            f"the prefix {prefix!r} of checkpoints must be a name that can be seen, not a path"
+            f"the prefix {prefix!r} of checkpoints must be a name that does not begin with a dot, "
+            "and not a path"
         )
     there = [
         name.again
@@ -229,7 +230,7 @@ def find(
     lost = next(group for group in groups if not any(steps[0] in held[rank] for rank in group))
     raise CheckpointCorrupt(
         f"{root} has no step of which every group has a file; of {_at(steps[0])} there is none of "
-        f"{_ranks(lost)}, and nobody else held what they did"
+        f"{_ranks(lost)}, and no other rank held the same state"
     )
 
 
@@ -286,9 +287,9 @@ def _check_world(root: Path, ranks: Sequence[int]) -> None:
 def _without(root: Path, at: tuple[int, int], ranks: Sequence[int]) -> UsageError:
     have = "has" if len(ranks) == 1 else "have"
     return UsageError(
-        f"{_ranks(ranks)} {have} no file of {_at(at)} in {root}: it is a last checkpoint, of which one "
-        "rank of each group of replicas has a file, and is gone on from with high availability on, as "
-        "by MS_ENABLE_TFT={TTP:1}"
+        f"{_ranks(ranks)} {have} no file of {_at(at)} in {root}: it is a last checkpoint, of "
+        "which one rank of each group of replicas has a file, and can be resumed with high "
+        "availability on, as by MS_ENABLE_TFT={TTP:1}"
     )
 
 

@@ -326,7 +326,7 @@ def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> U
 def _alone(sizes: Sizes) -> str:
     group, of = sizes.group, f"(data_parallel {sizes.dp} * context_parallel {sizes.cp})"
     if group == 1:
-        return f"a data-parallel group has 1 rank {of}, and nobody else holds what that one holds"
+        return f"a data-parallel group has 1 rank {of}, and no other rank holds the same state"
     held = "cannot be given evenly to" if group % sizes.parts else "are held once each by"
     return (
         f"{sizes.parts} different parts of the state (optimizer_weight_shard_size {sizes.shards} * "
@@ -386,8 +386,8 @@ def _check_run(document: _Section) -> None:
         if size not in (None, 1):
             raise runner.refused(
                 "sink_size",
-                "expected is 1: several steps in one go end as one, so nobody knows of the step at "
-                "which a fault came, and what is to be repaired would be at another step on each rank",
+                "expected is 1: several steps in one go end as one, so the step of a fault is "
+                "not known, and the state to be repaired would be of another step on each rank",
             )
     if document.flag("only_save_strategy"):
         raise document.refused(
@@ -405,7 +405,7 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
     named = document.name_or_flag("resume_training")
     if named and load is None:
         raise document.refused(
-            "resume_training", "expected is a load_checkpoint beside it, to go on from"
+            "resume_training", "a load_checkpoint is expected with it, to go on from"
         )
     return bool(named), named if isinstance(named, str) else None
 
@@ -438,7 +438,7 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date 2026-13-32
-        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")
     return content

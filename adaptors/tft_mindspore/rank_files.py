@@ -219,7 +219,7 @@ def _of_ckpt(file: BinaryIO) -> str:
         head = file.read(11)  # the byte before a length, and the most bytes that a length has
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
-            return f"is no checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
+            return f"is not a checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
         if at + 1 + width + length > end:
             missing = at + 1 + width + length - end
             return f"ends in the middle of a parameter, {missing} bytes before its end"
@@ -259,7 +259,7 @@ def _of_checksum(file: BinaryIO) -> str:
     while left and (block := file.read(min(left, _BLOCK))):
         found = zlib.crc32(block, found)
         left -= len(block)
-    return "" if found == expected else "is not what was written: its checksum is another"
+    return "" if found == expected else "differs from what was written: its checksum is another"
 
 
 def _of_safetensors(file: BinaryIO) -> str:
@@ -281,4 +281,4 @@ def _of_safetensors(file: BinaryIO) -> str:
         needed = _HEADER_BYTES + header + max(ends, default=0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return "has a header that cannot be read"
-    return "" if needed == size else f"has {size} bytes, where its header speaks of {needed}"
+    return "" if needed == size else f"has {size} bytes, where its header says {needed}"

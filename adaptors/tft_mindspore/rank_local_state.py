@@ -71,7 +71,7 @@ class Private:
 
         state = unpack(private)
         if not isinstance(state, dict) or "mindspore" not in state:
-            raise MalformedMessage("private state that the adaptor mindspore did not capture")
+            raise MalformedMessage("rank-local state that the adaptor mindspore did not capture")
         if self._data is not None:  # a data position may draw random numbers while it is loaded
             self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
@@ -148,14 +148,14 @@ class Private:
         contents: dict[str, Array] = {}
         if not running.keys() <= self._running.keys():
             raise MalformedMessage(
-                f"private state with running statistics of {sorted(running)}; the norms here keep "
+                f"rank-local state with running statistics of {sorted(running)}; the norms here keep "
                 f"{sorted(self._running)}"
             )
         for name, words in running.items():
             like = content(self._running[name])
             if len(words) != like.nbytes:
                 raise MalformedMessage(
-                    f"private state with {len(words)} bytes for {name}, which has {like.nbytes}"
+                    f"rank-local state with {len(words)} bytes for {name}, which has {like.nbytes}"
                 )
             contents[name] = numpy.frombuffer(words, like.dtype).reshape(like.shape).copy()
         put(contents, self._running)

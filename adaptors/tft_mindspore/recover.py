@@ -144,8 +144,8 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
         if as_new and not damage(place / str(own), thoroughly=True):
             raise UsageError(
-                f"rank {lost} is not lost: {place / str(own)} is whole; --replace takes another's "
-                "all the same"
+                f"rank {lost} is not lost: {place / str(own)} is whole; --replace replaces it "
+                "anyway"
             )
 
 
@@ -160,8 +160,8 @@ def _group_info(group_info: Path, lost: int) -> GroupInfo:
     if lost not in known:
         raise UsageError(
             f"{group_info} speaks of ranks {list(known)}, which held the same, and not of rank "
-            f"{lost}; expected is the file that was written for rank {lost}, or for one that held the "
-            "same"
+            f"{lost}; expected is the file that was written for rank {lost}, or for a rank that "
+            "held the same"
         )
     if len(known) == 1:
         raise UsageError(f"{group_info} says that nobody held the same as rank {lost}")
@@ -207,8 +207,8 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
             found.append(_Source(rank=rank, directory=directory, name=name))
     if not found:
         raise UsageError(
-            f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: nothing "
-            "is left of it"
+            f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: "
+            "its state is lost"
         )
     counted_on = all(source.counted_on for source in found)
     ages = [source.name.at if counted_on else source.name.age for source in found]
@@ -230,8 +230,8 @@ def _copy(source: Path, target: Path) -> None:
         copied_size, copied_digest = _digest(draft)
         if (copied_size, copied_digest) != (size, digest):
             raise CheckpointCorrupt(
-                f"{draft} is not what {source} was: {copied_size} bytes with digest "
-                f"{copied_digest}, not {size} with {digest}"
+                f"{draft} differs from {source}: {copied_size} bytes with digest {copied_digest}, "
+                f"not {size} with {digest}"
             )
 
     put(target, write)
@@ -273,9 +273,10 @@ def recover_command() -> click.Command:
             click.Option(
                 ["--replace"],
                 is_flag=True,
-                help="Also where the rank has a whole checkpoint that is as new.",
+                help="Replace a whole checkpoint of the same step, too.",
             ),
         ],
-        help="Put a copy of the checkpoint of a rank that held the same into the place of that of a "
-        "rank of a MindSpore job that is lost, and write its group_info.pb where it has none. PATH has a directory rank_R or ckpt_dirR for each.",
+        help="Replace the lost checkpoint of a rank of a MindSpore job by a copy from a rank "
+        "that held the same state, and write its group_info.pb if it has none. PATH has a "
+        "directory rank_R or ckpt_dirR for each.",
     )

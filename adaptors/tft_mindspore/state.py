@@ -162,7 +162,9 @@ class Shard:
         made for this description.
         """
         if self._awaited is None or self._awaited[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {self.name!r}")
+            raise OrderRefused(
+                f"no memory was reserved for this description of the shard {self.name!r}"
+            )
         contents = self._awaited[1]
         self._awaited = None
         self.settle(contents, _read(meta)["plain"])

@@ -286,9 +286,9 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
             _check_state(f"others[{name!r}]", other)
     if begun() is not None:
         raise UsageError(
-            "MindSpore's own collectives cannot be formed anew in a process, so a rank that is lost would "
-            "take the others along: remove mindspore.communication.init from the script, and sum gradients "
-            "with tft_mindspore.group()"
+            "MindSpore's own collectives cannot be formed anew in a process, so the loss of one "
+            "rank would end the others: remove mindspore.communication.init from the script, and "
+            "sum gradients with tft_mindspore.group()"
         )
     for _, cell in model.cells_and_names():
         if "Dropout" in type(cell).__name__:
@@ -310,7 +310,7 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's own object
     try:
         pack(each.state_dict())
     except UsageError as error:
-        raise UsageError(f"the state of {name} is not made of plain values: {error}") from None
+        raise UsageError(f"the state of {name} does not consist of plain values: {error}") from None
 
 
 def _check_parts(

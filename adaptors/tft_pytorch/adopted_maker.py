@@ -113,8 +113,8 @@ class AdoptedMaker:
         optimizer = self._replicas
         if shard == DENSE and optimizer is not None and not optimizer.whole:
             raise OrderRefused(
-                "the parameters that other ranks own are not here as they are at the end of the step: the "
-                "exchange of the replica group was broken, or has yet to come"
+                "the parameters that other ranks own do not have their values of the end of the "
+                "step: the exchange of the replica group was interrupted, or has not happened yet"
             )
         return self._shards[shard].beside()
 
@@ -132,9 +132,9 @@ class AdoptedMaker:
         strayed = [names[parameter] for parameter in optimizer.strayed()]
         if strayed:
             raise OrderRefused(
-                f"{', '.join(strayed)}: what `load` has read is not what the masters of 32 bits come to when "
-                "they are rounded. Save and load these, too: optimizer.master(p) of each p of "
-                "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
+                f"{', '.join(strayed)}: the values that `load` has read are not the rounded "
+                "masters of 32 bits. Save and load the masters, too: optimizer.master(p) of each "
+                "p of optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
 
     # ------------------------------------------------------------ groups and wrappers

@@ -36,7 +36,7 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
     for name in others:
         if not str(name).isidentifier() or name in _TAKEN:
-            raise UsageError(f"others has {name!r}: choose a name that is a word of its own")
+            raise UsageError(f"others has {name!r}: choose another name")
     for part, stranger in {**beside, **others}.items():
         if stranger is not None and not (
             hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
@@ -103,8 +103,8 @@ def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     kind = kinds.within(holders)
     if kind is None:
         raise UsageError(
-            f"{name} belongs to no parameter, and no shard is held by those alone who have the same of "
-            "it: call it as the parameter it belongs to"
+            f"{name} belongs to no parameter, and no shard is held by exactly the ranks that have "
+            "the same value: name it after the parameter it belongs to"
         )
     return kind
 

@@ -66,7 +66,8 @@ class Wrappers:
             self._layouts = [None] * len(wrappers)
         if len(self._layouts) != len(wrappers):
             raise UsageError(
-                f"wrap has built {len(wrappers)} DDP wrappers, and {len(self._layouts)} before"
+                f"wrap has built {len(wrappers)} DDP wrappers; the first time it built "
+                f"{len(self._layouts)}"
             )
         self._wrappers = wrappers
         for index, (ddp, layout) in enumerate(zip(wrappers, self._layouts, strict=True)):
@@ -223,8 +224,8 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
     parameters, sparse = _trained(ddp)
     if sorted(layout.order) != list(range(len(parameters))):
         raise UsageError(
-            f"wrap has built a DDP of {len(parameters)} trained parameters, and one of "
-            f"{len(layout.order)} before"
+            f"wrap has built a DDP with {len(parameters)} trained parameters; the first one had "
+            f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
         if expects_sparse:  # a sparse bucket does not treat a missing gradient as zero
@@ -241,11 +242,11 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
         parameter.grad = None
     settled = _layout_of(ddp)
     if settled is None or settled.buckets is None:
-        raise InternalError("DDP has not sorted its buckets after what it took for a backward")
+        raise InternalError("DDP has not rebuilt its buckets after the rehearsed backward")
     if layout.buckets is not None and set(layout.buckets) != set(settled.buckets):
         raise UsageError(
-            f"wrap has built a DDP that reduces in {len(settled.buckets)} other buckets than the "
-            f"{len(layout.buckets)} before; it must build the same one each time"
+            f"wrap has built a DDP whose {len(settled.buckets)} buckets differ from the "
+            f"{len(layout.buckets)} of the first one; it must build the same one each time"
         )
     return settled
 

@@ -48,8 +48,9 @@ class ExtraStates:
         for name, module in self._modules.items():
             if type(module).set_extra_state is nn.Module.set_extra_state:
                 raise UsageError(
-                    f"{_called(name, module)} has get_extra_state() and no set_extra_state(): what it tells "
-                    "could not be put back after a fault. Give it both, or keep this state in buffers"
+                    f"{_called(name, module)} has get_extra_state() and no set_extra_state(): its "
+                    "state could not be restored after a fault. Give it both, or keep this state "
+                    "in buffers"
                 )
         self.noted()
 
@@ -82,9 +83,9 @@ class ExtraStates:
             size += len(pack(found[name]))
             if size > LIMIT:
                 raise UsageError(
-                    f"the extra states of modules (get_extra_state) have more than {LIMIT} bytes with that of "
-                    f"{_called(name, module)}, which is too much to be kept at every step: keep this state in "
-                    "buffers, which may have any size"
+                    f"the extra states of modules (get_extra_state) have more than {LIMIT} bytes "
+                    f"with that of {_called(name, module)}, which is too much to keep at every "
+                    "step: keep this state in buffers, which may have any size"
                 )
         if closing:
             self._settled = found
@@ -100,7 +101,7 @@ class ExtraStates:
         if noted is None:
             return
         if not isinstance(noted, dict):
-            raise MalformedMessage("private state with extra states that cannot be read")
+            raise MalformedMessage("rank-local state with extra states that cannot be read")
         for name, told in noted.items():
             if name in self._modules:
                 self._modules[name].set_extra_state(_together(told))

@@ -55,8 +55,9 @@ def _check_make(
     unknown = sorted(parts.keys() - _PARTS)
     if unknown or wrap is not None:
         raise UsageError(
-            f"session.adopt was given make and {', '.join([*unknown, *(['wrap'] if wrap else [])])}: "
-            "what make returns has the model, wrapped already, the optimizer, the scheduler and the others"
+            "session.adopt was given make and "
+            f"{', '.join([*unknown, *(['wrap'] if wrap else [])])}: make returns the wrapped "
+            "model, the optimizer, the scheduler and the others"
         )
     if not callable(parts["make"]):
         raise UsageError(f"make must be a function, not a {type(parts['make']).__name__}")
@@ -114,7 +115,7 @@ class FactoryMaker:
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
-            raise OrderRefused("nothing has been made yet that could be given away")
+            raise OrderRefused("make has not been called yet, so there is no state to send")
         held = self._parts.held(self.wrappers.layouts())  # all at once
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
@@ -138,10 +139,10 @@ class FactoryMaker:
         return filled(meta, tensors)
 
     def beside(self, shard: str) -> bytes:
-        raise UsageError("what make makes is not written by functions of the script's own")
+        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
 
     def replaced(self, shard: str, beside: bytes) -> None:
-        raise UsageError("what make makes is not written by functions of the script's own")
+        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
 
     # ------------------------------------------------------------ groups
 

@@ -19,7 +19,7 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
     (RuntimeError, r"Connection closed by peer \["),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
-    (RuntimeError, r"wait for other ranks .* was called off"),  # `CalledOff`, raised in C++
+    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff`, raised in C++
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
 """Exceptions that mean a broken connection. The messages are needed because gloo raises nothing but

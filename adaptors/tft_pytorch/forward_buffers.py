@@ -178,7 +178,7 @@ class RunningBuffers:
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
-            raise MalformedMessage("private state with buffers that cannot be read")
+            raise MalformedMessage("rank-local state with buffers that cannot be read")
         at = () if copy is None else copy["at"]
         if self._slots:
             self._restore_still(at)
@@ -296,7 +296,9 @@ def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
         part = bytearray(content[at : at + tensor.nbytes])
         at += tensor.nbytes
         if len(part) != tensor.nbytes:
-            raise MalformedMessage("private state with fewer bytes than the model's buffers have")
+            raise MalformedMessage(
+                "rank-local state with fewer bytes than the model's buffers have"
+            )
         if part:
             source = torch.frombuffer(part, dtype=torch.uint8)
             tensor.copy_(source.view(tensor.dtype).view(tensor.shape))

@@ -119,7 +119,7 @@ class Groups:
             with self._lock:
                 abandoned = self._abandoned
             if abandoned and not isinstance(error, TftError):
-                raise OrderRefused(f"the forming of group {name!r} was called off") from error
+                raise OrderRefused(f"forming the group {name!r} was cancelled") from error
             raise
         finally:
             with self._lock:
@@ -159,7 +159,7 @@ class Groups:
     def _refuse_if_abandoned(self, name: str) -> None:
         with self._lock:
             if self._abandoned:
-                raise OrderRefused(f"the forming of group {name!r} was called off")
+                raise OrderRefused(f"forming the group {name!r} was cancelled")
 
     def quiesce(self) -> None:
         """

@@ -52,13 +52,13 @@ OPERATIONS = (*_COLLECTIVES, *_BLOCKING)
 
 class CalledOff(RuntimeError):
     """
-    A wait for other ranks was called off.
+    A wait for other ranks was cancelled.
     """
 
     tft_fault_kind = "network"
 
     def __init__(self) -> None:
-        super().__init__("the wait for other ranks of a process group was called off")
+        super().__init__("the wait for other ranks of a process group was cancelled")
 
 
 class _Waits:

@@ -66,7 +66,9 @@ class Awaited:
         Raises `OrderRefused` if no room was made for the description `meta`.
         """
         if self._made is None or self._made[0] != meta:
-            raise OrderRefused(f"no room was made for this description of the shard {shard!r}")
+            raise OrderRefused(
+                f"no memory was reserved for this description of the shard {shard!r}"
+            )
         rooms, self._made = self._made[1], None
         for room in rooms:
             room.keep()

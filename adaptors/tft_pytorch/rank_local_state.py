@@ -180,7 +180,7 @@ class Private:
         if left == self._left or not self._closed:
             return None
         now = dict(zip(("modes", "extra", "buffers", "gradients"), left, strict=True))
-        closed = expect(unpack(self._closed), dict, "private state")
+        closed = expect(unpack(self._closed), dict, "rank-local state")
         rest = {name: kept for name, kept in closed.items() if name not in now}
         return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
 
@@ -193,7 +193,7 @@ class Private:
         """
         state = unpack(private)
         if not isinstance(state, dict) or "torch" not in state:
-            raise MalformedMessage("private state that the adaptor pytorch did not capture")
+            raise MalformedMessage("rank-local state that the adaptor pytorch did not capture")
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
             # Here a StatefulDataLoader makes its iterator, and draws random numbers for it. So the

@@ -74,7 +74,7 @@ class ReplicaOptimizer(Optimizer):
         self.share, self.shares = _cut(self.rank, self.world, copies)
         whole = optimizer(params, **defaults)
         if isinstance(whole, torch.optim.LBFGS):
-            raise UsageError("LBFGS looks at all parameters at once: it cannot be cut into shares")
+            raise UsageError("LBFGS uses all parameters at once: it cannot be split into shares")
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
         self._owners = _dealt(every, self.shares)
@@ -176,8 +176,8 @@ class ReplicaOptimizer(Optimizer):
         """
         if self._ready:
             raise UsageError(
-                "a ReplicaOptimizer cannot take further parameters: they are dealt out when it is "
-                "made; make one with all of them"
+                "a ReplicaOptimizer cannot take further parameters: they are distributed when it "
+                "is built; build it with all of them"
             )
         super().add_param_group(param_group)
 
@@ -338,8 +338,8 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
     if copies < 2:
         raise UsageError(
-            f"copies={copies}: a share that one rank alone holds is lost with it; a ReplicaOptimizer "
-            "keeps at least two"
+            f"copies={copies}: a share that only one rank holds is lost with that rank; a "
+            "ReplicaOptimizer keeps at least two"
         )
     if world % copies:
         raise UsageError(f"{world} ranks cannot be cut into {copies} replica groups of equal size")

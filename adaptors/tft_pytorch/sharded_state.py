@@ -317,8 +317,8 @@ class Parts:
                 }
         if len(groups) != len(optimizer.param_groups):
             raise OrderRefused(
-                f"what was made has {len(optimizer.param_groups)} groups of parameters, and there were "
-                f"{len(groups)} before, or are on the rank that gave them"
+                f"make has returned {len(optimizer.param_groups)} groups of parameters; before, "
+                f"or on the rank that sent its state, there were {len(groups)}"
             )
         set_groups(optimizer.param_groups, groups)
         for name, other in self._others().items():
@@ -336,9 +336,7 @@ class Parts:
                     or known[name].shape != part.shape
                     or own.get(name) != spans.get(name)
                 ):
-                    raise OrderRefused(
-                        f"what was made has another {name} than what was made before"
-                    )
+                    raise OrderRefused(f"make has returned another {name} than before")
                 part.copy_(known[name])
 
     def _fill_other(
@@ -361,9 +359,7 @@ class Parts:
             if key not in spans:
                 return tensor
             if key not in placed:
-                raise OrderRefused(
-                    f"what was made has no {key} that is distributed as it was before"
-                )
+                raise OrderRefused(f"make has returned no {key} that is distributed as before")
             return _whole(tensor, placed[key])
 
         mapped(fresh, name, note)
@@ -392,7 +388,8 @@ class Parts:
         if set(replicas.ranks) != common:
             raise UsageError(
                 f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, and the same "
-                f"part of the model is on {sorted(common)}: give it the group of these"
+                f"part of the model is on the ranks {sorted(common)}: give it the group of those "
+                "ranks"
             )
 
 
@@ -413,8 +410,8 @@ def _check(made: Made) -> None:
     for name, module in made.model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise UsageError(
-                f"{name} keeps running statistics, which differ between those who have the same part; "
-                "use a norm without them"
+                f"{name} keeps running statistics, which differ between ranks that have the same "
+                "part; use a norm without them"
             )
     replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
     if replicas is not None and not replicas.made_over_group:

@@ -56,9 +56,10 @@ class TensorHolders:
                 found = in_ddp[parameter]
             else:
                 raise UsageError(
-                    f"{name} is neither distributed over a mesh nor in a DDP: who has a copy of it "
-                    "cannot be known. Put what is the same on several ranks into a DDP over these, or "
-                    "make it a distributed tensor that is replicated"
+                    f"{name} is neither distributed over a mesh nor in a DDP: it is not known "
+                    "which ranks have a copy. Put parameters that are the same on several ranks "
+                    "into a DDP over these ranks, or make it a distributed tensor that is "
+                    "replicated"
                 )
             self._of[name] = tuple(sorted(found | {rank}))
         self.everything = self._common(self._of)

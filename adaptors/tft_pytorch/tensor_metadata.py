@@ -54,6 +54,8 @@ def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int]
     for name, type_name, shape, device in told["tensors"]:
         dtype = getattr(torch, type_name, None)
         if not isinstance(dtype, torch.dtype):
-            raise MalformedMessage(f"{name} is of type {type_name!r}, which this torch has not")
+            raise MalformedMessage(
+                f"{name} is of type {type_name!r}, which this torch does not have"
+            )
         found.append((str(name), dtype, shape, str(device)))
     return found

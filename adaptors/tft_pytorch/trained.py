@@ -50,10 +50,12 @@ class Trained:
             return
         changed = [n for n, a, b in zip(self._names, found, self._flags, strict=True) if a != b]
         raise UsageError(
-            f"requires_grad of {', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} was changed while "
-            "training: after a fault the wrapper would be built for other parameters than before, and a replacement "
-            "would not know of it. Set it before session.adopt, or in make, and leave it; to hold parameters still "
-            "for some steps drop their gradients (parameter.grad = None) before the optimizer's step"
+            "requires_grad of "
+            f"{', '.join(changed[:3])}{' and others' if len(changed) > 3 else ''} was changed "
+            "while training: after a fault the wrapper would be built for other parameters than "
+            "before, and a replacement process would miss the change. Set it before "
+            "session.adopt, or in make, and leave it; to hold parameters still for some steps "
+            "drop their gradients (parameter.grad = None) before the optimizer's step"
         )
 
     def put_back(self) -> None:

@@ -91,7 +91,7 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     if isinstance(plain, list):
         return [put_together(item, tensors) for item in plain]
     if not isinstance(plain, dict) or len(plain) != 1:
-        raise MalformedMessage(f"a {type(plain).__name__} that is no part of a packed state")
+        raise MalformedMessage(f"a {type(plain).__name__} that cannot be part of a packed state")
     [(kind, content)] = plain.items()
     if kind == "tensor" and content in tensors:
         return tensors[content]
@@ -102,7 +102,7 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
         for key, value in content:
             made[put_together(key, tensors)] = put_together(value, tensors)
         return made
-    raise MalformedMessage(f"a {kind!r} that is no part of a packed state")
+    raise MalformedMessage(f"a {kind!r} that cannot be part of a packed state")
 
 
 def expect(value: object, shape: type[_Shape], what: str) -> _Shape:

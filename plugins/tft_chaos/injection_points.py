@@ -300,7 +300,7 @@ def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
     if tensor is None:
         raise ChaosMissed(
             f"chaos: the optimizer keeps {sorted(optimizer.state[parameter])} of its first "
-            f"parameter, and no {action.part}"
+            f"parameter, and {action.part} is not among these"
         )
     element = int(_own(tensor).abs().argmax())
     if blow.enter(step, {"part": action.part, "element": element}):

@@ -106,7 +106,9 @@ def array_of(optimizer: Theirs, part: str) -> Theirs:
     for prefix in _KEPT[part]:
         if prefix + first.name in kept:
             return kept[prefix + first.name].asnumpy()
-    raise ChaosMissed(f"chaos: the optimizer keeps {sorted(kept)}, and no {part} of {first.name}")
+    raise ChaosMissed(
+        f"chaos: the optimizer keeps {sorted(kept)}, and {part} of {first.name} is not among these"
+    )
 
 
 def flip(array: Theirs, element: int) -> None:

@@ -178,7 +178,9 @@ def _action(name: str, keys: "_Keys") -> Action:
         case "slow":
             return Slow(factor=keys.factor("factor"))
         case _:
-            keys.refuse(f"the action '{name}' is none of kill, raise, hang, stop, bitflip and slow")
+            keys.refuse(
+                f"the action '{name}' is not one of kill, raise, hang, stop, bitflip and slow"
+            )
 
 
 def _target(aim: str, keys: "_Keys") -> Target:
@@ -194,7 +196,7 @@ def _target(aim: str, keys: "_Keys") -> Target:
             return Process(name="store-0", node=0)
         case _:
             keys.refuse(
-                f"the target '{aim}' is none of rank=R, broker, controller, agent=N and store"
+                f"the target '{aim}' is not one of rank=R, broker, controller, agent=N and store"
             )
 
 
@@ -272,7 +274,9 @@ class _Keys:
         Check that every pair was taken. Raises `UsageError` otherwise.
         """
         for key in self._values:
-            self.refuse(f"'{key}' has no meaning here, but {', '.join(sorted(self._asked))} would")
+            self.refuse(
+                f"'{key}' cannot be used here; possible are {', '.join(sorted(self._asked))}"
+            )
 
     def refuse(self, why: str) -> NoReturn:
         """

@@ -127,7 +127,7 @@ def test_a_resumed_job_changes_no_bit(
 ) -> None:
     """
     When one rank saves in the middle of a step, and fresh processes load that and their own
-    private state, then every later loss, gradient and final digest is as if nothing had happened.
+    rank-local state, then every later loss, gradient and final digest is as if nothing had happened.
     """
     saved = job(3, recipe)
     saved.all("train", completed)

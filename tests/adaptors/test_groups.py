@@ -169,7 +169,7 @@ def test_quiesce_ends_the_forming_of_a_group_that_a_rank_never_joins(
     for number, rank in enumerate(ranks[:2]):
         rank.tell("form", "absent", store, number, 3)
     assert [answer.words for answer in quiesced(ranks[:2])] == [
-        "OrderRefused: the forming of group 'absent' was called off"
+        "OrderRefused: forming the group 'absent' was cancelled"
     ] * 2
 
     for number, rank in enumerate(ranks):
@@ -200,7 +200,7 @@ def test_quiesce_ends_the_wait_for_a_store_that_does_not_answer(
             rank.interject("quiesce")
             answer = rank.hear()
     assert isinstance(answer, Failure)
-    assert "called off" in answer.words
+    assert "was cancelled" in answer.words
 
 
 def test_a_quiesce_that_came_before_does_not_stop_the_next_group(start: Start, store: int) -> None:

@@ -203,7 +203,7 @@ def test_a_share_of_what_others_have_not_is_refused() -> None:
         )
         return replace(made, optimizer=optimizer)
 
-    with pytest.raises(UsageError, match=r"the same part of the model is on \[0, 2\]"):
+    with pytest.raises(UsageError, match=r"the same part of the model is on the ranks \[0, 2\]"):
         adopt_make({"make": make}, None).shards(0, WORLD)
 
 

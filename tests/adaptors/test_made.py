@@ -334,7 +334,7 @@ def test_nothing_is_given_away_before_anything_is_made() -> None:
     """
     maker = adopted(sharded)
     maker.shards(0, 4)
-    with pytest.raises(OrderRefused, match="nothing has been made yet"):
+    with pytest.raises(OrderRefused, match="make has not been called yet"):
         maker.give("part.0+2")
 
 
@@ -456,7 +456,10 @@ def shared_in_16_bits() -> Made:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (shared_with_strangers, r"over the ranks \[0, 1\], and the same part .* is on \[0, 2\]"),
+        (
+            shared_with_strangers,
+            r"over the ranks \[0, 1\], and the same part .* is on the ranks \[0, 2\]",
+        ),
         (shared_without_a_group, "must be given the group"),
         (shared_in_16_bits, "have parameters of 32 bits"),
         (plain, "weight is neither distributed over a mesh nor in a DDP"),

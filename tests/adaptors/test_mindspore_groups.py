@@ -251,7 +251,7 @@ def test_whoever_waits_for_a_group_to_be_formed_is_brought_out(port: int) -> Non
         form = ranks.threads[0].submit(ranks.ranks[0].form, "one", "127.0.0.1", port, 0, 2)
         until(lambda: ranks.ranks[0]._group is not None, "the forming has begun")
         ranks.ranks[0].quiesce()
-        with pytest.raises(OrderRefused, match="called off"):
+        with pytest.raises(OrderRefused, match="was cancelled"):
             form.result(10)
         with pytest.raises(GroupBroken, match="there is no group"):
             _ = ranks.ranks[0].present

@@ -1,5 +1,5 @@
 """
-The private state: cheap to capture, and the same draws after it was put back.
+The rank-local state: cheap to capture, and the same draws after it was put back.
 """
 
 import copy
@@ -458,7 +458,7 @@ class Trainee:
 
     def train(self, steps: int) -> bytes:
         """
-        Whole steps; the private state at the end of the last.
+        Whole steps; the rank-local state at the end of the last.
         """
         private = b""
         for _ in range(steps):
@@ -482,7 +482,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 SIZES = pytest.mark.parametrize("size", [10, INLINE])
-"""Of what the forward changes: small enough to go with the private state, and too large for it."""
+"""Of what the forward changes: small enough to go with the rank-local state, and too large for it."""
 
 
 @SIZES
@@ -616,7 +616,7 @@ def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
 
 def test_small_buffers_outlive_the_process() -> None:
     """
-    When another process is given the private state, then it has the buffers of the dead one, and
+    When another process is given the rank-local state, then it has the buffers of the dead one, and
     not those of the rank whose shard it took.
     """
     dead, successor = Trainee(10), Trainee(10)
@@ -630,7 +630,7 @@ def test_small_buffers_outlive_the_process() -> None:
 
 def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
     """
-    When the private state of a dead process refers to copies that died with it, then the buffers
+    When the rank-local state of a dead process refers to copies that died with it, then the buffers
     stay as they came with the shard, and further rollbacks come back to that.
     """
     dead, successor = Trainee(INLINE), Trainee(INLINE)

@@ -174,7 +174,7 @@ def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
     model = net()
     with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
         adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)
-    with pytest.raises(UsageError, match="LBFGS looks at all parameters at once"):
+    with pytest.raises(UsageError, match="LBFGS uses all parameters at once"):
         ReplicaOptimizer(net().parameters(), torch.optim.LBFGS, rank=0, world=2)
 
 

@@ -214,7 +214,7 @@ def test_what_the_transfer_leaves_half_done_is_not_used() -> None:
     adopted = adopt({"model": net, "optimizer": optimizer}, None)
     payload = adopted.give("dense")
 
-    with pytest.raises(OrderRefused, match="no room was made"):
+    with pytest.raises(OrderRefused, match="no memory was reserved"):
         adopted.taken("dense", payload.meta)
 
 

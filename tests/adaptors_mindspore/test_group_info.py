@@ -39,9 +39,9 @@ def test_a_written_file_has_the_bytes_of_mindspores(tmp_path: Path) -> None:
     ("content", "why"),
     [
         (b"", "is empty"),
-        (WRITTEN[:-1], "is no group_info.pb of MindSpore, or damaged"),
-        (WRITTEN[:49], "is no group_info.pb of MindSpore, or damaged"),
-        (b"rank_list: [0, 4]", "is no group_info.pb of MindSpore, or damaged"),
+        (WRITTEN[:-1], "is not a group_info.pb of MindSpore, or damaged"),
+        (WRITTEN[:49], "is not a group_info.pb of MindSpore, or damaged"),
+        (b"rank_list: [0, 4]", "is not a group_info.pb of MindSpore, or damaged"),
         (b"\x12\x00", "names [] as the ranks that hold the same"),
         (b"\x12\x04\x08\x04\x08\x04", "names [4, 4] as the ranks that hold the same"),
     ],

@@ -76,7 +76,7 @@ def test_no_last_checkpoint_is_written_when_a_whole_group_is_lost() -> None:
     """When all ranks of a group are lost, then no rank writes a last checkpoint, and the error
     names the lost group."""
     with pytest.raises(
-        OrderRefused, match="ranks 1, 5 are gone, and nobody else held what they did"
+        OrderRefused, match="ranks 1, 5 are lost, and no other rank held the same state"
     ):
         savers(GROUPS, gone={1, 5, 6})
 
@@ -119,7 +119,9 @@ def test_a_later_run_counts_up_in_its_file_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["", "a/b", "../a", ".a"])
 def test_a_prefix_with_path_parts_is_refused(tmp_path: Path, prefix: str) -> None:
     """When a prefix would lead to another directory or to a hidden file, then it is refused."""
-    with pytest.raises(UsageError, match="must be a name that can be seen, not a path"):
+    with pytest.raises(
+        UsageError, match="must be a name that does not begin with a dot, and not a path"
+    ):
         open_series(tmp_path, 0, prefix)
 
 
@@ -154,9 +156,9 @@ def test_without_high_availability_a_last_checkpoint_is_refused(tmp_path: Path) 
     with pytest.raises(UsageError) as refused:
         find(tmp_path, GROUPS, high_availability=False)
     assert str(refused.value) == (
-        f"ranks 1, 4, 6, 7 have no file of step 1 of epoch 5 in {tmp_path}: it is a last checkpoint, "
-        "of which one rank of each group of replicas has a file, and is gone on from with high "
-        "availability on, as by MS_ENABLE_TFT={TTP:1}"
+        f"ranks 1, 4, 6, 7 have no file of step 1 of epoch 5 in {tmp_path}: it is a last "
+        "checkpoint, of which one rank of each group of replicas has a file, and can be resumed "
+        "with high availability on, as by MS_ENABLE_TFT={TTP:1}"
     )
 
 
@@ -288,8 +290,8 @@ def test_a_group_without_any_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt) as refused:
         find(tmp_path, GROUPS, high_availability=True)
     assert str(refused.value) == (
-        f"{tmp_path} has no step of which every group has a file; of step 1 of epoch 5 there is none "
-        "of ranks 1, 5, and nobody else held what they did"
+        f"{tmp_path} has no step of which every group has a file; of step 1 of epoch 5 there is "
+        "none of ranks 1, 5, and no other rank held the same state"
     )
 
 

@@ -107,8 +107,8 @@ def test_the_documented_examples_give_the_documented_replicas(
         ),
         (
             {"data_parallel": "data_parallel: 1"},
-            "no replica: a data-parallel group has 1 rank (data_parallel 1 * context_parallel 1), "
-            "and nobody else holds what that one holds; set parallel_config.data_parallel to 2",
+            "no replica: a data-parallel group has 1 rank (data_parallel 1 * context_parallel "
+            "1), and no other rank holds the same state; set parallel_config.data_parallel to 2",
         ),
         (
             {"pipeline_stage": "expert_parallel: 2"},
@@ -131,13 +131,13 @@ def test_the_documented_examples_give_the_documented_replicas(
         (
             {"sink_size": "sink_size: 2"},
             "runner_config.sink_size is 2; expected is 1: several steps in one go end as one, so "
-            "nobody knows of the step at which a fault came, and what is to be repaired would be at "
-            "another step on each rank",
+            "the step of a fault is not known, and the state to be repaired would be of another "
+            "step on each rank",
         ),
         (
             {"sink_size": "sink_size: -1"},
-            "runner_config.sink_size is -1; expected is 1: several steps in one go end as one, so "
-            "nobody knows of the step at which a fault came, and what is to be repaired would be at "
+            "runner_config.sink_size is -1; expected is 1: several steps in one go end as one, "
+            "so the step of a fault is not known, and the state to be repaired would be of "
             "another step on each rank",
         ),
         (
@@ -147,7 +147,7 @@ def test_the_documented_examples_give_the_documented_replicas(
         ),
         (
             {"resume_training": "resume_training: True"},
-            "resume_training is True; expected is a load_checkpoint beside it, to go on from",
+            "resume_training is True; a load_checkpoint is expected with it, to go on from",
         ),
         (
             {"integrated_save": "integrated_save: True"},

@@ -237,10 +237,10 @@ def test_a_ckpt_truncated_within_a_parameter_is_detected(tmp_path: Path, content
     ("content", "why"),
     [
         (b"", "is empty"),
-        (b"\x0a", "is no checkpoint of MindSpore, or damaged, or encrypted: see byte 0"),
-        (ckpt(4) + b"PK", "is no checkpoint of MindSpore, or damaged, or encrypted: see byte 6"),
+        (b"\x0a", "is not a checkpoint of MindSpore, or damaged, or encrypted: see byte 0"),
+        (ckpt(4) + b"PK", "is not a checkpoint of MindSpore, or damaged, or encrypted: see byte 6"),
         (ckpt(4)[:-1], "ends in the middle of a parameter, 1 bytes before its end"),
-        (b"\x0a" + b"\xff" * 20, "is no checkpoint of MindSpore, or damaged, or encrypted"),
+        (b"\x0a" + b"\xff" * 20, "is not a checkpoint of MindSpore, or damaged, or encrypted"),
         (b"crc_num" + bytes(10), "has no parameter"),
     ],
 )
@@ -258,8 +258,8 @@ def test_a_changed_byte_is_detected_by_the_checksum_in_a_full_read(tmp_path: Pat
     content[100] ^= 1
     path.write_bytes(content)
     assert damage(path) == ""
-    assert (
-        damage(path, thoroughly=True) == f"{path} is not what was written: its checksum is another"
+    assert damage(path, thoroughly=True) == (
+        f"{path} differs from what was written: its checksum is another"
     )
 
 
@@ -273,7 +273,7 @@ def test_a_truncated_safetensors_is_detected(tmp_path: Path) -> None:
         path.write_bytes(content[:end])
         assert damage(path)
     path.write_bytes(content + b"x")
-    assert "where its header speaks of" in damage(path)
+    assert "where its header says" in damage(path)
     path.write_bytes((2).to_bytes(8, "little") + b"[]")
     assert "has a header that cannot be read" in damage(path)
 

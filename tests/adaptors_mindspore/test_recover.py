@@ -173,8 +173,8 @@ def test_a_whole_checkpoint_is_only_replaced_on_request(job: Path) -> None:
     place.parent.mkdir()
     place.write_bytes(content(0))
     assert refused(job) == (
-        "rank 0 is not lost: rank_0/llama2_13b_rank_0-5_1.ckpt is whole; --replace takes another's "
-        "all the same"
+        "rank 0 is not lost: rank_0/llama2_13b_rank_0-5_1.ckpt is whole; --replace replaces it "
+        "anyway"
     )
     recover(job, job / "group_info.pb", 0, replace=True)
     assert place.read_bytes() == content(4)
@@ -250,7 +250,7 @@ def test_recovery_without_any_replica_file_is_refused(job: Path) -> None:
     reason."""
     (job / "rank_4" / "llama2_13b_rank_4-5_1.ckpt").unlink()
     assert refused(job) == (
-        "DIR has no checkpoint of rank 4, which held the same as rank 0: nothing is left of it"
+        "DIR has no checkpoint of rank 4, which held the same as rank 0: its state is lost"
     )
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0,)))
     assert refused(job) == "group_info.pb says that nobody held the same as rank 0"
@@ -259,8 +259,8 @@ def test_recovery_without_any_replica_file_is_refused(job: Path) -> None:
 def test_a_rank_outside_the_group_info_is_refused(job: Path) -> None:
     """When the group_info.pb is of other ranks, then the message names the expected rank."""
     assert refused(job, lost=3) == (
-        "group_info.pb speaks of ranks [0, 4], which held the same, and not of rank 3; expected is "
-        "the file that was written for rank 3, or for one that held the same"
+        "group_info.pb speaks of ranks [0, 4], which held the same, and not of rank 3; expected "
+        "is the file that was written for rank 3, or for a rank that held the same"
     )
 
 
@@ -277,7 +277,7 @@ def test_a_missing_or_foreign_group_info_is_refused(job: Path) -> None:
     """When the group_info.pb is missing or of another format, then the message says so."""
     assert refused(job, info="none.pb") == "none.pb cannot be read: No such file or directory"
     assert refused(job, info="rank_4/meta.json").startswith(
-        "rank_4/meta.json is no group_info.pb of MindSpore, or damaged"
+        "rank_4/meta.json is not a group_info.pb of MindSpore, or damaged"
     )
 
 
@@ -294,7 +294,7 @@ def test_a_copy_with_another_digest_is_discarded(
     file, and the message has both digests."""
     monkeypatch.setattr(shutil, "copyfile", lambda source, draft: draft.write_bytes(content(5)))
     with pytest.raises(
-        CheckpointCorrupt, match=r"rank_0-5_1\.ckpt is not what .*rank_4-5_1\.ckpt was"
+        CheckpointCorrupt, match=r"rank_0-5_1\.ckpt differs from .*rank_4-5_1\.ckpt"
     ):
         recover(job, job / "group_info.pb", 0, replace=False)
     assert os.listdir(job / "rank_0") == []

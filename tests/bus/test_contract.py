@@ -338,6 +338,6 @@ async def test_garbage_arrives_as_a_sentence(exchange: Exchange, rank: Bus) -> N
     exchange.post(ORDERS, b"\xc1", frame(epoch=5))
 
     assert await next_but_notices(rank) == Malformed(
-        why="on topic b'orders': 1 bytes are no MessagePack: FormatError"
+        why="on topic b'orders': 1 bytes are not MessagePack: FormatError"
     )
     assert await epochs(rank, 1) == [5]

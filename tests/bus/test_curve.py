@@ -97,8 +97,8 @@ async def test_who_has_no_keys_is_not_let_in_and_knows_why(
     async with without(guarded.address, None) as outside:
         await is_told(
             outside,
-            f"the broker at {guarded.address} encrypts, and --curve is missing here",
-            f"{guarded.address} ends every connection without a word: does it have a --curve",
+            f"the broker at {guarded.address} uses encryption, and --curve is missing here",
+            f"{guarded.address} closes every connection without a message: does it have a --curve",
         )
         told(tmp_path / "broker.log", "peer_refused")
         await assert_unheard(member, outside)
@@ -113,8 +113,8 @@ async def test_who_has_keys_of_another_job_is_not_let_in_and_knows_why(
     async with without(guarded.address, others) as outside:
         await is_told(
             outside,
-            f"what listens at {guarded.address} ends every connection without a word: is its "
-            "--curve the same?",
+            f"the process that listens at {guarded.address} closes every connection without a "
+            "message: is its --curve the same?",
         )
         told(tmp_path / "broker.log", "peer_refused", "keys of another job")
         await assert_unheard(member, outside)
@@ -137,7 +137,7 @@ async def test_who_knows_the_broker_but_has_no_key_of_the_job_is_not_let_in(
     async with without(guarded.address, tmp_path) as outside:
         await is_told(
             outside,
-            f"the broker at {guarded.address} does not let this process in, whose key is none of "
+            f"the broker at {guarded.address} refuses this process, because its key is not one of "
             "the job's: is its --curve the same?",
         )
         told(tmp_path / "broker.log", "peer_refused", "127.0.0.1", "no key of this job")
@@ -211,8 +211,11 @@ async def test_a_broker_without_keys_is_not_the_jobs(broker: Broker, keys: Path)
     async with without(broker.address, keys) as bus:
         await is_told(
             bus,
-            f"the broker at {broker.address} does not encrypt: was it started without --curve?",
-            f"{broker.address} ends every connection without a word: is its --curve the same?",
+            (
+                f"the broker at {broker.address} does not use encryption: was it started without "
+                "--curve?"
+            ),
+            f"{broker.address} closes every connection without a message: is its --curve the same?",
         )
 
 
@@ -247,7 +250,7 @@ async def test_what_is_no_broker_at_all_is_named() -> None:
             arrival = await bus.receive()
 
     assert isinstance(arrival, NotLetIn)
-    assert f"what listens at 127.0.0.1:{port}" in arrival.why
+    assert f"the process that listens at 127.0.0.1:{port}" in arrival.why
 
 
 async def test_it_says_once_what_it_is_not_let_in_for(guarded: Broker) -> None:

@@ -134,7 +134,7 @@ async def test_a_message_of_other_than_two_frames_arrives_as_a_sentence(broker: 
         post(broker, ORDERS, [ORDERS, b"one", b"two"])
 
         assert await bus.receive() == Malformed(
-            why="a message of 3 frames came; one of tft has a topic and a body"
+            why="a message with 3 frames came; a message of tft has two, topic and body"
         )
 
 

@@ -168,7 +168,7 @@ async def test_a_pause_that_has_to_wait_says_for_what(desk: Desk) -> None:
     desk.says("paused", incident=1, heard=asked.sender)
     code, said = await ended(command)
     assert code == 0
-    assert said[0] == "tft: the job is repairing; it is paused when that is over"
+    assert said[0] == "tft: the job is repairing; it pauses after that"
 
 
 async def test_a_check_that_passes_returns_when_the_job_goes_on(desk: Desk) -> None:
@@ -215,7 +215,7 @@ async def test_a_pause_that_a_fault_has_ended_is_no_success(desk: Desk) -> None:
     desk.says("exiting", incident=1, heard=asked.sender)
     code, said = await ended(command)
     assert code == 4
-    assert "it did not come to the pause" in said[-1]
+    assert "the job did not pause" in said[-1]
 
 
 async def test_a_resume_returns_when_the_job_trains_again(desk: Desk) -> None:

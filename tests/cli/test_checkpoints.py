@@ -75,7 +75,7 @@ def test_what_is_not_as_it_was_written_is_named(tmp_path: Path, damage: bytes) -
     """
     place = saved(tmp_path, 42)
     (place / "dense" / "data").write_bytes(damage)
-    with pytest.raises(CheckpointCorrupt, match="dense/data is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/data differs from what was written"):
         verify(place)
 
 

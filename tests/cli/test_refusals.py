@@ -61,12 +61,15 @@ def folder(tmp_path: Path) -> Path:
             ["--adaptor", "abacus", "train.py"],
             "no installed package offers an adaptor named 'abacus'; found: ",
         ),
-        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node is at least 1, not 0"),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node must be at least 1, not 0"),
         (
             ["--enable", "dump,pray", "train.py"],
-            "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray",
+            "--enable takes migrate, scale_out, retry, recover, scale_in, dump, and not pray",
         ),
-        (["--node-rank", "1", "train.py"], "--node-rank is 0 to 0 in a job of --nnodes 1, not 1"),
+        (
+            ["--node-rank", "1", "train.py"],
+            "--node-rank must be 0 to 0 in a job of --nnodes 1, not 1",
+        ),
         (["--nnodes", "2", "train.py"], "needs --job, --broker, --run-dir, the same on every node"),
         (["--broker", "here", "train.py"], "the broker's address is HOST:PORT"),
         (["--broker", "0.0.0.0:29400", "train.py"], "or add --insecure if the network is trusted"),
@@ -76,8 +79,8 @@ def folder(tmp_path: Path) -> Path:
         (["--curve", "train.py", "train.py"], "there is no such directory; `tft keys"),
         (["--report", "no/where.json", "train.py"], "there is no directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
-        (["--resume", "train.py"], "--resume needs the --run-dir of the run to be continued"),
-        (["--checkpoint-name", "last", "train.py"], "is to have the step in it once, as {step}"),
+        (["--resume", "train.py"], "--resume needs the --run-dir of the run to continue"),
+        (["--checkpoint-name", "last", "train.py"], "must contain the step once, as {step}"),
         (["--checkpoint-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
         (["--run-dir", "none", "--resume", "train.py"], "there is no usable checkpoint in"),
         (["--run-dir", "train.py", "train.py"], "train.py is not a directory"),
@@ -144,7 +147,7 @@ def test_a_part_is_refused_what_a_run_is_refused(folder: Path, part: str) -> Non
     job = ["--job", "j", "--run-dir", "run", "--broker", "127.0.0.1:29400", "--nnodes", "0"]
     own = ["--node", "0", "train.py"] if part == "agent" else []
 
-    assert tft(folder, part, *job, *own) == Refusal(2, "tft: --nnodes is at least 1, not 0\n")
+    assert tft(folder, part, *job, *own) == Refusal(2, "tft: --nnodes must be at least 1, not 0\n")
 
 
 def test_a_controller_refuses_a_story_that_is_damaged(folder: Path) -> None:

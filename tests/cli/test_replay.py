@@ -79,9 +79,9 @@ def test_one_run_can_be_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[s
     """
     assert replay_story(run_dir / "story.jsonl", -1) == 0
     assert "run 1: " not in capsys.readouterr().out
-    with pytest.raises(UsageError, match="tells 2 runs, and run 3 is none of them"):
+    with pytest.raises(UsageError, match="records 2 runs, and has no run 3"):
         replay_story(run_dir, 3)
-    with pytest.raises(UsageError, match="tells 2 runs, and run 0 is none of them"):
+    with pytest.raises(UsageError, match="records 2 runs, and has no run 0"):
         print_test(run_dir, 0)
 
 
@@ -112,12 +112,12 @@ def test_other_commands_are_a_difference(run_dir: Path, capsys: pytest.CaptureFi
     ("content", "error", "sentence"),
     [
         (None, UsageError, "cannot be read: No such file or directory"),
-        ("", UsageError, "tells of no run"),
-        ("{}\n", StoryCorrupt, "line 1: no line of a story"),
+        ("", UsageError, "records no run"),
+        ("{}\n", StoryCorrupt, "line 1: not a line of a story"),
         (
             '{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","world":4}}\n',
             UsageError,
-            "line 1: the story of an earlier tft",
+            "line 1: the story was written by an earlier tft",
         ),
     ],
 )

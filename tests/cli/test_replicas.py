@@ -116,10 +116,10 @@ Who holds what:
     optimizer.3: [3, 7]
 
 What can be lost:
-  any one rank: yes, everything it holds is on another, too
+  any one rank: yes, everything it holds is on another rank or node, too
   any two ranks: all but 4 pairs that have all copies of something, as 0 and 4 have of optimizer.0:
     ranks 0-3, each with the rank 4 further on
-  any one of 2 nodes of 4 ranks: yes, everything it holds is on another, too
+  any one of 2 nodes of 4 ranks: yes, everything it holds is on another rank or node, too
   any two nodes: all but 1 pair that has all copies of something, as 0 and 1 have of dense:
     nodes 0 and 1
 
@@ -148,7 +148,12 @@ rank:7, report group list: [3, 7]
     [
         (
             "--dp 2 --tp 4 --nodes 2",
-            ["  any one of 2 nodes of 4 ranks: yes, everything it holds is on another, too"],
+            [
+                (
+                    "  any one of 2 nodes of 4 ranks: yes, everything it holds is on another rank or "
+                    "node, too"
+                )
+            ],
         ),
         (
             "--dp 2 --tp 4 --nodes 1",
@@ -389,10 +394,13 @@ def test_a_wrong_file_is_refused_with_the_key(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"parallel_config: {", " is no YAML: while parsing a flow node expected the node content"),
-        (b"began: 2026-13-32", " is no YAML: month must be in 1..12"),
-        (b"\xff\xfe\x00", " is no YAML: "),
-        (b"a: !!python/name:os.system", " is no YAML: could not determine a constructor"),
+        (
+            b"parallel_config: {",
+            " is not YAML: while parsing a flow node expected the node content",
+        ),
+        (b"began: 2026-13-32", " is not YAML: month must be in 1..12"),
+        (b"\xff\xfe\x00", " is not YAML: "),
+        (b"a: !!python/name:os.system", " is not YAML: could not determine a constructor"),
         (b"", " is empty; expected is a mapping with parallel_config"),
         (b"[1, 2]", " is [1, 2]; expected is a mapping with parallel_config"),
         (b"parallel_config: [8]", ": parallel_config is [8]; expected is a mapping"),
@@ -456,7 +464,7 @@ def test_a_number_of_parameters_is_a_number(amount: str) -> None:
     """
     ended = CliRunner().invoke(replicas_command(), ["--dp", "2", "--parameters", amount])
     assert ended.exit_code == 2
-    assert f"{amount!r} is no number of parameters, as 13e9, 13B or 350M" in ended.output
+    assert f"{amount!r} is not a number of parameters, such as 13e9, 13B or 350M" in ended.output
 
 
 def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

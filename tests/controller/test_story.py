@@ -105,10 +105,10 @@ def test_one_run_of_several_can_be_taken(tmp_path: Path) -> None:
 
     assert [len(run.told) for run in runs_of(content, "s", 2).values()] == [4]
     assert list(runs_of(content, "s", -1)) == [3]
-    with pytest.raises(UsageError, match="line 1: the story of an earlier tft"):
+    with pytest.raises(UsageError, match="line 1: the story was written by an earlier tft"):
         runs_of(content, "s")
     for absent in (0, 4, -4):
-        with pytest.raises(UsageError, match=f"tells 3 runs, and run {absent} is none of them"):
+        with pytest.raises(UsageError, match=f"records 3 runs, and has no run {absent}"):
             runs_of(content, "s", absent)
 
 
@@ -201,14 +201,14 @@ def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:
         (b"\0" * 40 + b"\n", "line 3: it cannot be read as JSON"),
         (b"\xff\xfe\n", "line 3: it cannot be read as JSON"),
         (b"[" * 100_000 + b"\n", "line 3: it cannot be read as JSON"),
-        (b"[3]\n", "line 3: no line of a story (Expected `object`, got `array`)"),
-        (b'{"n":3,"at":"2","kind":"Led","body":{}}\n', "line 3: no line of a story (Expected `float`"),
+        (b"[3]\n", "line 3: not a line of a story (Expected `object`, got `array`)"),
+        (b'{"n":3,"at":"2","kind":"Led","body":{}}\n', "line 3: not a line of a story (Expected `float`"),
         (b'{"n":3,"at":2,"kind":"Led","body":{}}\n', "line 3: Object missing required field `epoch`"),
         (b'{"n":3,"at":2,"kind":"Sung","body":{}}\n', "line 3: a message of kind 'Sung', which"),
         (b'{"n":3,"at":2,"kind":"Exited","body":{}}\n', "line 3: a Exited that cannot be read"),
         (
             b'{"n":3,"at":2,"kind":"Lead","body":{"epoch":1,"heard":{}}}\n',
-            "line 3: a Lead is nothing that a controller is told",
+            "line 3: a Lead is not an event of a controller",
         ),
     ],
 )  # fmt: skip
@@ -220,7 +220,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, instead: bytes, what: str) -> N
     sentence = str(damaged(path, 3, instead))
 
     assert sentence.startswith(f"{path}, {what}")
-    assert "Put the whole file back" in sentence
+    assert "Restore the whole file" in sentence
     assert "tft run --resume" in sentence
 
 
@@ -230,7 +230,7 @@ def test_damage_in_the_beginning_is_named(tmp_path: Path) -> None:
     """
     path = tmp_path / "story.jsonl"
     opening = b'{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","policy":{}}}\n'
-    assert "line 1: no beginning of a run" in str(damaged(path, 1, opening))
+    assert "line 1: not the beginning of a run" in str(damaged(path, 1, opening))
     path.unlink()
     led = b'{"n":1,"at":1.0,"kind":"Led","body":{"epoch":1}}\n'
     assert "line 1: a Led before any run was opened" in str(damaged(path, 1, led))
@@ -239,8 +239,11 @@ def test_damage_in_the_beginning_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ({"enable": ["dump"], "max_incidents": 3}, "the story of an earlier tft"),
-        ({"policy": {"mercy": 1, "freeze": 2.0}}, "the story of another tft, which knows mercy"),
+        ({"enable": ["dump"], "max_incidents": 3}, "the story was written by an earlier tft"),
+        (
+            {"policy": {"mercy": 1, "freeze": 2.0}},
+            "the story was written by another tft, which has mercy",
+        ),
     ],
 )
 def test_a_story_of_another_form_is_refused(

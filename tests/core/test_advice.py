@@ -55,8 +55,8 @@ def test_plugins_are_asked_when_everyone_stands_still() -> None:
     assert [(f.kind, f.rank, f.step) for f in consult.faults] == [("memory", 2, 4)]
     assert isinstance(consult.faults[0], Fault)
     assert [(o.strategy, o.why_not, o.step) for o in consult.offers] == [
-        ("migrate", "nobody is ready to take over", None),
-        ("scale_out", "nobody is ready to come back", None),
+        ("migrate", "no process is ready to take over", None),
+        ("scale_out", "no rank is ready to come back", None),
         ("retry", None, 3),
         ("recover", None, 3),
         ("scale_in", "no rank has to leave", None),
@@ -67,8 +67,8 @@ def test_plugins_are_asked_when_everyone_stands_still() -> None:
     assert job.machine.next_deadline() == consult.until
     assert {o.strategy: o.why for o in consult.offers if o.why} == {
         "retry": "every process is kept; training goes on after step 3",
-        "recover": "ranks [2] get another process, though theirs live; training goes on after "
-        "step 3",
+        "recover": "ranks [2] get another process, although their processes are alive; training "
+        "goes on after step 3",
         "dump": "a last checkpoint of step 3 is written",
         "exit": "nothing is saved",
     }
@@ -384,7 +384,7 @@ def test_a_strategy_of_its_own_that_does_not_help_counts_as_its_base() -> None:
     job.train()
     assert strategies(job) == ["recover"]
     assert job.facts("advice_not_followed")[-1]["why_not"] == (
-        "the memory fault at step 4 came back"
+        "the memory fault at step 4 occurred again"
     )
 
 
@@ -583,7 +583,7 @@ def test_plugins_are_asked_again_when_a_strategy_did_not_help() -> None:
     job.settle()
     assert [(c.incident, c.round) for c in job.consulted] == [(1, 1), (1, 2)]
     retry = next(o for o in job.consulted[-1].offers if o.strategy == "retry")
-    assert retry.why_not == "the memory fault at step 4 came back"
+    assert retry.why_not == "the memory fault at step 4 occurred again"
 
 
 def test_what_was_followed_before_says_nothing_to_what_comes_then() -> None:

@@ -34,7 +34,7 @@ def test_a_rank_that_evaluates_is_not_taken_for_one_that_hangs() -> None:
     job.settle()
     assert job.orders(Kill) == []
     assert job.doing == "clearing"
-    why = "what is called after a step runs there"
+    why = "a function after a step is running there"
     assert job.facts("stop_waits") == [{"ranks": [0], "why": why}]
     assert job.facts("order_overdue") == []
     job.script.muted = set()

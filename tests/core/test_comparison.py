@@ -91,8 +91,9 @@ def test_what_a_wrong_copy_has_given_to_all_reduces_is_not_exact() -> None:
     assert [incident["inexact"] for incident in job.reports()] == [
         [],
         [
-            "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than ranks [0, 2]; since when "
-            "is not known: what ranks [1] have given to all-reduces in steps 4 to 5 may be in the state of all"
+            "ranks [1] hold another copy of model of shard 'dense' at the end of step 5 than "
+            "ranks [0, 2]; it is not known since when they differ: the contributions of ranks "
+            "[1] to all-reduces in steps 4 to 5 may be in the state of all ranks"
         ],
     ]
 
@@ -141,7 +142,7 @@ def test_a_wrong_copy_of_the_first_step_may_have_spread() -> None:
     (incident,) = job.reports()
     assert ("corruption", 1, 2) in [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]]
     (why,) = incident["inexact"]
-    assert why.endswith("to all-reduces in steps 1 to 1 may be in the state of all")
+    assert why.endswith("to all-reduces in steps 1 to 1 may be in the state of all ranks")
 
 
 def test_ranks_with_wrong_copies_are_named_in_order() -> None:
@@ -710,8 +711,8 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     (incident,) = job.reports()
     assert [fault["kind"] for fault in incident["faults"]] == ["process"]
     assert incident["inexact"] == [
-        "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
-        "stands behind that line was not done for this step"
+        "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
+        "ended the step: the code after that line was not run for this step"
     ]
     assert [order.step for order in job.orders(Rollback)] == [3]
 
@@ -732,8 +733,8 @@ def test_a_last_checkpoint_of_a_tail_says_so_when_who_had_ended_the_step_cannot_
     assert job.over.result == "dumped"
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
-        "stands behind that line was not done for this step"
+        "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
+        "ended the step: the code after that line was not run for this step"
     ]
 
 
@@ -757,8 +758,8 @@ def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
         ("process", 2),
     ]
     assert incident["inexact"] == [
-        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
-        "stands behind that line was not done for this step"
+        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
+        "ended the step: the code after that line was not run for this step"
     ]
 
 
@@ -811,8 +812,8 @@ def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
     job.train()
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it: what "
-        "stands behind that line was not done for this step"
+        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
+        "ended the step: the code after that line was not run for this step"
     ]
 
 
@@ -851,8 +852,9 @@ def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
     job.train()
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [1] were cut off in the tail of step 3 at train.py:57, and none is left that has ended it of all that "
-        "hold the same: what stands behind that line was not done for this step"
+        "ranks [1] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
+        "has ended the step of all ranks that hold the same: the code after that line was not "
+        "run for this step"
     ]
 
 
@@ -1355,7 +1357,7 @@ def test_a_copy_that_cannot_be_read_is_not_taken_for_compared() -> None:
     job.train()
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "the copies of ranks [2] could not be read, so they were compared with no others"
+        "the copies of ranks [2] could not be read and were not compared"
     ]
     assert job.facts("copies_not_compared") == [
         {"ranks": [2], "step": 3, "why": incident["inexact"][0]}

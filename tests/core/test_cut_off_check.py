@@ -52,7 +52,7 @@ def test_a_rank_that_was_found_unfit_is_isolated_with_the_fault_that_cuts_the_ch
     assert FOUND in incident["faults"][1]["evidence"]
     assert strategies(job) == ["recover"]
     assert job.doing == "healthy"
-    assert job.machine.checked == "a link drops packets (rank 2); a fault has cut it off"
+    assert job.machine.checked == "a link drops packets (rank 2); a fault has interrupted it"
     assert job.facts("checked") == [{"what": job.machine.checked}]
     assert len(job.orders(Check)) == 1
 
@@ -122,7 +122,7 @@ def test_a_check_that_keeps_most_of_them_is_cut_off_and_ends_nobody() -> None:
     assert (incident["strategy"], incident["steps_lost"]) == ("retry", 0)
     assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
     assert incident["faults"][0]["evidence"] == "ranks [0, 1, 2]: no answer to check in time"
-    assert job.machine.checked == "a fault has cut it off"
+    assert job.machine.checked == "a fault has interrupted it"
 
 
 def test_what_was_found_before_a_check_kept_the_others_counts() -> None:

@@ -128,7 +128,7 @@ def test_a_job_does_not_shrink_to_nothing() -> None:
     job.settle()
     assert job.over is not None
     assert job.over.result == "dumped"
-    assert tried(job)["scale_in"] == "nobody would be left"
+    assert tried(job)["scale_in"] == "no rank would be left"
 
 
 def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
@@ -140,9 +140,7 @@ def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
         0: (0, 1), 1: (2,), 2: (3,)})  # fmt: skip
     job.lose_node(2)
     job.settle()
-    assert (
-        tried(job)["scale_in"] == "shard 'own' has its place on ranks that leave, and nowhere else"
-    )
+    assert tried(job)["scale_in"] == "shard 'own' is held only by ranks that leave"
     assert job.over is not None
     assert job.over.result == "dumped"
 
@@ -584,7 +582,7 @@ def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> N
     assert [o.incarnations for o in job.orders(Regroup)] == [{3: 1}]
     assert [o.incarnations for o in job.orders(Resume)] == [{3: 1}]
     assert [(k.rank, k.incarnation, k.node, k.cause, k.last_words) for k in job.orders(Kill)] == [
-        (3, 0, 1, "another process has taken over from it", False)
+        (3, 0, 1, "another process has taken the rank over", False)
     ]
     assert [(f.to, f.step) for f in job.orders(Fetch)] == [((3,), 5)]
     assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
@@ -885,7 +883,7 @@ def test_a_switch_that_is_called_off_while_it_is_chosen_is_chosen_no_more() -> N
     job.switch()
     job.settle()
     (migrate,) = [o for o in job.consulted[-1].offers if o.strategy == "migrate"]
-    assert migrate.why_not == "nobody is ready to take over"
+    assert migrate.why_not == "no process is ready to take over"
     job.advise()
     job.settle()
     job.train()
@@ -1548,7 +1546,7 @@ def test_nobody_gets_a_successor_while_everyone_stands_still() -> None:
     job.notice(3, "straggler", "its clock is throttled")
     assert job.orders(Spawn) == []
     (told,) = job.facts("rank_straggles")
-    assert told["why_not"] == "everyone stands still already"
+    assert told["why_not"] == "all ranks are stopped already"
 
 
 def test_a_straggler_gets_one_successor() -> None:
@@ -1631,7 +1629,7 @@ def test_more_ranks_than_there_is_room_for_are_not_waited_for() -> None:
     job.settle()
     assert job.orders(Spawn) == []
     assert job.facts("advice_not_followed")[-1]["why_not"] == (
-        "no node has room for rank 3 besides the others"
+        "no node has room for rank 3 in addition to the others"
     )
     assert job.over is not None
     assert job.over.result == "dumped"

@@ -46,7 +46,7 @@ def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() 
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.over.why == (
-        "ranks [4, 5] have no place: 3600 s after the last node no other has come"
+        "ranks [4, 5] have no place: no other node has come within 3600 s after the last one"
     )
     assert job.machine.next_deadline() is None
 

@@ -555,11 +555,11 @@ def test_numbers_that_go_wrong_again_get_a_new_process_where_nothing_is_kept() -
     job.train()
     assert [(k.rank, k.last_words) for k in job.orders(Kill)] == [(2, False)]
     assert [k.cause for k in job.orders(Kill)] == [
-        "no retry: the numeric fault at step 4 came back"
+        "no retry: the numeric fault at step 4 occurred again"
     ]
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
-    assert tried(job) == {"retry": "the numeric fault at step 4 came back"}
+    assert tried(job) == {"retry": "the numeric fault at step 4 occurred again"}
 
 
 def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:

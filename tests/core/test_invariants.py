@@ -73,9 +73,13 @@ ALWAYS = tuple(State)
             (State.REPAIRING, State.REBUILDING, State.ROLLING_BACK, State.DUMPING),
             "ranks [1, 2] train while the job is {state}",
         ),
-        (leaves_nobody, ALWAYS, "nobody is a member"),
-        (is_replaced_by_nobody, ALWAYS, "those who take over from ranks [1] were never asked for"),
-        (has_asked, (State.HEALTHY,), "the job is healthy, and unanswered is rollback, rebuild"),
+        (leaves_nobody, ALWAYS, "no rank is a member"),
+        (is_replaced_by_nobody, ALWAYS, "the successors of ranks [1] were never requested"),
+        (
+            has_asked,
+            (State.HEALTHY,),
+            "the job is healthy, and these orders are unanswered: rollback, rebuild",
+        ),
         (has_an_incident, (State.HEALTHY,), "the job is healthy, and incident 4 is open"),
         (has_no_outcome, (State.ENDED,), "the job has ended without an outcome"),
     ],
@@ -102,7 +106,7 @@ def test_nobody_outside_trains() -> None:
     for state in State:
         job = somewhere(state)
         trains_outside(job)
-        assert "ranks [1] train and are no members" in broken(job)
+        assert "ranks [1] train and are not members" in broken(job)
 
 
 def test_a_machine_with_a_broken_promise_says_so() -> None:
@@ -123,5 +127,6 @@ def test_a_machine_with_a_broken_promise_says_so() -> None:
     with pytest.raises(InternalError) as broken_promise:
         job.machine.check()
     assert str(broken_promise.value) == (
-        "the job is healthy, and unanswered is hold; the job is healthy, and incident 1 is open"
+        "the job is healthy, and these orders are unanswered: hold; the job is healthy, and "
+        "incident 1 is open"
     )

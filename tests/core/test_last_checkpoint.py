@@ -52,8 +52,8 @@ def test_where_nobody_can_commit_that_is_the_reason() -> None:
     job.kill(0)
     job.settle()
     assert tried(job)["dump"] == (
-        "nobody is left to commit it; rank 1 could not write: OSError: stale file handle; "
-        "rank 2 could not write: OSError: stale file handle"
+        "no rank is left to commit it; rank 1 could not write: OSError: stale file handle; rank "
+        "2 could not write: OSError: stale file handle"
     )
     assert job.reports()[-1]["strategy"] == "exit"
 

@@ -84,7 +84,9 @@ def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
     assert job.doing == "healthy"
     assert job.machine.next_deadline() is not None
     job.wait()
-    assert job.orders(Freeze)[0].cause == "ranks [1] have not finished, others have for 50 s"
+    assert job.orders(Freeze)[0].cause == (
+        "ranks [1] have not finished, 50 s after other ranks have"
+    )
     job.settle()
     job.wait()
     job.settle()

@@ -7,7 +7,7 @@ from tft.protocol.messages import Spawn
 from tft.testing.scripted import ScriptedJob
 
 TWO_NODES = {0: (0, 1), 1: (2, 3)}
-TOO_FEW = "no node has room for rank 3 besides the others"
+TOO_FEW = "no node has room for rank 3 in addition to the others"
 
 
 def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:

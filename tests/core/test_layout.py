@@ -160,18 +160,19 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
     [
         (
             {"dp": 2, "shards": 2},
-            "no replica: a dense data-parallel group has 2 ranks (dp 2 * cp 1), and of 2 optimizer "
-            "shards each is held once; without optimizer shards each rank holds all of it",
+            "no replica: a dense data-parallel group has 2 ranks (dp 2 * cp 1), and each of its "
+            "2 optimizer shards is held by one rank only; without optimizer shards each rank "
+            "holds all of it",
         ),
         (
             {"dp": 8, "shards": 8},
-            "no replica: a dense data-parallel group has 8 ranks (dp 8 * cp 1), and of 8 optimizer "
-            "shards each is held once; possible: 2, 4",
+            "no replica: a dense data-parallel group has 8 ranks (dp 8 * cp 1), and each of its "
+            "8 optimizer shards is held by one rank only; possible: 2, 4",
         ),
         (
             {"tp": 8},
-            "no replica: a dense data-parallel group has 1 rank (dp 1 * cp 1), and nobody else "
-            "holds what that one holds",
+            "no replica: a dense data-parallel group has 1 rank (dp 1 * cp 1), and no other rank "
+            "holds the same state",
         ),
         (
             {"dp": 8, "shards": 3},
@@ -200,37 +201,37 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         ),
         (
             {"dp": 8, "ep": 8},
-            "no replica: an expert data-parallel group has 1 rank (8 / ep 8), and nobody else "
-            "holds what that one holds",
+            "no replica: an expert data-parallel group has 1 rank (8 / ep 8), and no other rank "
+            "holds the same state",
         ),
         (
             {"dp": 12, "ep": 4, "shards": 6},
-            "an expert data-parallel group has 3 ranks (12 / ep 4), which cannot be divided by the "
-            "2 copies that the optimizer state has of what is dense",
+            "an expert data-parallel group has 3 ranks (12 / ep 4), which cannot be divided by "
+            "2, the number of copies of the dense part's optimizer state",
         ),
         (
             {"dp": 12, "ep": 2, "shards": 3},
-            "an expert data-parallel group has 6 ranks (12 / ep 2), which cannot be divided by the "
-            "4 copies that the optimizer state has of what is dense",
+            "an expert data-parallel group has 6 ranks (12 / ep 2), which cannot be divided by "
+            "4, the number of copies of the dense part's optimizer state",
         ),
         (
             {"dp": 8, "ep": 4, "shards": 4, "scheme": MINDSPORE},
             "no replica: an expert data-parallel group has 2 ranks (8 / ep 4), which cannot be "
-            "divided into 4 shards; MindSpore then cuts over all of them",
+            "divided into 4 shards; MindSpore then shards over all of them",
         ),
         (
             {"dp": 8, "ep": 2, "shards": 4, "scheme": MINDSPORE},
-            "no replica: an expert data-parallel group has 4 ranks (8 / ep 2), and of 4 optimizer "
-            "shards each is held once",
+            "no replica: an expert data-parallel group has 4 ranks (8 / ep 2), and each of its 4 "
+            "optimizer shards is held by one rank only",
         ),
         (
             {"dp": 4, "pp": 2, "ep": 2, "order": COUNTED_STAGES_FIRST},
-            "counted tp-cp-ep-pp-dp, the pipeline stages of experts (ep 2) are not those of what "
-            "is dense (cp 1)",
+            "counted tp-cp-ep-pp-dp, the pipeline stages of experts (ep 2) are not the stages of "
+            "the dense part (cp 1)",
         ),
-        ({"dp": 0}, "dp is at least 1, not 0"),
-        ({"dp": 2, "ep": -1}, "ep is at least 1, not -1"),
-        ({"dp": 2, "shards": 0}, "optimizer shards is at least 1, not 0"),
+        ({"dp": 0}, "dp must be at least 1, not 0"),
+        ({"dp": 2, "ep": -1}, "ep must be at least 1, not -1"),
+        ({"dp": 2, "shards": 0}, "optimizer shards must be at least 1, not 0"),
         ({"dp": 10**9}, "a job has at most 1000000 ranks, not 1000000000"),
         (
             {"dp": 2, "order": ("tp", "dp")},

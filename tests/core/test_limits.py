@@ -88,7 +88,7 @@ def test_those_who_do_not_finish_are_named_in_an_incident_of_their_own() -> None
     job.wait()
     (freeze,) = job.orders(Freeze)
     assert freeze.incident == 1
-    assert freeze.cause == "ranks [1, 8] have not finished, others have for 3600 s"
+    assert freeze.cause == "ranks [1, 8] have not finished, 3600 s after other ranks have"
 
 
 def test_what_is_given_up_is_held_against_nobody() -> None:

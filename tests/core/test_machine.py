@@ -176,7 +176,7 @@ def test_a_memory_fault_that_comes_back_is_answered_with_a_new_process() -> None
     (incident,) = job.reports()
     assert incident["strategy"] == "recover"
     assert incident["processes_started"] == 1
-    assert "came back" in str(incident["tried"])
+    assert "occurred again" in str(incident["tried"])
 
 
 def test_broken_connections_beside_a_dead_process_are_one_fault() -> None:
@@ -297,7 +297,7 @@ def test_a_strategy_that_keeps_failing_gives_way_to_the_next() -> None:
 def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
     """
     When `recover` is not enabled and a process dies, then each shard is saved once by the
-    lowest-placed holder, the dead rank's private state by a survivor, and the job is `dumped`.
+    lowest-placed holder, the dead rank's rank-local state by a survivor, and the job is `dumped`.
     """
     job = trained(enable=frozenset({"dump"}))
     job.kill(0)

@@ -374,7 +374,7 @@ def test_a_process_that_is_lost_again_is_another_process(again: str) -> None:
     job.train()
     assert strategies(job) == ["recover"]
     assert [s.incarnation for s in job.orders(Spawn)] == [1, 2]
-    assert "came back" not in str(tried(job))
+    assert "occurred again" not in str(tried(job))
 
 
 def test_a_fault_counts_as_come_back_only_when_all_were_in_the_loop_again() -> None:
@@ -429,7 +429,7 @@ def test_numbers_that_go_wrong_further_back_get_a_new_process() -> None:
     job.train()
     assert strategies(job) == ["recover"]
     assert {r.step for r in job.orders(Restore)} == {2}
-    assert tried(job) == {"retry": "the numeric fault at step 3 came back"}
+    assert tried(job) == {"retry": "the numeric fault at step 3 occurred again"}
 
 
 # ---------------------------------------------------------------- what is doubted
@@ -480,7 +480,7 @@ def test_a_damaged_memory_is_not_better_than_none() -> None:
     assert job.orders(Save) == []
     assert job.reports()[-1]["strategy"] == "exit"
     reasons = "; ".join(f"{name}: {why}" for name, why in tried(job).items())
-    assert job.over.why == f"nothing is left to be done ({reasons})"
+    assert job.over.why == f"no strategy is left ({reasons})"
 
 
 def test_a_place_that_comes_late_is_counted_like_any_other() -> None:

@@ -54,7 +54,7 @@ def test_a_notice_of_a_process_that_is_starting_is_told_and_not_taken() -> None:
     before = len(job.said)
     job.notice(1, "hang")
     assert len(job.said) == before
-    assert not_taken(job) == ["its process is starting, and has nothing yet that could be wrong"]
+    assert not_taken(job) == ["its process is starting, and has no state yet that could be wrong"]
 
 
 def test_a_node_is_given_up_though_its_process_is_only_starting() -> None:

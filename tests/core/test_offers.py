@@ -57,8 +57,8 @@ def test_after_a_fault_that_kills_nobody_the_processes_are_kept() -> None:
     )
     assert offer["recover"].why_not == "no rank can be named whose process should be replaced"
     assert offer["scale_in"].why_not == "no rank has to leave"
-    assert offer["migrate"].why_not == "nobody is ready to take over"
-    assert offer["scale_out"].why_not == "nobody is ready to come back"
+    assert offer["migrate"].why_not == "no process is ready to take over"
+    assert offer["scale_out"].why_not == "no rank is ready to come back"
 
 
 def test_the_last_ways_are_a_last_checkpoint_and_none() -> None:
@@ -126,7 +126,10 @@ def test_the_living_cause_of_an_incident_can_be_replaced() -> None:
     assert offer == Offer(
         strategy="recover",
         why_not=None,
-        why="ranks [1] get another process, though theirs live; training goes on after step 4",
+        why=(
+            "ranks [1] get another process, although their processes are alive; training goes on "
+            "after step 4"
+        ),
         step=4,
         replace=(1,),
     )
@@ -193,10 +196,8 @@ def test_nobody_leaves_where_a_shard_would_have_no_place() -> None:
     """
     standings = without(everybody(4), [1, 3])
     offer = offered(standings, topology=optimizer(4, 2))
-    assert offer["scale_in"].why_not == (
-        "shard 'optimizer.1' has its place on ranks that leave, and nowhere else"
-    )
-    assert ruled_out(without(everybody(4), range(4)))["scale_in"] == "nobody would be left"
+    assert offer["scale_in"].why_not == "shard 'optimizer.1' is held only by ranks that leave"
+    assert ruled_out(without(everybody(4), range(4)))["scale_in"] == "no rank would be left"
 
 
 def test_without_a_step_to_go_on_from_training_ends() -> None:
@@ -329,7 +330,7 @@ def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     )
     unknown = terms(strangers=frozenset({8, 1}))
     assert offered(without(everybody(9), [2]), unknown, topology=WIDE)["scale_in"] == Offer(
-        strategy="scale_in", why_not="rank 1 has never said what it holds"
+        strategy="scale_in", why_not="rank 1 has never reported what it holds"
     )
 
 
@@ -341,12 +342,12 @@ def test_who_leaves_does_not_have_to_know_where_its_data_stood() -> None:
     without_local_state = terms(without_local_state={2: frozenset()}, replaced=frozenset({2}))
     offer = offered(without(everybody(4), [2]), without_local_state)
     assert offer["recover"].why_not == (
-        "the RNG and data position of rank 2 at the end of step 4 have gone with its node"
+        "the RNG and data position of rank 2 at the end of step 4 were lost with its node"
     )
     assert (offer["scale_in"].why_not, offer["scale_in"].step) == (None, 4)
     both = terms(without_local_state={2: frozenset(), 3: frozenset()}, replaced=frozenset({2}))
     assert offered(without(everybody(4), [2]), both)["scale_in"].why_not == (
-        "the RNG and data position of rank 3 at the end of step 4 have gone with its node"
+        "the RNG and data position of rank 3 at the end of step 4 were lost with its node"
     )
 
 

@@ -385,7 +385,7 @@ def test_a_node_that_alone_has_a_shard_saves_it_before_it_is_given_up() -> None:
     assert {s.to: s.shards for s in job.orders(Save) if s.shards} == {(0,): ("a",), (2,): ("b",)}
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
-    assert "nobody outside node 1 has shard 'b'" in job.over.why
+    assert "no rank outside node 1 has shard 'b'" in job.over.why
     assert "a last checkpoint of step 3 is written" in job.over.why
 
 

@@ -84,7 +84,7 @@ def test_the_last_sound_copy_is_saved_before_its_node_is_given_up() -> None:
     assert [(s.to, s.shards) for s in job.orders(Save) if "a" in s.shards] == [((2,), ("a",))]
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
-    assert "nobody outside node 1 has shard 'a'" in job.over.why
+    assert "no rank outside node 1 has shard 'a'" in job.over.why
 
 
 def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:

@@ -128,7 +128,7 @@ def test_copies_of_different_steps_do_not_make_a_whole() -> None:
     When one shard is left at 4 and the other at 5, then there is no step to agree on.
     """
     assert covered_step({"a": (0,), "b": (1,)}, everybody(2, r1=5)) == (
-        "no step is held whole: the copies that are left are of different steps"
+        "no step is complete: the copies that are left are of different steps"
     )
 
 
@@ -136,7 +136,7 @@ def test_without_a_placement_there_is_no_step() -> None:
     """
     When no rank has said yet what it holds, then that is the answer.
     """
-    assert covered_step({}, {}) == "no rank has said what it holds"
+    assert covered_step({}, {}) == "no rank has reported what it holds"
 
 
 def test_a_checkpoint_is_taken_when_no_copy_is_left() -> None:
@@ -178,7 +178,7 @@ def test_a_step_needs_the_rng_and_data_position_of_everyone() -> None:
     )
     lost = terms(without_local_state={8: frozenset(), 1: frozenset({5})})
     assert agreed_step(topology, standings, lost) == (
-        "the RNG and data position of rank 1 at the end of step 4 have gone with its node"
+        "the RNG and data position of rank 1 at the end of step 4 were lost with its node"
     )
 
 
@@ -227,7 +227,7 @@ def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
     torn = everybody(9, 0, r1=None, r8=None)
     found = plan_repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
     assert isinstance(found, str)
-    assert "ranks [1, 8] are not as they began" in found
+    assert "ranks [1, 8] no longer have the state they began with" in found
 
 
 def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> None:
@@ -240,13 +240,15 @@ def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> 
     torn = everybody(2, 0, r1=None)
     found = plan_repair(topology, torn, range(2), beginning)
     assert isinstance(found, str)
-    assert found.startswith("nothing was trained yet, and ranks [1] are not as they began any more")
+    assert found.startswith(
+        "no step was trained yet, and ranks [1] no longer have the state they began with"
+    )
     chances = {o.strategy: o for o in offers(topology, torn, frozenset({0, 1}), beginning)}
     assert chances["recover"].replace == (1,)
     again = terms(checkpoints={0: ""})
     chances = {o.strategy: o for o in offers(topology, torn, frozenset({0, 1}), again)}
     assert chances["retry"].why_not == (
-        "nothing was trained yet, and ranks [1] are not as they began any more"
+        "no step was trained yet, and ranks [1] no longer have the state they began with"
     )
 
 

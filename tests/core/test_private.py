@@ -11,7 +11,7 @@ from tft.testing.scripted import ScriptedJob
 TWO_NODES = {0: (0, 1), 1: (2, 3)}
 SEVEN = ("/run/checkpoints/step-00000007", 7)
 NO_SHRINKING = frozenset({"retry", "recover", "dump"})
-GONE = "the RNG and data position of rank 2 at the end of step 3 have gone with its node"
+GONE = "the RNG and data position of rank 2 at the end of step 3 were lost with its node"
 
 
 def test_what_cannot_be_made_anew_is_lost_with_its_node() -> None:
@@ -179,5 +179,5 @@ def test_who_has_moved_makes_anew_what_was_not_told() -> None:
     assert strategies(job) == ["retry"]
     job = moved({3: "cd"}, derives=False)
     assert tried(job)["retry"] == (
-        "the RNG and data position of rank 1 at the end of step 2 have gone with its node"
+        "the RNG and data position of rank 1 at the end of step 2 were lost with its node"
     )

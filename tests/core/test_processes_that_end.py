@@ -43,7 +43,7 @@ def test_scripts_without_tft_are_over_when_the_last_has_ended() -> None:
     job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("completed", 0)
-    assert job.over.why.startswith("every rank has ended, and none has called tft.init")
+    assert job.over.why.startswith("every rank has ended, and no rank has called tft.init")
 
 
 @pytest.mark.parametrize(("code", "how"), [(1, "left with code 1"), (-9, "was ended by signal 9")])

@@ -312,7 +312,8 @@ def test_ranks_that_find_different_steps_do_not_go_on_from_them() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert tried(job)["retry"] == (
-        "rank 2 has found a checkpoint of step 1, rank 0 one of step 2: nobody can go on from both"
+        "rank 2 has found a checkpoint of step 1, rank 0 one of step 2: the ranks cannot go on "
+        "from different steps"
     )
     assert tried(job)["recover"] == tried(job)["retry"]
     assert [len(job.orders(kind)) for kind in (Reload, Rollback, Save)] == [1, 0, 0]
@@ -339,7 +340,7 @@ def test_what_is_found_too_late_to_be_sound_is_not_gone_on_from() -> None:
     job.settle()
     assert job.over is not None
     assert tried(job)["retry"] == (
-        "the ranks have found a checkpoint of step 3, and what is wrong may be in everything after step 2"
+        "the ranks have found a checkpoint of step 3, and all state after step 2 may be wrong"
     )
     assert job.orders(Rollback) == []
 
@@ -353,8 +354,8 @@ def test_what_nobody_can_have_written_in_this_run_is_not_gone_on_from() -> None:
     job.settle()
     assert job.over is not None
     assert tried(job)["retry"] == (
-        "the ranks have found a checkpoint of step 40, and none of them had come further than step 3: "
-        "it is not of this run"
+        "the ranks have found a checkpoint of step 40, and no rank had completed a step after 3: "
+        "the checkpoint is not of this run"
     )
 
 
@@ -380,7 +381,7 @@ def test_before_any_step_nothing_that_is_found_is_of_this_run() -> None:
     job.fault(1, "memory")
     job.settle()
     assert job.over is not None
-    assert "none of them had come further than step 0" in tried(job)["retry"]
+    assert "no rank had completed a step after 0" in tried(job)["retry"]
 
 
 def test_what_was_the_newest_step_of_all_may_be_what_is_found() -> None:
@@ -420,7 +421,7 @@ def test_a_rank_that_does_not_say_what_it_holds_has_found_nothing() -> None:
     job.settle()
     go_through(job)
     assert job.over is not None
-    assert "rank 0 has not said of which step the checkpoint is that it has found" in job.over.why
+    assert "rank 0 has not reported the step of the checkpoint that it has found" in job.over.why
 
 
 def test_what_is_found_is_not_given_up_for_a_guess() -> None:

@@ -141,7 +141,7 @@ def test_what_a_straggler_takes_with_it_ends_the_way_that_needed_it() -> None:
     job.wait()
     job.settle()
     assert tried(job)["migrate"] == (
-        "the RNG and data position of rank 3 at the end of step 3 have gone with its node"
+        "the RNG and data position of rank 3 at the end of step 3 were lost with its node"
     )
     assert job.over is not None
     assert job.over.result == "dumped"

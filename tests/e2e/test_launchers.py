@@ -311,7 +311,7 @@ def test_a_restart_without_checkpoint_begins_at_the_first_step(tmp_path: Path) -
         strike(job, "run")
         outcome = ended(job)
     assert outcome.code == 0, outcome.output
-    assert "the job begins once more" in outcome.output
+    assert "the job begins again" in outcome.output
 
 
 @pytest.mark.soak

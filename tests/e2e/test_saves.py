@@ -67,10 +67,10 @@ def test_resume_if_any_sets_a_damaged_checkpoint_aside(
     (tmp_path / "kept" / "fake-60" / "dense.bin").write_bytes(b"")
     refused = train(tmp_path / "again", FAKE_STEPS, "--resume")
     assert refused.code == 2
-    assert "dense.bin is not what was written" in refused.output
+    assert "dense.bin differs from what was written" in refused.output
     outcome = train(tmp_path / "again", FAKE_STEPS, "--resume-if-any")
     assert outcome.code == 0, outcome.output
-    assert "dense.bin is not what was written" in outcome.output
+    assert "dense.bin differs from what was written" in outcome.output
     assert min(step for _, step in outcome.rows()) == 41
     assert outcome.finals() == fake_undisturbed.finals()
 

@@ -292,7 +292,7 @@ def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: 
     )
     (sentence,) = incident["inexact"]
     assert (
-        "what ranks [1] have given to all-reduces in steps 1 to 5 may be in the state of all"
+        "the contributions of ranks [1] to all-reduces in steps 1 to 5 may be in the state of all ranks"
         in sentence
     )
     identical(outcome, calm("schedules", nproc=4))
@@ -307,7 +307,7 @@ def test_a_flipped_bit_that_reached_all_reduces_is_reported(tmp_path: Path, calm
     outcome = disturbed(tmp_path / "run", "schedules", nproc=4, chaos=chaos)
     (incident,) = outcome.incidents
     assert ("corruption", 1) in [(fault["kind"], fault["rank"]) for fault in incident["faults"]]
-    assert "in steps 1 to 7 may be in the state of all" in incident["inexact"][0]
+    assert "in steps 1 to 7 may be in the state of all ranks" in incident["inexact"][0]
     finals = outcome.finals()
     for name in REPLICATED:
         assert len({final[name] for final in finals.values()}) == 1, name

@@ -158,7 +158,7 @@ def test_a_node_beyond_the_jobs_needs_room_for_others(node: int, spare: int) -> 
     When a node has no ranks of its own and no room for those of others, then it is refused.
     """
     chosen = options(node_rank=node, spare=spare, broker="127.0.0.1:29400", run_dir=Path("/d"))
-    with pytest.raises(UsageError, match=r"needs --spare|--spare is at least 0"):
+    with pytest.raises(UsageError, match=r"needs --spare|--spare must be at least 0"):
         check_plan(make_plan({**chosen, "job": "j"}))
 
 
@@ -185,7 +185,7 @@ def test_a_starter_is_a_socket(tmp_path: Path) -> None:
     """
     with (tmp_path / "file").open("w") as file:
         made = make_plan(options(starter=(file.fileno(), "mark")))
-        with pytest.raises(UsageError, match="is no socket of this process"):
+        with pytest.raises(UsageError, match="is not a socket of this process"):
             check_plan(made)
 
 
@@ -260,16 +260,16 @@ def test_nodes_must_be_told_what_they_share() -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"nnodes": 0}, "--nnodes is at least 1, not 0"),
-        ({"nproc_per_node": -1}, "--nproc-per-node is at least 1, not -1"),
-        ({"max_incidents": -1}, "--max-incidents is at least 0, not -1"),
-        ({"save_copies": "two"}, "--save-copies is one or all, not two"),
-        ({"audit": "on"}, "--audit is first, strict or off, not on"),
-        ({"keep_checkpoints": -1}, "--keep-checkpoints is at least 0, not -1"),
-        ({"max_rank_faults": -1}, "--max-rank-faults is at least 0, not -1"),
+        ({"nnodes": 0}, "--nnodes must be at least 1, not 0"),
+        ({"nproc_per_node": -1}, "--nproc-per-node must be at least 1, not -1"),
+        ({"max_incidents": -1}, "--max-incidents must be at least 0, not -1"),
+        ({"save_copies": "two"}, "--save-copies must be one or all, not two"),
+        ({"audit": "on"}, "--audit must be first, strict or off, not on"),
+        ({"keep_checkpoints": -1}, "--keep-checkpoints must be at least 0, not -1"),
+        ({"max_rank_faults": -1}, "--max-rank-faults must be at least 0, not -1"),
         (
             {"enable": ("dump", "pray")},
-            "--enable knows migrate, scale_out, retry, recover, scale_in, dump, and not pray",
+            "--enable takes migrate, scale_out, retry, recover, scale_in, dump, and not pray",
         ),
     ],
 )

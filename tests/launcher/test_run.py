@@ -127,7 +127,7 @@ def test_a_node_that_waits_for_a_job_that_has_not_begun_ends_when_it_is_told(
         left = left_behind(running.run_dir)
 
     assert outcome.code == 143, outcome.output
-    assert "no controller was heard yet" in outcome.output
+    assert "no controller has been heard yet" in outcome.output
     assert left == []
 
 

@@ -262,7 +262,7 @@ def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself
     settings: JobSettings,
 ) -> None:
     """
-    When the newest checkpoint lacks the private state of a rank, then a run that may begin takes an older
+    When the newest checkpoint lacks the rank-local state of a rank, then a run that may begin takes an older
     one that has all of it, and is refused where there is none: it must not begin in silence.
     """
     settings = replace(settings, nproc_per_node=2, resume=True)
@@ -291,13 +291,15 @@ def test_what_a_job_goes_on_from_by_itself_is_whole(settings: JobSettings) -> No
 
     assert resumable(checkpoint_store_of(settings)) == older
     check_run_dir(settings, node=0, may_begin=True)
-    with pytest.raises(CheckpointCorrupt, match=r"private-rank0\.bin is not what was written"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"private-rank0\.bin differs from what was written"
+    ):
         check_run_dir(settings, node=0)
 
 
 def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     """
-    A checkpoint of two ranks of the adaptor `pytorch`, or with the private state of one alone.
+    A checkpoint of two ranks of the adaptor `pytorch`, or with the rank-local state of one alone.
     """
     final = checkpoint_store_of(settings).place(step)
     partial = checkpoint.partial(final)

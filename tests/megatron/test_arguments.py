@@ -192,8 +192,8 @@ def test_exit_beside_the_argument_is_refused(
     with pytest.raises(SystemExit):
         settle(parsed(HA))
     assert capsys.readouterr().err == (
-        f"tft: HIGH_AVAILABILITY is {words!r}, which says that nothing is to be switched on, and {HA} is given: "
-        "take one of the two away\n"
+        f"tft: HIGH_AVAILABILITY is {words!r}, which says that high availability is off, and {HA} "
+        "is given: take one of the two away\n"
     )
     monkeypatch.setenv("HIGH_AVAILABILITY", "dump,exit")
     assert settle(parsed(HA)).strategies == ("dump",)

@@ -93,7 +93,7 @@ def no_function(function: str, *arguments: Any) -> Row:
 
 
 OPEN = {"enable_tls": False}
-JOIN_FIRST = "tft_start_processor comes first"
+JOIN_FIRST = "call tft_start_processor first"
 
 ROWS = [
     # rank 0 to world_size - 1, world_size 1 to 100,000
@@ -118,7 +118,7 @@ ROWS = [
     refused("tft_init_processor", 0, 2, False, says="tlsCert"),
     refused("tft_init_processor", 0, 2, False, True, "x" * 10_241, says="10240"),
     # init comes first
-    refused("tft_start_processor", "127.0.0.1", 8000, says="tft_init_processor comes first"),
+    refused("tft_start_processor", "127.0.0.1", 8000, says="call tft_init_processor first"),
     # nothing of a job before it was joined
     refused("tft_set_optimizer_replica", 0, [], says=JOIN_FIRST),
     refused("tft_set_dp_group_info", 0, [0], says=JOIN_FIRST),
@@ -244,11 +244,11 @@ PLACES = [
     (("127.0.0.1", 1023), "port must be a number from 1024"),
     (("127.0.0.1", 65535), "to 65534"),
     (("127.0.0.1", "8000"), "port must be"),
-    (("0.0.0.0", 8000), "no address others reach"),
-    (("::", 8000), "no address others reach"),
+    (("0.0.0.0", 8000), "which other machines cannot reach"),
+    (("::", 8000), "which other machines cannot reach"),
     (("", 8000), "an address or a host's name"),
     ((None, 8000), "an address or a host's name"),
-    (("1:2", 8000), "no address"),
+    (("1:2", 8000), "is not an address"),
     (("no-such-host.invalid", 8000), "not known here"),
     (("127.0.0.1", 8000, "0.0.0.0"), "local_ip is 0.0.0.0"),
 ]

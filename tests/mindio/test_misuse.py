@@ -63,11 +63,14 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_report_error", [8]], None),
     (["tft_report_error", [9]], "0 to 8"),
     (["tft_report_error", [9]], "0 to 8"),  # MindIO waits for ever: its lock is still taken
-    (["tft_end_updating_os", [1]], "no tft_start_updating_os came before it"),  # MindIO ignores it
+    (
+        ["tft_end_updating_os", [1]],
+        "tft_start_updating_os was not called before",
+    ),  # MindIO ignores it
     (["tft_start_updating_os"], None),
     (["tft_start_updating_os", [-1]], None),
     (["tft_end_updating_os", [1]], None),
-    (["tft_end_updating_os", [1]], "no tft_start_updating_os came before it"),
+    (["tft_end_updating_os", [1]], "tft_start_updating_os was not called before"),
     (["tft_start_updating_os"], None),
     (["tft_end_updating_os", [3]], "the step that is trained is 2"),
     (["tft_start_updating_os"], None),
@@ -140,7 +143,7 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
         (["tft_register_mindx_callback", ["report_result", "no function"]], 1),
         (
             ["tft_start_controller", ["127.0.0.1", "$port", False]],
-            "tft_init_controller comes first",
+            "call tft_init_controller first",
         ),  # MindIO: SystemExit
         (["tft_init_controller", [-2, 2, False]], "rank must be"),
         (["tft_init_controller", [2, 2, False]], "rank must be"),
@@ -148,7 +151,10 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
         (["tft_init_controller", [0, 2, None]], "enable_local_copy"),
         (["tft_init_controller", [0, 2, False], {"enable_arf": True}], None),
         (["tft_init_controller", [0, 2, False]], "called before"),
-        (["tft_start_controller", ["0.0.0.0", "$port", False]], "no address others reach"),
+        (
+            ["tft_start_controller", ["0.0.0.0", "$port", False]],
+            "which other machines cannot reach",
+        ),
         (["tft_start_controller", ["127.0.0.1", 1023, False]], "port must be"),
         (["tft_start_controller", ["127.0.0.1", "$port"]], "tlsCert"),
         (["tft_destroy_controller"], None),

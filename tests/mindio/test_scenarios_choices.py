@@ -239,7 +239,13 @@ def test_a_pause_that_is_not_resumed_ends_at_its_limit() -> None:
     while talk.job.doing != "healthy":
         talk.settle()
         talk.job.train()
-    assert ("result", 406, "nobody has said to go on for 0 s", {}, "continue") in talk.news()
+    assert (
+        "result",
+        406,
+        "the cluster has not continued the job for 0 s",
+        {},
+        "continue",
+    ) in talk.news()
     assert talk.job.doing == "healthy"
 
 

@@ -86,7 +86,7 @@ def test_changed_job_keys_are_refused(tmp_path: Path) -> None:
     where = directory(info)
     (where / "job.key").write_bytes(b"0" * 40)
 
-    assert "is not what follows from the secret of the job" in refusal(info)
+    assert "does not match the secret of the job" in refusal(info)
 
 
 # ---------------------------------------------------------------- what is taken
@@ -170,13 +170,13 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda at: told(
             at, sign("r", AUTHORITY, key=rsa.generate_private_key(65537, 2048)), AUTHORITY
         ),
-        "has 2048 bits, and is to have 3072 or more",
+        "has 2048 bits, and must have 3072 or more",
     ),
     "a short curve": (
         lambda at: told(
             at, sign("r", AUTHORITY, key=ec.generate_private_key(ec.SECP224R1())), AUTHORITY
         ),
-        "has 224 bits, and is to have 256 or more",
+        "has 224 bits, and must have 256 or more",
     ),
     "another authority": (
         lambda at: told(at, MINE, sign("authority", authority=True)),
@@ -188,13 +188,13 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "another's key": (
         lambda at: told(at, Signed(sign("x").key, MINE.certificate), AUTHORITY),
-        "tlsPk of tls_info is not the private key of",
+        "tlsPk of tls_info does not match",
     ),
     "revoked": (
         lambda at: told(
             at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY, MINE.certificate.serial_number)]
         ),
-        "is revoked, or one that has signed it",
+        "is revoked, or a certificate that has signed it",
     ),
     "revoked between": (
         lambda at: told(
@@ -204,7 +204,7 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
             AUTHORITY,
             revoked=[revoke(BETWEEN), revoke(AUTHORITY, BETWEEN.certificate.serial_number)],
         ),
-        "is revoked, or one that has signed it",
+        "is revoked, or a certificate that has signed it",
     ),
     "a false list": (
         lambda at: told(
@@ -219,11 +219,11 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
     "a missing list": (_without, "tlsCrlFile of tls_info: "),
     "a wrong password": (
         lambda at: told(at, MINE, AUTHORITY, password="one", said="another"),
-        "tlsPk of tls_info is no private key, or its password is wrong",
+        "tlsPk of tls_info is not a private key, or its password is wrong",
     ),
     "no key": (
         lambda at: told(at, MINE, AUTHORITY).replace("BEGIN PRIVATE", "BEGIN NO"),
-        "tlsPk of tls_info is no private key",
+        "tlsPk of tls_info is not a private key",
     ),
     "a link": (_linked, "cert.pem is no file, or a link to one"),
     "too large": (_large, "ca0.pem has more than 10485760 bytes"),

@@ -147,5 +147,5 @@ def test_the_real_package_goes_first(tmp_path: Path) -> None:
     )  # fmt: skip
 
     assert done.returncode == 1
-    assert "ImportError: mindcluster_taskd 1.0 brings a package taskd, too" in done.stderr
+    assert "ImportError: mindcluster_taskd 1.0 has a package taskd, too" in done.stderr
     assert "uninstall one of them" in done.stderr

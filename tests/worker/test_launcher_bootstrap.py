@@ -94,7 +94,7 @@ def test_the_options_are_cut_as_a_shell_cuts_them() -> None:
     assert run_options({"TFT_RUN_OPTIONS": "--run-dir 'my runs/a' --resume"}) == (
         "--run-dir", "my runs/a", "--resume",
     )  # fmt: skip
-    with pytest.raises(UsageError, match="TFT_RUN_OPTIONS cannot be cut into words"):
+    with pytest.raises(UsageError, match="TFT_RUN_OPTIONS cannot be split into options"):
         run_options({"TFT_RUN_OPTIONS": "--run-dir 'my"})
 
 

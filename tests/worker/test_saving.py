@@ -121,7 +121,7 @@ def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
         "private-rank0.bin",
     }
     (final / "dense" / "weights").write_bytes(b"8")
-    with pytest.raises(CheckpointCorrupt, match="dense/weights is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
         by.load(final, ["dense"], 0, 7)
 
 
@@ -222,7 +222,7 @@ def test_what_is_not_the_users_is_kept_beside(tmp_path: Path) -> None:
     by.load(final, ["dense"], 0, 7)
     assert adaptor.back == [("dense", b"the order of dense")]
     (final / "dense.beside").write_bytes(b"another")
-    with pytest.raises(CheckpointCorrupt, match=r"dense\.beside is not what was written"):
+    with pytest.raises(CheckpointCorrupt, match=r"dense\.beside differs from what was written"):
         by.load(final, ["dense"], 0, 7)
 
 

@@ -176,7 +176,7 @@ class Elsewhere:
             answer = None
         if answer is None:
             asyncio.get_running_loop().remove_reader(self._channel)
-            self._lost(PeerError("the program that starts the ranks of this node has gone"))
+            self._lost(PeerError("the program that starts the ranks of this node has ended"))
             return
         self._take(answer)
 

@@ -103,9 +103,9 @@ class ZapAuthenticator:
         if seen["event"] == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
             self._tell("unknown", "it left before it had shown a key")
         elif seen["value"] == MISMATCH:
-            self._tell("unknown", "it does not encrypt")
+            self._tell("unknown", "it does not use encryption")
         else:
-            self._tell("unknown", "it has keys of another job, or is none of tft")
+            self._tell("unknown", "it has keys of another job, or is not a process of tft")
 
     def _tell(self, peer: str, why: str) -> None:
         if (peer, why) in self._told:

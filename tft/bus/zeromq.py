@@ -238,7 +238,8 @@ class _Link:
                     self.participant.frame(topic, frame)
                 case _:
                     self.participant.malformed(
-                        f"a message of {len(frames)} frames came; one of tft has a topic and a body"
+                        f"a message with {len(frames)} frames came; a message of tft has two, "
+                        "topic and body"
                     )
 
     def _read_handshakes(self, line: _Line) -> None:
@@ -274,19 +275,25 @@ class _Link:
             if self._encrypts
             else "does it have a --curve that is missing here?"
         )
-        return f"what listens at {self._broker} ends every connection without a word: {keys}"
+        return (
+            f"the process that listens at {self._broker} closes every connection without a "
+            f"message: {keys}"
+        )
 
     def _why_refused(self, failed: int, value: int) -> str:
         if failed == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return (
-                f"the broker at {self._broker} does not let this process in, whose key is none of the "
-                "job's: is its --curve the same?"
+                f"the broker at {self._broker} refuses this process, because its key is not one "
+                "of the job's: is its --curve the same?"
             )
         if value != MISMATCH:
-            return f"what listens at {self._broker} is not the broker of this job"
+            return f"the process that listens at {self._broker} is not the broker of this job"
         if self._encrypts:
-            return f"the broker at {self._broker} does not encrypt: was it started without --curve?"
-        return f"the broker at {self._broker} encrypts, and --curve is missing here"
+            return (
+                f"the broker at {self._broker} does not use encryption: was it started without "
+                "--curve?"
+            )
+        return f"the broker at {self._broker} uses encryption, and --curve is missing here"
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """

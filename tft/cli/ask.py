@@ -49,12 +49,12 @@ def pause(run_dir: Path, check: str, why: str) -> int:
     async def asking(leader: Leader) -> int:
         before = await leader.speaks()
         if before.state in _OVER:
-            raise UsageError(f"the job in {run_dir} is {before.state}: it will not pause any more")
+            raise UsageError(f"the job in {run_dir} is {before.state}: it cannot pause any more")
         if before.state in _STILL:
             raise UsageError(f"the job in {run_dir} is {before.state} already")
         heard = await leader.ask(PauseRequested(why=why, check=check, at=leader.now()))
         if heard.state not in _STILL:
-            say(f"the job is {heard.state}; it is paused when that is over")
+            say(f"the job is {heard.state}; it pauses after that")
         standing = set() if check else {str(State.PAUSED)}
         lead = await leader.until(standing | _HEALTHY | _OVER)
         return _paused(lead, heard, check)
@@ -73,7 +73,7 @@ def _paused(lead: Lead, heard: Lead, check: str) -> int:
     if check and lead.check:
         say(f"the check {check!r} has not passed: {lead.check}; the job is {lead.state}")
         return FAILED
-    say(f"it did not come to the pause, and the job is {lead.state}: the controller's log says why")
+    say(f"the job did not pause, it is {lead.state}: the controller's log says why")
     return FAILED
 
 

@@ -57,7 +57,10 @@ def checkpoint_command() -> click.Command:
         ["--checkpoint-name"],
         default=CHECKPOINT_NAME,
         show_default=True,
-        help="What the checkpoints of a --checkpoint-dir are called, as `tft run` was told.",
+        help=(
+            "How the checkpoints of a --checkpoint-dir are named; the value that `tft run` was "
+            "given."
+        ),
     )
     one = click.Command(
         "verify",
@@ -69,5 +72,5 @@ def checkpoint_command() -> click.Command:
     return click.Group(
         "checkpoint",
         commands=[one, *checkpoint_commands()],
-        help="Asks something of a checkpoint on a disk, or brings one back.",
+        help="Inspect checkpoints on a disk, or restore one.",
     )

@@ -53,7 +53,10 @@ def run_command() -> click.Command:
             click.Option(
                 ["--spare-if-taken"],
                 is_flag=True,
-                help="Where a launcher of this node lives, be a node beside it, with room for its ranks.",
+                help=(
+                    "Where a launcher of this node is still alive, join as another node with "
+                    "room for its ranks."
+                ),
             ),
             click.Option(
                 ["--led-elsewhere"],
@@ -69,10 +72,8 @@ def run_command() -> click.Command:
             *_script(),
         ],
         context_settings={"allow_interspersed_args": False, "max_content_width": 100},
-        help=(
-            "Run SCRIPT as a training job on this node and look after it until it is over.\n\n"
-            "Options after SCRIPT are the script's own."
-        ),
+        help="Run SCRIPT as a training job on this node and supervise it until it ends.\n\n"
+        "Options after SCRIPT are the script's own.",
     )
 
 
@@ -150,10 +151,13 @@ def broker_command() -> click.Command:
             click.Option(
                 ["--curve"],
                 type=click.Path(path_type=Path),
-                help="The directory with the keys of a job: only who has them is let in.",
+                help=(
+                    "The directory with the keys of a job: only processes with these keys can "
+                    "connect."
+                ),
             ),
         ],
-        help="Forward the messages of jobs, until it is told to end. Holds no state.",
+        help="Forward the messages of jobs, until it is told to stop. Holds no state.",
     )
 
 
@@ -231,7 +235,7 @@ def agent_command() -> click.Command:
             *_script(),
         ],
         context_settings={"allow_interspersed_args": False},
-        help="Start this node's ranks of SCRIPT as the controller orders, and speak for them.",
+        help="Start this node's ranks of SCRIPT as the controller orders, and report on them.",
     )
 
 
@@ -281,7 +285,7 @@ def pause_command() -> click.Command:
             ),
             _why_option("tft pause"),
         ],
-        help="Have a job stand still between two steps, until `tft resume`.",
+        help="Pause a job between two steps, until `tft resume`.",
     )
 
 
@@ -299,7 +303,7 @@ def resume_command() -> click.Command:
         "resume",
         callback=resume,
         params=[_run_dir_option(), _why_option("tft resume")],
-        help="Have a paused job go on.",
+        help="Continue a paused job.",
     )
 
 
@@ -317,7 +321,7 @@ def dump_command() -> click.Command:
         "dump",
         callback=dump,
         params=[_run_dir_option(), _why_option("tft dump")],
-        help="Have a job end with a last checkpoint.",
+        help="End a job after a last checkpoint.",
     )
 
 
@@ -353,8 +357,8 @@ def _spare_option() -> click.Option:
         default=0,
         show_default=True,
         help=(
-            "For how many ranks of other nodes this one has room: those that lose theirs, or are to leave "
-            "it. With a --node-rank of --nnodes or more it has none of its own."
+            "For how many ranks of other nodes this node has room: ranks whose node is lost or "
+            "is to be left. With a --node-rank of --nnodes or more it has no ranks of its own."
         ),
     )
 
@@ -389,7 +393,7 @@ def _script() -> list[click.Parameter]:
             type=click.INT,
             nargs=3,
             metavar="LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK",
-            help="Where another launcher has put the only rank of this node.",
+            help="The rank that another launcher has placed on this node as its only one.",
         ),
         click.Option(
             ["--starter"],

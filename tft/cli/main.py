@@ -37,7 +37,7 @@ class _Commands(click.Group):
 
 
 tft = _Commands(
-    "tft", help="Runs a distributed training job that survives the loss of its processes."
+    "tft", help="Run a distributed training job that survives the loss of its processes."
 )
 
 

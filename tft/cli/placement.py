@@ -53,7 +53,7 @@ def in_words(asked: Question, *, everything: bool) -> Iterator[str]:
     yield "\nWho holds what:"
     yield from _held(layout, most)
     yield "\nWhat can be lost:"
-    yield "  any one rank: yes, everything it holds is on another, too"
+    yield "  any one rank: yes, everything it holds is on another rank or node, too"
     yield from _two(of_ranks(placed), "rank", most)
     if asked.ranks_per_node is not None:
         yield from _nodes(placed, asked.ranks_per_node, most)
@@ -108,7 +108,7 @@ def _nodes(placed: Topology, ranks_per_node: int, most: int | None) -> Iterator[
         nodes = "node" if len(survival.alone) == 1 else "nodes"
         yield f"{one}: no, not {nodes} {named}; node {node} has all copies of {shard}"
     else:
-        yield f"{one}: yes, everything it holds is on another, too"
+        yield f"{one}: yes, everything it holds is on another rank or node, too"
     if several - len(survival.alone) > 1:
         yield from _two(survival, "node", most)
 

@@ -57,7 +57,7 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     runs = runs_of(content, str(file), which)
     if not runs:
-        raise UsageError(f"{file} tells of no run")
+        raise UsageError(f"{file} records no run")
     return runs
 
 
@@ -122,8 +122,8 @@ def replay_command() -> click.Command:
             ),
         ],
         help=(
-            "Judge the run in STORY once more (a story.jsonl, or the run directory it is in), tell "
-            "what happened, and say whether the commands are the same as then.\n\n"
-            "Exits 0 when they are, 1 when they are not, 2 when the story cannot be read."
+            "Judge the run in STORY again (a story.jsonl, or the run directory it is in), print "
+            "what happened, and say whether the commands are the same as in the run.\n\nExits 0 "
+            "when they are, 1 when they are not, 2 when the story cannot be read."
         ),
     )

@@ -32,7 +32,9 @@ class _Amount(click.ParamType[float]):
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf"):
-            self.fail(f"{text!r} is no number of parameters, as 13e9, 13B or 350M", param, ctx)
+            self.fail(
+                f"{text!r} is not a number of parameters, such as 13e9, 13B or 350M", param, ctx
+            )
         return number
 
 
@@ -54,10 +56,9 @@ def replicas_command() -> click.Command:
         callback=command,
         params=_options(),
         help=(
-            "Compute, without running anything, which ranks will hold a copy of what, what can be "
-            "lost, and what the copies cost.\n\n"
-            "Exits 0 where everything has a replica; 2, with a sentence, where something has none "
-            "or the sizes cannot be."
+            "Compute, without running anything, which ranks hold copies of which state, which "
+            "losses can be repaired, and what the copies cost.\n\nExits with 0 if everything has "
+            "a replica; with 2 and a sentence if something has none or the sizes are impossible."
         ),
     )
 
@@ -100,7 +101,7 @@ def _options() -> list[click.Parameter]:
             default=0,
             help="How many of these are in experts.",
         ),
-        click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and all of it."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print everything, as JSON."),
         click.Option(
             ["--all", "everything"],
             is_flag=True,

@@ -99,7 +99,7 @@ def checked(message: Said) -> Said:
     Raises `UsageError`, which says what is wrong, when the message is not valid.
     """
     if not isinstance(message, get_args(OutsideReport)):
-        raise UsageError(f"{message!r} is no report; see the reports of people and plugins")
+        raise UsageError(f"{message!r} is not a report that a plugin may send")
     try:
         from_plain(*to_plain(message))
     except (MalformedMessage, TypeError, ValueError) as error:

@@ -218,7 +218,7 @@ class Controller:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)
         for node in self._hang_detection.silent(now):
-            why = f"node {node} has sent no beat for {self._hang_detection.node_silence:.0f} s"
+            why = f"node {node} has sent no heartbeat for {self._hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
 
     async def _say_again(self, bus: Bus) -> None:

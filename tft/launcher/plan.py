@@ -178,8 +178,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     curve: Path | None = options["curve"]
     if options["resume"] and options["run_dir"] is None and checkpoint_dir is None:
         raise UsageError(
-            "--resume needs the --run-dir of the run to be continued, or the --checkpoint-dir in which "
-            "its checkpoints are"
+            "--resume needs the --run-dir of the run to continue, or the --checkpoint-dir that "
+            "has its checkpoints"
         )
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
@@ -268,15 +268,15 @@ def check_settings(settings: JobSettings) -> None:
         ("--keep-checkpoints", settings.keep_checkpoints, 0),
     ):
         if value < least:
-            raise UsageError(f"{option} is at least {least}, not {value}")
+            raise UsageError(f"{option} must be at least {least}, not {value}")
     if settings.save_copies not in ("one", "all"):
-        raise UsageError(f"--save-copies is one or all, not {settings.save_copies}")
+        raise UsageError(f"--save-copies must be one or all, not {settings.save_copies}")
     if settings.audit not in ("first", "strict", "off"):
-        raise UsageError(f"--audit is first, strict or off, not {settings.audit}")
+        raise UsageError(f"--audit must be first, strict or off, not {settings.audit}")
     checkpoint_store_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:
-        raise UsageError(f"--enable knows {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")
+        raise UsageError(f"--enable takes {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")
 
 
 def check_plan(plan: Plan) -> None:
@@ -287,11 +287,12 @@ def check_plan(plan: Plan) -> None:
     settings = plan.settings
     check_settings(settings)
     if plan.spare < 0:
-        raise UsageError(f"--spare is at least 0, not {plan.spare}")
+        raise UsageError(f"--spare must be at least 0, not {plan.spare}")
     if plan.trains and not (0 <= plan.node < settings.nnodes or (plan.node > 0 and plan.spare)):
         raise UsageError(
-            f"--node-rank is 0 to {settings.nnodes - 1} in a job of --nnodes {settings.nnodes}, "
-            f"not {plan.node}; a node beyond them is there for ranks of others, and needs --spare"
+            f"--node-rank must be 0 to {settings.nnodes - 1} in a job of --nnodes "
+            f"{settings.nnodes}, not {plan.node}; a node with a higher number has room for ranks "
+            "of other nodes only, and needs --spare"
         )
     if plan.placed is not None and settings.nproc_per_node != 1:
         raise UsageError(
@@ -326,8 +327,8 @@ def _check_starter(starter: StartedElsewhere) -> None:
         there = False
     if not there:
         raise UsageError(
-            f"--starter {starter.descriptor} is no socket of this process: it is for a program that "
-            "starts the ranks itself (tft.spi.launcher), not for a command line"
+            f"--starter {starter.descriptor} is not a socket of this process: it is for a program "
+            "that starts the ranks itself (tft.spi.launcher), not for a command line"
         )
 
 

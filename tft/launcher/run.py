@@ -89,7 +89,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         for line in summary(report.incidents(), report.missed()):
             say(line)
         if code not in (COMPLETED, DUMPED):
-            why = report.why() or f"nobody wrote a report; {settings.run_dir / 'logs'} says why"
+            why = report.why() or f"no report was written; see {settings.run_dir / 'logs'}"
             say(f"the job did not complete: {why}")
             checkpoint = newest(checkpoint_store_of(settings))
             if checkpoint is not None:
@@ -136,12 +136,12 @@ def _beginning(plan: Plan) -> str:
     """
     settings = plan.settings
     if plan.goes_on:
-        return "; its nodes train, and are led from here again"
+        return "; its nodes train on, and this controller leads them again"
     if not settings.resume:
         return ""
     checkpoint = newest(checkpoint_store_of(settings))
     if checkpoint is None:
-        return "; an earlier one left no checkpoint there, so the job begins once more"
+        return "; an earlier job left no checkpoint there, so the job begins again"
     return f"; it goes on from {checkpoint.name}"
 
 
@@ -243,7 +243,7 @@ class Launcher:
             if not restarts.again(self._clock.now()):
                 say(
                     f"the {name} {ended(code)}, after {restarts.limit} restarts within "
-                    f"{restarts.within:.0f} s: giving up; {self._log_of(name)} has its last words"
+                    f"{restarts.within:.0f} s: giving up; see the end of {self._log_of(name)}"
                 )
                 self._finish(FAILED)
                 return
@@ -267,7 +267,7 @@ class Launcher:
                 self._finish(self._reported())
             return
         why = f"the agent of node {self._plan.node} {ended(code)}"
-        say(f"{why}; {self._log_of(name)} has its last words")
+        say(f"{why}; see the end of {self._log_of(name)}")
         node, pid = self._plan.node, agent.process.pid
         lost = NodeLost(node=node, pid=pid, why=why, at=self._clock.now())
         if self._plan.leads:
@@ -348,7 +348,7 @@ class Launcher:
             return
         if self._plan.placed is not None:
             return  # another launcher may signal twice; it kills when its own time limit is over
-        say(f"{number.name}: everything is killed")
+        say(f"{number.name}: all processes are killed")
         for part in self._parts.values():
             part.send(signal.SIGKILL)
         self._finish(exit_code(FAILED, self._stopped_by))
@@ -356,11 +356,11 @@ class Launcher:
     async def _stop_when_asked(self) -> None:
         number = await asyncio.shield(self._stop)
         if not self._led.is_set() and not self._plan.leads:
-            say(f"{number.name}: no controller was heard yet, and nothing has begun here")
+            say(f"{number.name}: no controller has been heard yet, and nothing has started here")
             self._finish(exit_code(FAILED, number))
             return
         if self._plan.placed is None:
-            say(f"{number.name}: the job is to end after a last checkpoint; a second one kills it")
+            say(f"{number.name}: the job ends after a last checkpoint; a second signal kills it")
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
@@ -372,9 +372,7 @@ class Launcher:
                 asked = StopRequested(why=why, signal=number, node=node, at=self._clock.now())
                 await self._tell(asked)
         except TimeoutError:
-            say(
-                f"no controller has heard it for {_NEWS_LIMIT:.0f} s: nobody is left to order a save"
-            )
+            say(f"no controller has taken it for {_NEWS_LIMIT:.0f} s, so a save cannot be ordered")
         else:
             await asyncio.wait([self._over], timeout=_STOP_LIMIT)
         self._finish(exit_code(FAILED, number))
@@ -421,8 +419,9 @@ class Launcher:
                 await self._led.wait()
         except TimeoutError:
             say(
-                f"no controller has been heard at {self._plan.settings.broker} for {_UNHEARD:.0f} s, and it is "
-                "waited for: is `tft run` on node 0 (or `tft lead`) running? Its terminal says why if not"
+                f"no controller has been heard at {self._plan.settings.broker} for {_UNHEARD:.0f} "
+                "s, still waiting: is `tft run` on node 0 (or `tft lead`) running? Its terminal "
+                "says why if not"
             )
 
     def _not_let_in(self, why: str) -> None:

@@ -36,7 +36,7 @@ REPORT = "report.json"
 _UNREAD = {
     "": f"it has no {checkpoint.MANIFEST}",
     ".partial": "it was never finished",
-    ".given-up": "the job has turned back to an earlier step since",
+    ".given-up": "the job has since gone back to an earlier step",
 }
 """The reasons why a checkpoint is not read, by the mark that follows its name."""
 
@@ -236,7 +236,7 @@ def passed_over(store: CheckpointStore, chosen: Path | None) -> list[str]:
     """
     at = -1 if chosen is None else store.step_of(chosen)
     return [
-        f"{directory} is newer and is passed over: {_UNREAD[mark]}"
+        f"{directory} is newer and is skipped: {_UNREAD[mark]}"
         for step, mark, directory in store.held()
         if at is not None
         and step > at
@@ -483,7 +483,7 @@ def _check_unfinished(run_dir: Path) -> None:
     report = run_dir / REPORT
     if report.exists() and json.loads(report.read_text())["result"] == "completed":
         raise UsageError(
-            f"the job in {run_dir} has completed: choose another --run-dir for another one"
+            f"the job in {run_dir} has completed: choose another --run-dir for a new job"
         )
 
 

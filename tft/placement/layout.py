@@ -85,7 +85,7 @@ class Layout:
         for name in (*DIMENSIONS, "shards"):
             if getattr(self, name) < 1:
                 what = "optimizer shards" if name == "shards" else name
-                raise UsageError(f"{what} is at least 1, not {getattr(self, name)}")
+                raise UsageError(f"{what} must be at least 1, not {getattr(self, name)}")
         if sorted(self.order) != sorted(DIMENSIONS):
             named = "-".join(self.order)
             raise UsageError(
@@ -262,7 +262,7 @@ class Layout:
             f"a dense data-parallel group has {_ranks(self.dense)} (dp {self.dp} * cp {self.cp})"
         )
         if self.dense == 1:
-            raise UsageError(f"no replica: {group}, and nobody else holds what that one holds")
+            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
         if self.dense % self.shards:
             raise UsageError(
                 f"{group}, which cannot be divided into {self.shards} optimizer shards; "
@@ -270,8 +270,8 @@ class Layout:
             )
         if self.dense_copies == 1:
             raise UsageError(
-                f"no replica: {group}, and of {self.shards} optimizer shards each is held once; "
-                f"{_possible(self.dense)}"
+                f"no replica: {group}, and each of its {self.shards} optimizer shards is held by "
+                f"one rank only; {_possible(self.dense)}"
             )
 
     def _check_experts(self) -> None:
@@ -286,28 +286,28 @@ class Layout:
         if self.pp > 1 and dense["pp"] != experts["pp"]:
             raise UsageError(
                 f"counted {'-'.join(self.order)}, the pipeline stages of experts (ep {self.ep}) "
-                f"are not those of what is dense (cp {self.cp})"
+                f"are not the stages of the dense part (cp {self.cp})"
             )
         group = (
             f"an expert data-parallel group has {_ranks(self.expert)} ({self.dense} / ep {self.ep})"
         )
         if self.expert == 1:
-            raise UsageError(f"no replica: {group}, and nobody else holds what that one holds")
+            raise UsageError(f"no replica: {group}, and no other rank holds the same state")
         divided = self.expert % self.dense_copies == 0
         if self.shards > 1 and not (self.scheme.experts_as_dense or divided):
             raise UsageError(
-                f"{group}, which cannot be divided by the {self.dense_copies} copies that the "
-                "optimizer state has of what is dense"
+                f"{group}, which cannot be divided by {self.dense_copies}, the number of copies "
+                "of the dense part's optimizer state"
             )
         if self.expert % self.shards and self.scheme.experts_as_dense:
             raise UsageError(
                 f"no replica: {group}, which cannot be divided into {self.shards} shards; "
-                f"{self.scheme.name} then cuts over all of them"
+                f"{self.scheme.name} then shards over all of them"
             )
         if self.expert_copies == 1:
             raise UsageError(
-                f"no replica: {group}, and of {self.expert_shards} optimizer shards each is held "
-                "once"
+                f"no replica: {group}, and each of its {self.expert_shards} optimizer shards is "
+                "held by one rank only"
             )
 
 

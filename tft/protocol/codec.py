@@ -61,7 +61,7 @@ def encode(envelope: Envelope) -> bytes:
     if len(frame) > FRAME_LIMIT:
         raise InternalError(
             f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
-            f"nobody reads a frame of more than {FRAME_LIMIT}"
+            f"the limit of a frame is {FRAME_LIMIT}"
         )
     return frame
 
@@ -85,7 +85,7 @@ def decode(frame: bytes) -> Envelope:
         wire = msgspec.convert(came, _Wire)
     except msgspec.ValidationError as error:
         raise MalformedMessage(
-            f"{sender} sent a frame that is no envelope: {_brief(str(error))}"
+            f"{sender} sent a frame that is not an envelope: {_brief(str(error))}"
         ) from None
     if wire.number < 0:
         raise MalformedMessage(f"{sender} numbers a report {wire.number}; reports start at 1")
@@ -103,7 +103,9 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
     """
     version = came.get("v")
     if type(version) is not int:
-        raise MalformedMessage(f"{sender} sent a map without a version `v`: no message of tft")
+        raise MalformedMessage(
+            f"{sender} sent a map without a version `v`, which is not a message of tft"
+        )
     if version != VERSION:
         raise MalformedMessage(
             f"{sender} speaks version {version} of the protocol, version {VERSION} is spoken "
@@ -208,5 +210,5 @@ def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the 
         return msgpack.unpackb(packed, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(
-            f"{len(packed)} bytes are no MessagePack: {str(error) or type(error).__name__}"
+            f"{len(packed)} bytes are not MessagePack: {str(error) or type(error).__name__}"
         ) from None

@@ -264,7 +264,7 @@ def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Ru
     if which is not None:
         place = which if which > 0 else len(chapters) + 1 + which
         if place not in chapters:
-            raise UsageError(f"{name} tells {len(chapters)} runs, and run {which} is none of them")
+            raise UsageError(f"{name} records {len(chapters)} runs, and has no run {which}")
         chapters = {place: chapters[place]}
     return {place: _run(chapter, name) for place, chapter in chapters.items()}
 
@@ -288,7 +288,7 @@ def _line(text: bytes, number: int, name: str) -> _Line:
     try:
         line = msgspec.convert(json.loads(text), _Line)
     except msgspec.ValidationError as error:
-        raise _corrupt(name, number, f"no line of a story ({error})") from None
+        raise _corrupt(name, number, f"not a line of a story ({error})") from None
     except (ValueError, RecursionError) as error:
         raise _corrupt(name, number, f"it cannot be read as JSON ({error})") from None
     if line.n != number:
@@ -309,19 +309,19 @@ def _opened(line: _Line, name: str) -> Opened:
     policy = line.body.get("policy")
     if not isinstance(policy, dict):
         raise UsageError(
-            f"{name}, line {line.n}: the story of an earlier tft, which did not write down by "
-            "which limits it judged and what it commanded: it can be read with that tft only"
+            f"{name}, line {line.n}: the story was written by an earlier tft, which did not "
+            "record its limits and commands: it can be read with that tft only"
         )
     unknown = {*line.body} - _names(Opened) | {*policy} - _names(Policy)
     if unknown:
         raise UsageError(
-            f"{name}, line {line.n}: the story of another tft, which knows "
+            f"{name}, line {line.n}: the story was written by another tft, which has "
             f"{', '.join(sorted(unknown))}: it can be read with that tft only"
         )
     try:
         return msgspec.convert(line.body, Opened)
     except msgspec.ValidationError as error:
-        raise _corrupt(name, line.n, f"no beginning of a run ({error})") from None
+        raise _corrupt(name, line.n, f"not the beginning of a run ({error})") from None
 
 
 def _names(declared: type[Opened | Policy]) -> set[str]:
@@ -336,7 +336,7 @@ def _event(line: _Line, name: str) -> Event:
     except (msgspec.ValidationError, MalformedMessage) as error:
         raise _corrupt(name, line.n, str(error)) from None
     if not isinstance(message, REPORTS):
-        raise _corrupt(name, line.n, f"a {line.kind} is nothing that a controller is told")
+        raise _corrupt(name, line.n, f"a {line.kind} is not an event of a controller")
     return Received(
         at=line.at,
         sender=line.sender,
@@ -347,7 +347,6 @@ def _event(line: _Line, name: str) -> Event:
 
 def _corrupt(name: str, number: int, what: str) -> StoryCorrupt:
     return StoryCorrupt(
-        f"{name}, line {number}: {what}. A story that is not as it was written is not gone on "
-        "with. Put the whole file back, or move it away and continue from the last checkpoint "
-        "with `tft run --resume`"
+        f"{name}, line {number}: {what}. A damaged story cannot be continued. Restore the whole "
+        "file, or move it away and continue from the last checkpoint with `tft run --resume`"
     )

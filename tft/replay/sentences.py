@@ -55,8 +55,8 @@ Alike = (
 """Reports that many ranks send at about the same time."""
 
 DONE: dict[str, str] = {
-    "freeze": "froze", "stop": "left the loop", "compare": "said what it holds", "load": "loaded the checkpoint",
-    "fetch": "copied and verified", "restore": "took back a copy", "regroup": "formed the groups",
+    "freeze": "froze", "stop": "left the loop", "compare": "reported what it holds", "load": "loaded the checkpoint",
+    "fetch": "copied and verified", "restore": "withdrew a copy", "regroup": "formed the groups",
     "reload": "loaded a checkpoint of its own", "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
     "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
     "commit": "committed the checkpoint", "complete": "completed", "end": "took leave",
@@ -173,15 +173,15 @@ def sentence(message: Report) -> str:
         case Answered(rank=rank, verdict=verdict, finding=finding):
             return f"rank {rank} does not pass the check ({verdict}): {finding}"
         case StopRequested(why=why):
-            return f"the end is asked for: {why}"
+            return f"the end of the job is requested: {why}"
         case PauseRequested(why=why, check=check):
-            return f"a pause is asked for{check and f', with the check {check}'}: {why}"
+            return f"a pause is requested{check and f', with the check {check}'}: {why}"
         case ResumeRequested(why=why):
-            return f"a paused job is asked to go on: {why}"
+            return f"a paused job is to go on: {why}"
         case SwitchRequested(ranks=ranks, why=why) if ranks:
-            return f"{ranks_of(ranks)} are to go to other processes: {why}"
+            return f"{ranks_of(ranks)} are to be taken over by other processes: {why}"
         case SwitchRequested(why=why):
-            return f"nobody is to be switched any more: {why}"
+            return f"no rank is to be taken over any more: {why}"
         case Noticed(rank=rank, kind=kind, evidence=evidence):
             return (
                 f"rank {rank} is seen to have a {kind} fault{_spread(message)}: {_short(evidence)}"
@@ -286,12 +286,15 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
             return f"stop {{who}} at the end of step {finish}", command.to
         case Regroup(step=step, without=without):
             left_out = f", without {ranks_of(without)}" if without else ""
-            heading = f"for step {step}" if step else "for a step that they find themselves"
+            heading = f"for step {step}" if step else "for a step that the ranks find themselves"
             return f"form groups of {{who}} {heading}{left_out}", command.to
         case Save(shards=shards, private=private, directory=directory):
-            parts = [*shards, *([f"the private state of {ranks_of(private)}"] if private else [])]
+            parts = [
+                *shards,
+                *([f"the rank-local state of {ranks_of(private)}"] if private else []),
+            ]
             what = "".join(f"{part}, " for part in parts)
-            return f"{{who}}: save {what}your own private state under {directory}", command.to
+            return f"{{who}}: save {what}your own rank-local state under {directory}", command.to
         case Commit(files=files, directory=directory):
             return f"{{who}}: commit {len(files)} files as {directory}", command.to
         case End(code=code, why=why):

@@ -262,7 +262,7 @@ def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
     if files is None:
         return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
     if f"private-{process.rank}" not in files:
-        why = f"CheckpointCorrupt: it holds no private state of rank {process.rank}"
+        why = f"CheckpointCorrupt: it holds no rank-local state of rank {process.rank}"
         return process.done(execute, why)
     for name in process.memory.content:
         process.memory.content[name] = _shard(files[name])

@@ -121,7 +121,7 @@ class Attempts:
             incident.spread.guess(ceiling)
             return
         incident.decision.failed[incident.decision.base] = (
-            f"the {kind} fault at step {step} came back"
+            f"the {kind} fault at step {step} occurred again"
         )
 
     def open(self) -> None:
@@ -240,7 +240,7 @@ class Attempts:
         job = self._job
         job.pausing.request = None
         found = self.findings()
-        job.pausing.result = "; ".join([*found, "a fault has cut it off"])
+        job.pausing.result = "; ".join([*found, "a fault has interrupted it"])
         job.tell("checked", what=job.pausing.result)
         self.judge()
 
@@ -310,4 +310,4 @@ class Attempts:
             if successor.node == rank_state.node:
                 self.terminate(successor, why)
         if alone:
-            self.force(f"{why}; nobody outside node {rank_state.node} has shard {alone[0]!r}")
+            self.force(f"{why}; no rank outside node {rank_state.node} has shard {alone[0]!r}")

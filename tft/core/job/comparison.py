@@ -245,8 +245,9 @@ class Comparison:
         job, first = self._job, self._job.training.compared + 1
         if difference.step >= first:
             why = (
-                f"{difference.sentence()}; since when is not known: what ranks {list(difference.wrong)} have given to "
-                f"all-reduces in steps {first} to {difference.step} may be in the state of all"
+                f"{difference.sentence()}; it is not known since when they differ: the "
+                f"contributions of ranks {list(difference.wrong)} to all-reduces in steps {first} "
+                f"to {difference.step} may be in the state of all ranks"
             )
             job.incident.exactness.reservations.append((first, why))
 
@@ -260,8 +261,8 @@ class Comparison:
     def _nobody_knows(self, difference: Difference) -> None:
         job = self._job
         why = (
-            f"{difference.sentence()}, and nobody can say which is right: all copies that are later than "
-            f"step {job.training.compared}, when they were compared last, may be wrong"
+            f"{difference.sentence()}, and it is not known which copy is right: all copies later "
+            f"than step {job.training.compared}, the last comparison, may be wrong"
         )
         job.incident.spread.lower(job.training.compared)
         # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
@@ -351,11 +352,12 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
         ended = ended or len(late) < len(found)
         for rank in late:
             left.setdefault(job.ranks.states[rank].holdings.line, set()).add(rank)
-    of = " of all that hold the same" if ended else ""
+    of = " of all ranks that hold the same" if ended else ""
     for line, those in left.items():
         said = (
-            f"ranks {sorted(those)} were cut off in the tail of step {step} at {line or 'an unknown line'}, and none "
-            f"is left that has ended it{of}: what stands behind that line was not done for this step"
+            f"ranks {sorted(those)} were cut off in the tail of step {step} at "
+            f"{line or 'an unknown line'}, and no rank is left that has ended the step{of}: the "
+            "code after that line was not run for this step"
         )
         job.incident.exactness.tails[said] = step
 

@@ -79,7 +79,7 @@ class Deadlines:
             attempts.open()
             late = sorted(job.ranks.members - job.training.finished)
             attempts.freeze(
-                f"ranks {late} have not finished, others have for {job.timing.allowed:.0f} s"
+                f"ranks {late} have not finished, {job.timing.allowed:.0f} s after other ranks have"
             )
 
     def _started_by(self, rank_state: RankState) -> float:
@@ -99,8 +99,8 @@ class Deadlines:
         job, until = self._job, self._gathered_by()
         if until is not None and until <= job.timing.now:
             why = (
-                f"ranks {job.ranks.placeless()} have no place: {job.policy.gather:.0f} s after the last "
-                "node no other has come"
+                f"ranks {job.ranks.placeless()} have no place: no other node has come within "
+                f"{job.policy.gather:.0f} s after the last one"
             )
             self._recovery.shutdown.exit("failed", 4, why)
 
@@ -201,7 +201,9 @@ class Deadlines:
         }
         if until:
             task.deadline = max(until.values())
-            job.tell("stop_waits", ranks=list(until), why="what is called after a step runs there")
+            job.tell(
+                "stop_waits", ranks=list(until), why="a function after a step is running there"
+            )
         return [rank for rank in ranks if rank not in until]
 
     def _spared(self, ranks: list[int]) -> bool:

@@ -137,7 +137,7 @@ class Faults:
         if rank_state.process.terminating:
             return f"its process is being ended: {rank_state.process.terminating}"
         if not rank_state.ready and kind != "node":
-            return "its process is starting, and has nothing yet that could be wrong"
+            return "its process is starting, and has no state yet that could be wrong"
         return ""
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:

@@ -25,18 +25,20 @@ def broken(job: Job) -> Iterator[str]:
         yield f"ranks {training} train while the job is {job.state}"
     outside = [rank for rank in training if rank not in job.ranks.members]
     if outside:
-        yield f"ranks {outside} train and are no members"
+        yield f"ranks {outside} train and are not members"
     if not job.ranks.members:
-        yield "nobody is a member"
+        yield "no rank is a member"
     strangers = [
         rank
         for rank, s in job.succession.successors.items()
         if s.process.stage is ProcessStage.ABSENT
     ]
     if strangers:
-        yield f"those who take over from ranks {strangers} were never asked for"
+        yield f"the successors of ranks {strangers} were never requested"
     if job.state is S.HEALTHY and job.incident.tasks:
-        yield f"the job is healthy, and unanswered is {', '.join(job.incident.tasks)}"
+        yield (
+            f"the job is healthy, and these orders are unanswered: {', '.join(job.incident.tasks)}"
+        )
     if job.state is S.HEALTHY and job.incident.is_open:
         yield f"the job is healthy, and incident {job.incident.number} is open"
     if job.state is S.ENDED and job.end.outcome is None:

@@ -14,8 +14,8 @@ from tft.core.job.transitions import SETTLED, State
 from tft.protocol.messages import Exited, FaultKind, Kill, NodeLost, Spawn
 
 UNPROTECTED = (
-    "every rank has ended, and none has called tft.init: nothing of this run was protected, and a fault "
-    "would have ended it"
+    "every rank has ended, and no rank has called tft.init: this run was not protected, and a "
+    "fault would have ended it"
 )
 """The outcome of a run in which no rank has joined: tft has started the processes, and no more."""
 

@@ -284,7 +284,7 @@ class Recovery:
         ]
         alone = self._job.ranks.only_on(other.rank for other in others)
         if alone:
-            self._job.tell("node_kept", node=node, why=f"nobody else has shard {alone[0]!r}")
+            self._job.tell("node_kept", node=node, why=f"no other rank has shard {alone[0]!r}")
         else:
             for other in others:
                 self._job.incident.turnover.counted.add(other.rank)  # this rank is not to blame

@@ -163,7 +163,7 @@ class Restart:
         for s in job.ranks.member_states():
             if s.holdings.held is None:
                 return (
-                    f"rank {s.rank} has not said of which step the checkpoint is that it has found"
+                    f"rank {s.rank} has not reported the step of the checkpoint that it has found"
                 )
             found[s.rank] = s.holdings.held
         low, step = min(found, key=found.__getitem__), max(found.values())
@@ -171,7 +171,7 @@ class Restart:
             high = max(found, key=found.__getitem__)
             return (
                 f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
-                f"{step}: nobody can go on from both"
+                f"{step}: the ranks cannot go on from different steps"
             )
         if (
             incident.spread.ceiling is not None
@@ -179,8 +179,8 @@ class Restart:
             and not incident.spread.tentative
         ):
             return (
-                f"the ranks have found a checkpoint of step {step}, and what is wrong may be in "
-                f"everything after step {incident.spread.ceiling}"
+                f"the ranks have found a checkpoint of step {step}, and all state after step "
+                f"{incident.spread.ceiling} may be wrong"
             )
         # if all members have lost their processes, maybe with their nodes, no rank is left to say
         # how far the run had come
@@ -189,8 +189,8 @@ class Restart:
             and not job.ranks.members <= incident.turnover.respawns.keys()
         ):
             return (
-                f"the ranks have found a checkpoint of step {step}, and none of them had come further "
-                f"than step {incident.progress.begun}: it is not of this run"
+                f"the ranks have found a checkpoint of step {step}, and no rank had completed a "
+                f"step after {incident.progress.begun}: the checkpoint is not of this run"
             )
         incident.progress.step = step + 1
         for rank_state in job.ranks.member_states():
@@ -325,9 +325,7 @@ class Restart:
         if not unread or step == 0:
             job.training.compared = step
             return
-        why = (
-            f"the copies of ranks {unread} could not be read, so they were compared with no others"
-        )
+        why = f"the copies of ranks {unread} could not be read and were not compared"
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
 

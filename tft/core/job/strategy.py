@@ -110,7 +110,7 @@ class StrategyChoice:
         for rank in self._without_room():
             why = (
                 standings[rank].unplaceable
-                or f"no node has room for rank {rank} besides the others"
+                or f"no node has room for rank {rank} in addition to the others"
             )
             standings[rank] = replace(standings[rank], unplaceable=why)
         terms = terms_of(job)
@@ -280,7 +280,7 @@ class StrategyChoice:
                 reasons = "; ".join(
                     f"{strategy}: {why}" for strategy, why in incident.decision.tried
                 )
-                why = f"nothing is left to be done ({reasons})"
+                why = f"no strategy is left ({reasons})"
                 self._shutdown.exit("failed", 4, why)
             case _:
                 self._go_on(plan)
@@ -348,7 +348,7 @@ class StrategyChoice:
             job.processes.retiring.append(
                 old
             )  # the report of its end brings the state that it had captured
-            why = "another process has taken over from it"
+            why = "another process has taken the rank over"
             old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)
         elif old.node is not None:  # the place of the lost process is free again

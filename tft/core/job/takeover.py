@@ -57,7 +57,7 @@ class Takeover:
         """
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
-            return "everyone stands still already"
+            return "all ranks are stopped already"
         known = (
             "another process is on its way" if rank_state.rank in job.succession.successors else ""
         )

@@ -40,9 +40,9 @@ def covered_steps(
             return f"no sound copy of shard {shard!r}{before} is left on ranks {listed(ranks)}"
         common = steps if common is None else common & steps
     if common is None:
-        return "no rank has said what it holds"
+        return "no rank has reported what it holds"
     if not common:
-        return "no step is held whole: the copies that are left are of different steps"
+        return "no step is complete: the copies that are left are of different steps"
     return common
 
 
@@ -72,8 +72,8 @@ def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
         left = steps & terms.without_local_state[rank]
         if not left:
             return (
-                f"the RNG and data position of rank {rank} at the end of step {max(steps)} have "
-                "gone with its node"
+                f"the RNG and data position of rank {rank} at the end of step {max(steps)} were "
+                "lost with its node"
             )
         steps = left
     return max(steps)
@@ -88,7 +88,7 @@ def newest_checkpoint(terms: Terms) -> int | None:
     return max(early, default=None)
 
 
-UNFIT = "nothing was trained yet, and ranks {} are not as they began any more"
+UNFIT = "no step was trained yet, and ranks {} no longer have the state they began with"
 
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:

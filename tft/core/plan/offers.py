@@ -126,14 +126,14 @@ class _Case:
     def migrate(self) -> Offer:
         successors = sorted(self.terms.successors & self.members)
         if not successors:
-            return Offer(strategy="migrate", why_not="nobody is ready to take over")
+            return Offer(strategy="migrate", why_not="no process is ready to take over")
         why = f"ranks {listed(successors)} are taken over by processes that are ready"
         return self._whole("migrate") or self._in_place("migrate", why, going=tuple(successors))
 
     def scale_out(self) -> Offer:
         joining = sorted(self.terms.returning)
         if not joining:
-            return Offer(strategy="scale_out", why_not="nobody is ready to come back")
+            return Offer(strategy="scale_out", why_not="no rank is ready to come back")
         for rank in sorted(self.terms.excluded):
             why_not = f"the adaptor of rank {rank} cannot make its RNG and data position anew"
             return Offer(strategy="scale_out", why_not=why_not)
@@ -171,7 +171,7 @@ class _Case:
         if not faulty:
             why_not = "no rank can be named whose process should be replaced"
             return Offer(strategy="recover", why_not=why_not)
-        why = f"ranks {listed(faulty)} get another process, though theirs live"
+        why = f"ranks {listed(faulty)} get another process, although their processes are alive"
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
@@ -184,13 +184,13 @@ class _Case:
             return Offer(strategy="scale_in", why_not="no rank has to leave")
         staying = self.members - leaving
         if not staying:
-            return Offer(strategy="scale_in", why_not="nobody would be left")
+            return Offer(strategy="scale_in", why_not="no rank would be left")
         for shard, ranks in self.topology.groups.items():
             if staying.isdisjoint(ranks):
-                why_not = f"shard {shard!r} has its place on ranks that leave, and nowhere else"
+                why_not = f"shard {shard!r} is held only by ranks that leave"
                 return Offer(strategy="scale_in", why_not=why_not)
         for rank in sorted(self.terms.strangers):
-            why_not = f"rank {rank} has never said what it holds"
+            why_not = f"rank {rank} has never reported what it holds"
             return Offer(strategy="scale_in", why_not=why_not)
         why = f"ranks {listed(sorted(leaving))} leave, {len(staying)} go on"
         left = tuple(sorted(leaving))

@@ -28,7 +28,7 @@ def _program() -> Program:
     if not _programs:
         raise UsageError(
             "the adaptor `mindio` is for programs that call mindio_ttp: tft_init_processor and "
-            "tft_start_processor come before anything else"
+            "tft_start_processor must be called first"
         )
     return _programs[0]
 

@@ -67,7 +67,7 @@ class Identity:
             )
         _check_length(self.certificate, mine)
         if _public(mine) != key.public:
-            raise Refused(f"tlsPk of tls_info is not the private key of {self.certificate}")
+            raise Refused(f"tlsPk of tls_info does not match {self.certificate}")
         trusted = [each for path in self.trusted for each in _certificates(path)]
         chain = _chain(self.certificate, mine, trusted, now)
         self._check_not_revoked(chain, now)
@@ -93,7 +93,8 @@ class Identity:
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
                     raise Refused(
-                        f"{self.certificate} is revoked, or one that has signed it, by {path}"
+                        f"{self.certificate} is revoked, or a certificate that has signed it is, "
+                        f"by {path}"
                     )
 
 
@@ -108,7 +109,7 @@ def private_key(text: str, password: str | None) -> PrivateKey:
         from cryptography.hazmat.primitives import serialization
     except ImportError:
         raise Refused(
-            "enable_tls=True takes the package cryptography: pip install 'tft-mindio[tls]'"
+            "enable_tls=True needs the package cryptography: pip install 'tft-mindio[tls]'"
         ) from None
     pem = text.encode()
     try:
@@ -123,7 +124,7 @@ def private_key(text: str, password: str | None) -> PrivateKey:
     except (ValueError, TypeError) as wrong:
         # the text of the library only: no message contains the key
         raise Refused(
-            f"tlsPk of tls_info is no private key, or its password is wrong: {wrong}"
+            f"tlsPk of tls_info is not a private key, or its password is wrong: {wrong}"
         ) from None
     return PrivateKey(
         content=key.private_bytes(
@@ -165,7 +166,7 @@ def _check_length(path: Path, certificate: "Certificate") -> None:
         case _:
             return  # Ed25519 and similar keys have a fixed length
     if bits < least:
-        raise Refused(f"the key of {path} has {bits} bits, and is to have {least} or more")
+        raise Refused(f"the key of {path} has {bits} bits, and must have {least} or more")
 
 
 def _chain(

@@ -89,13 +89,13 @@ def address(function: str, name: str, value: Any) -> str:
         found = socket.gethostbyname(value) if ":" not in value else value
         if ipaddress.ip_address(found).is_unspecified:
             raise Refused(
-                f"{function}: {name} is {value}, which is no address others reach: give that of one "
-                "network interface"
+                f"{function}: {name} is {value}, which other machines cannot reach: give that of "
+                "one network interface"
             )
     except OSError as error:
         raise Refused(f"{function}: the host {value} is not known here ({error})") from None
     except ValueError:
-        raise Refused(f"{function}: {name} {value!r} is no address") from None
+        raise Refused(f"{function}: {name} {value!r} is not an address") from None
     return found
 
 

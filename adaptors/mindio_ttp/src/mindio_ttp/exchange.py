@@ -149,7 +149,7 @@ class Gathering:
             line.flush()
             answer = line.readline()
         if not answer:
-            raise ConnectionError("the other ranks are not waited for any more: the hub has ended")
+            raise ConnectionError("waiting for the other ranks was given up: the hub has ended")
         return dict(json.loads(answer)["gathered"])
 
     def abort(self) -> None:

@@ -214,7 +214,7 @@ class Negotiator:
         self._say(StopRequested(why="the cluster is drained", signal=0, at=0.0))
 
     def _pause_over(self, pause: int, seconds: float) -> None:
-        why = f"nobody has said to go on for {seconds:.0f} s"
+        why = f"the cluster has not continued the job for {seconds:.0f} s"
         with self._turn:
             if self._pause_limit is None or pause != self._pauses:
                 return  # the pause was ended while this thread waited for the lock
@@ -337,7 +337,7 @@ class Negotiator:
             self._hear("fault_ranks", faults, codes)
         if self.joining:
             self.joining = False
-            return Advice(wait=WAIT, why="what the cluster has seen joins")
+            return Advice(wait=WAIT, why="the faults that the cluster has seen are added")
         if not self.seen_whole:
             return Advice(wait=WAIT, why="the cluster's view of the faults is awaited")
         if self.followed:
@@ -369,7 +369,7 @@ class Negotiator:
         Vetoes `migrate` where the move was cancelled.
         """
         if not self.switching:
-            return Advice(veto=("migrate",), why="nothing is wrong, and nobody is to be switched")
+            return Advice(veto=("migrate",), why="nothing is wrong, and no rank is to be switched")
         if incident.number != self.incident:
             self._forget()
             self.incident, self.faults = incident.number, faults

@@ -80,7 +80,7 @@ class Orchestrator:
         effect.
         """
         if self._rank is None:
-            raise Refused("tft_start_controller: tft_init_controller comes first")
+            raise Refused("tft_start_controller: call tft_init_controller first")
         if self._started:
             return
         self._started = True
@@ -193,7 +193,9 @@ class Orchestrator:
         if answer == NOBODY and lead.lives():
             log.warning("controller_left", pid=lead.pid(), why="it does not answer")
         elif answer != ENDS:
-            log.info("controller_stays", pid=lead.pid(), why="it leads a job, and ends with that")
+            log.info(
+                "controller_stays", pid=lead.pid(), why="it leads a job, and ends with the job"
+            )
         elif not _gone(lead, END_LIMIT):
             log.warning(
                 "controller_left", pid=lead.pid(), why=f"it has not ended for {END_LIMIT:.0f} s"

@@ -20,8 +20,9 @@ def refuse_another(package: str, installed: Iterable[Distribution] | None = None
             continue
         if _brings(found, package):
             raise ImportError(
-                f"{name} {found.version} brings a package {package}, too, and {OURS} does not stand "
-                f"beside it: uninstall one of them (`pip uninstall {name}`, then install {OURS} again)"
+                f"{name} {found.version} has a package {package}, too, and {OURS} cannot be "
+                f"installed beside it: uninstall one of them (`pip uninstall {name}`, then "
+                f"install {OURS} again)"
             )
 
 

@@ -32,7 +32,10 @@ class Option:
             click.Option(
                 ["--orchestrated"],
                 is_flag=True,
-                help="What manages the cluster has its say, through mindio_ttp.controller_ttp.",
+                help=(
+                    "The manager of the cluster takes part in decisions, through "
+                    "mindio_ttp.controller_ttp."
+                ),
             )
         ]
 

@@ -82,7 +82,7 @@ FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
 doubt."""
 
 MISSED: Mapping[str, str] = {
-    "stop": "a rank that waits for others is not brought out of that, and loses its process",
+    "stop": "a rank that waits for others cannot be interrupted, and its process is replaced",
     "clean": "nothing is cleaned before groups are formed",
     "repair": "a rank that needs the state of another one cannot get it",
     "save_ckpt": "there is no last checkpoint",
@@ -156,7 +156,7 @@ class Processor:
         call = "tft_start_processor"
         told = self._told
         if told is None:
-            raise Refused(f"{call}: tft_init_processor comes first")
+            raise Refused(f"{call}: call tft_init_processor first")
         if self._session is not None:
             raise Refused(f"{call} was called before in this process")
         checks.address(call, "master_ip", ip)
@@ -241,7 +241,7 @@ class Processor:
         The session of this process. Raises `Refused` before the process has joined its job.
         """
         if self._session is None:
-            raise Refused("this process has not joined its job: tft_start_processor comes first")
+            raise Refused("this process has not joined its job: call tft_start_processor first")
         return self._session
 
     @property
@@ -250,7 +250,7 @@ class Processor:
         The program of this process. Raises `Refused` before the process has joined its job.
         """
         if self._program is None:
-            raise Refused("this process has not joined its job: tft_start_processor comes first")
+            raise Refused("this process has not joined its job: call tft_start_processor first")
         return self._program
 
     @property
@@ -394,8 +394,9 @@ class Processor:
         session, program = self.session, self.program
         if not self._window:
             raise Refused(
-                f"tft_end_updating_os({step}): no tft_start_updating_os came before it, so that nobody "
-                "could know when the state of this step was not whole; call it before the update"
+                f"tft_end_updating_os({step}): tft_start_updating_os was not called before, so "
+                "tft does not know when the state of this step is incomplete; call it before the "
+                "update"
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
@@ -403,8 +404,9 @@ class Processor:
             if program.earlier is not None and program.earlier != base:
                 log.warning(
                     "program_began_elsewhere", saved=session.step - 1 + program.earlier, began=step - 1,
-                    why="the job goes on from its last checkpoint, and the program began at another step: "
-                    "its own count is the one that is saved by; have it read that checkpoint if it should",
+                    why="the job goes on from its last checkpoint, and the program began at "
+                        "another step. Checkpoints are named by the program's own count; let the "
+                        "program load that checkpoint if both should agree",
                 )  # fmt: skip
         self._counted = True
         expected = program.program_step(session.step)
@@ -442,15 +444,16 @@ class Processor:
         elif self._completed:
             why = "all ranks have trained to the end"
         if why:
-            raise Refused(f"{call}: nothing is trained any more, {why}")
+            raise Refused(f"{call}: training is over, {why}")
 
     def _check_step_is_known(self, call: str) -> None:
         program = self.program
         if not program.step_is_known:
             raise Refused(
-                f"{call}: everybody was brought to the end of step {program.repaired_to}, and this program "
-                "was not told: register a function with tft_register_rollback_handler, or ask "
-                "tft_get_repair_step before going on. Else its data would not be those of the step"
+                f"{call}: all ranks were brought to the end of step {program.repaired_to}, and "
+                "this program was not told: register a function with "
+                "tft_register_rollback_handler, or ask tft_get_repair_step before going on. "
+                "Otherwise its data would not belong to the step"
             )
 
     def _force_stop(self) -> RuntimeError:
@@ -601,9 +604,10 @@ class Processor:
             self.finish()
             if self.session.step < trained:
                 raise Refused(
-                    f"tft_destroy_processor: after an incident everybody goes on from the end of step "
-                    f"{self.program.repaired_to}, and this rank has left its loop. Let the process end: its "
-                    "place is taken. A function under tft_exception_handler is called again"
+                    "tft_destroy_processor: after an incident all ranks go on from the end of "
+                    f"step {self.program.repaired_to}, and this rank has left its loop. Let the "
+                    "process end: its place is taken. A function under tft_exception_handler is "
+                    "called again"
                 )
 
     @property

@@ -182,7 +182,10 @@ class Program:
         if missing:
             why = f"these functions are not registered: {', '.join(missing)}"
         elif self._column() is None:
-            why = "its groups are not laid out alike all over the ranks, so that nobody knows who leaves together"
+            why = (
+                "its groups are not laid out alike all over the ranks, so it is not known "
+                "which ranks leave together"
+            )
         if why and "scale_in" in self.strategies:
             log.warning("ranks_cannot_leave", why=why)
             self.strategies = tuple(s for s in self.strategies if s not in ELASTIC)
@@ -194,8 +197,8 @@ class Program:
         """
         if self.base is None:
             raise OrderRefused(
-                "no step of this program was completed since it was started, so that nobody knows which one "
-                "it is at: before that nothing can be repaired or saved, and nothing is lost. "
+                "no step of this program was completed since it was started, so its step is not "
+                "known: before that nothing can be repaired or saved, and nothing is lost. "
                 "tft_report_load_ckpt_step says it for a program that goes on from a checkpoint"
             )
         return step + self.base
@@ -557,8 +560,8 @@ class Program:
     def _found(self) -> int:
         if self.loaded is None:
             raise OrderRefused(
-                "the program's repair function has loaded a checkpoint, and nobody knows of which step: "
-                "tft_report_load_ckpt_step says it"
+                "the program's repair function has loaded a checkpoint, and its step is not "
+                "known: call tft_report_load_ckpt_step"
             )
         first = self.program_step(0)
         if self.loaded < first:

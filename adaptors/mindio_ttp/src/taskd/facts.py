@@ -83,8 +83,8 @@ def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
     nnodes, rest = divmod(told.worker_num, max(1, told.local_worker_num))
     if rest or nnodes < 1 or told.local_worker_num < 1:
         raise UsageError(
-            f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: each "
-            "machine has as many, at least one"
+            f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: "
+            "each machine must have the same number, at least one"
         )
     # as in msrun, which ignores --node_rank on a single machine
     number = told.node_rank if nnodes > 1 else 0

@@ -107,7 +107,9 @@ def tft_init_processor(
         name = "enable_local_copy" if local_copy else "enable_zit"
         raise Refused(f"{call}: {name} must be False with MindSpore")
     if local_copy:
-        log.warning("local_copy_not_made", why="lost state is had from the replicas on other ranks")
+        log.warning(
+            "local_copy_not_made", why="lost state is copied from the replicas on other ranks"
+        )
     processor.init(
         Told(
             rank=rank,

@@ -35,7 +35,7 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
     try:
         facts = facts_of(get_args(), os.environ)
         if facts is None:
-            _say("a dry run is not looked after by tft")
+            _say("tft does not supervise a dry run")
             return False
         _node = facts.node()
     except UsageError as refused:
@@ -58,7 +58,7 @@ def start_taskd_agent() -> None:
     Run the node of this msrun until the job is over. Ends msrun with the exit code of `tft run`,
     unless that is 0.
     """
-    assert _node is not None, "msrun calls init_taskd_agent first"
+    assert _node is not None, "msrun must call init_taskd_agent first"
     code = _node.run(
         Processes(
             start=_functions["START_WORKER_LIST"],
