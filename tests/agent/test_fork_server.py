@@ -1,6 +1,7 @@
 """
-Ranks that are forked from a process with the imports done: the same to their script and to the
-controller as those that were started from nothing, and none is missing when there is no fork server.
+Ranks and stores that are forked from a process with the imports done. To their script and to the
+controller, they are the same as processes that import everything themselves. None is missing when
+there is no fork server.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
-from tft.protocol.messages import Exited, Spawned
+from tft.protocol.messages import Exited, Spawned, StoreOpened
 
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
@@ -163,6 +164,43 @@ async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:
     assert "the process has 2 threads after the import of the adaptor 'threaded'" in said
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_killed_store_is_opened_again(stage: Stage, way: str) -> None:
+    """
+    When the store is killed, then the next store is forked too, and imports the framework itself
+    only if no process can be forked.
+    """
+    await _agent(stage, way, "pass")
+    await stage.report(StoreOpened)
+    first, heard = _store(stage), len(stage.reports)
+    assert (b"tft.worker.fork_server" in _command(first)) == (way == "forked")
+    os.kill(first, signal.SIGKILL)
+    await stage.report(StoreOpened, since=heard)
+
+    assert _store(stage) != first
+    module = b"tft.worker.fork_server" if way == "forked" else b"tft.worker.store"
+    assert module in _command(_store(stage))
+    await stage.start()
+    assert (await stage.report(Exited)).code == 0
+
+
+async def test_store_is_opened_when_the_fork_server_dies_first(stage: Stage) -> None:
+    """
+    When the fork server stops answering and the store is killed, then the store is opened by a
+    process that imports the framework itself, or by one of the next fork server.
+    """
+    await stage.agent("pass")
+    await stage.report(StoreOpened)
+    server, heard = _fork_server(stage), len(stage.reports)
+    os.kill(server, signal.SIGSTOP)
+    os.kill(_store(stage), signal.SIGKILL)
+    await stage.report(StoreOpened, since=heard)
+    await stage.start()
+
+    assert (await stage.report(Exited)).code == 0
+    assert "fork_server_silent" in (stage.tmp / "err").read_text()
+
+
 async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
     """
     When the agent is killed, forked ranks and the fork server end, and nothing is left.
@@ -211,13 +249,18 @@ def _forked(stage: Stage) -> bool:
 
 def _fork_server(stage: Stage) -> int:
     """
-    Of those with that command line, the one that is not a rank.
+    Return the pid of the process with that command line that is neither a rank nor the store.
     """
-    ranks = {report.pid for report in stage.reports if isinstance(report, Spawned)}
+    others = {report.pid for report in stage.reports if isinstance(report, Spawned)}
+    others.add(_store(stage))
     [server] = [
-        pid for pid in set(stage.alive()) - ranks if b"tft.worker.fork_server" in _command(pid)
+        pid for pid in set(stage.alive()) - others if b"tft.worker.fork_server" in _command(pid)
     ]
     return server
+
+
+def _store(stage: Stage) -> int:
+    return int((stage.run_dir / "pids" / "store-0.pid").read_text())
 
 
 def _command(pid: int) -> bytes:

@@ -42,7 +42,7 @@ def test_megatrons_default_settings_are_accepted() -> None:
         ({"fp4_param": True}, "fp4_param is set"),
         ({"delay_wgrad_compute": True}, "delay_wgrad_compute is set, .* that the next one would use"),
         ({"defer_embedding_wgrad_compute": True}, "defer_embedding_wgrad_compute is set"),
-        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap is set, .* stumbles over"),
+        ({"moe_shared_expert_overlap": True}, "moe_shared_expert_overlap is set, .* break the next one"),
         (
             {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
             "moe_flex_dispatcher_backend is hybridep, .* the group it was made with",

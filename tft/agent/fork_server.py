@@ -1,7 +1,7 @@
 """
 The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes that
-become ranks, and knows when no forked process can be expected. Ranks can always be started without
-the fork server, only slower.
+become ranks or the rendezvous store, and knows when no forked process can be expected. Both can
+always be started without the fork server, only slower.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import structlog
 from tft.agent.child import Child
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, python_environment
-from tft.parent_death import ANOTHER, READY, Task, give_task
+from tft.forked_task import ANOTHER, READY, Task, give_task
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +47,7 @@ class ForkedProcess:
 
     def begin(self, task: Task, ended: Callable[[Child], None]) -> Child | None:
         """
-        Make the process the rank that `task` describes. Return None when the process has already
-        ended.
+        Give the process its task. Return None when the process has already ended.
         """
         with self.channel:
             try:
@@ -88,7 +87,7 @@ class ForkServer:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """Whether a forked process can be expected, so that a rank should wait for one."""
+        """Whether a forked process can be expected, so that a start should wait for one."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None

@@ -23,8 +23,9 @@ from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
 from tft.agent.settings import AgentSettings, RankStart, rank_environment
 from tft.clock import Clock
 from tft.config import descriptor_variables
+from tft.forked_task import Task
 from tft.page import Page
-from tft.parent_death import LAST_WORDS, Task
+from tft.parent_death import LAST_WORDS
 from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
 
 log = structlog.get_logger(__name__)
@@ -86,6 +87,7 @@ class Ranks:
         *,
         marker: str,
         console: Console,
+        fork_server: ForkServer,
         clock: Clock,
         report: Callable[[Spawned | Exited], None],
         lost: Callable[[Exception], None],
@@ -103,9 +105,7 @@ class Ranks:
         self._leaving = False
         self._gone = asyncio.Event()
         self._gone.set()
-        self._fork_server = ForkServer(
-            settings, marker=marker, console=console, changed=self._start_due
-        )
+        self._fork_server = fork_server
         elsewhere = settings.starter
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
 
@@ -136,7 +136,7 @@ class Ranks:
             rank_state.due = order
         if rank_state.process is not None:
             self._end(rank_state.process, last_words=False)
-        self._start_due()
+        self.start_due()
 
     def kill(self, order: Kill) -> None:
         """
@@ -162,7 +162,7 @@ class Ranks:
         no process is started until it is open again.
         """
         self._store = address
-        self._start_due()
+        self.start_due()
 
     # ------------------------------------------------------------ status
 
@@ -246,7 +246,10 @@ class Ranks:
             self._rank_states[rank] = _RankState(rank=rank, slot=slot, page=Page.create())
         return self._rank_states[rank]
 
-    def _start_due(self) -> None:
+    def start_due(self) -> None:
+        """
+        Start the processes that are due, as far as everything is there that they need.
+        """
         if self._store is None:
             return
         waiting = 0
@@ -358,11 +361,11 @@ class Ranks:
         )
         self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
         task = Task(
+            work="rank",
             arguments=self._settings.command,
             environment=environment,
             output=writing,
-            page=rank_state.page.fd,
-            words=words,
+            descriptors=(rank_state.page.fd, words),
         )
 
         def ended(_: Child) -> None:
@@ -427,7 +430,7 @@ class Ranks:
         os.close(process.words)
         if not any(other.process for other in self._rank_states.values()):
             self._gone.set()
-        self._start_due()
+        self.start_due()
 
     # ------------------------------------------------------------ reports
 
@@ -484,7 +487,7 @@ def _execute(task: Task, ended: Callable[[Child], None]) -> Child:
         ],
         environment=task.environment,
         output=task.output,
-        inherited=(task.page, task.words),
+        inherited=task.descriptors,
         ended=ended,
     )
 

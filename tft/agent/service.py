@@ -15,6 +15,7 @@ import pluggy
 import structlog
 
 from tft.agent.child import reap_strangers, write_pid
+from tft.agent.fork_server import ForkServer
 from tft.agent.output import Console
 from tft.agent.ranks import Ranks
 from tft.agent.settings import AgentSettings
@@ -96,9 +97,13 @@ class Agent:
         self._console = Console()
         marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
         self._reaper = ReaperSidecar(settings, marker=marker)
+        self._fork_server = ForkServer(
+            settings, marker=marker, console=self._console, changed=self._start_due
+        )
         self._store = StoreSidecar(
             settings,
             marker=marker,
+            fork_server=self._fork_server,
             opened=self._store_opened,
             lost=self._store_lost,
             failed=self._fail,
@@ -107,6 +112,7 @@ class Agent:
             settings,
             marker=marker,
             console=self._console,
+            fork_server=self._fork_server,
             clock=self._clock,
             report=self._report,
             lost=self._fail,
@@ -124,8 +130,8 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
         adopt_orphans()  # the forked ranks must become children of the agent, which reaps them
         self._reaper.start()
-        self._store.start()
         self._ranks.prepare()
+        self._store.start()
         self._join()
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -195,6 +201,10 @@ class Agent:
                 at=self._clock.now(),
             )
         )
+
+    def _start_due(self) -> None:
+        self._store.start_due()  # before the ranks, which need an open store
+        self._ranks.start_due()
 
     def _store_opened(self, port: int) -> None:
         host = self._settings.host

@@ -12,8 +12,10 @@ from pathlib import Path
 import structlog
 
 from tft.agent.child import Child, write_pid
+from tft.agent.fork_server import ForkServer
 from tft.agent.settings import AgentSettings, child_environment
 from tft.errors import UsageError
+from tft.forked_task import Task
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +76,8 @@ class ReaperSidecar:
 
 class StoreSidecar:
     """
-    The agent's side of `tft.agent.store`.
+    The agent's side of `tft.worker.store`. The process is forked by the fork server if that is
+    possible: a store that must import its framework first takes seconds to open.
 
     `opened` is called with the port whenever a store has opened. `lost` is called when an open
     store has ended. `failed` is called with the error when no store can be opened.
@@ -85,12 +88,17 @@ class StoreSidecar:
         settings: AgentSettings,
         *,
         marker: str,
+        fork_server: ForkServer,
         opened: Callable[[int], None],
         lost: Callable[[], None],
         failed: Callable[[UsageError], None],
     ) -> None:
         self._settings = settings
         self._marker = marker
+        self._fork_server = fork_server
+        self._due = False
+        """Whether a store is to be started, as soon as a forked process is there or cannot be
+        expected."""
         self._opened = opened
         self._lost = lost
         self._failed = failed
@@ -107,25 +115,46 @@ class StoreSidecar:
         """
         if self._dismissed:
             return
+        self._due = True
+        self.start_due()
+
+    def start_due(self) -> None:
+        """
+        Start the store if it is due, and a forked process is there or cannot be expected.
+        """
+        if not self._due or self._dismissed:
+            return
+        if (forked := self._fork_server.take()) is None and self._fork_server.hopeful:
+            self._fork_server.want(1)
+            return
+        self._due = False
         self._port = 0
         self._reading, writing = os.pipe()
         settings = self._settings
         with self._record.open("ab") as record:
+            task = Task(
+                work="store",
+                arguments=(settings.job.adaptor, settings.host),
+                environment=child_environment(settings, self._marker),
+                output=record.fileno(),
+                descriptors=(writing,),
+            )
             try:
-                self._child = Child.start(
-                    [
-                        *(sys.executable, "-P", "-m", "tft.agent.store"),
-                        *(settings.job.adaptor, settings.host, str(writing)),
-                    ],
-                    environment=child_environment(settings, self._marker),
-                    output=record.fileno(),
-                    inherited=(writing,),
-                    ended=self._ended,
-                )
+                self._child = (forked and forked.begin(task, self._ended)) or self._execute(task)
             finally:
                 os.close(writing)
         write_pid(settings.job.run_dir / "pids" / f"store-{settings.node}.pid", self._child.pid)
         asyncio.get_running_loop().add_reader(self._reading, self._read_port)
+
+    def _execute(self, task: Task) -> Child:
+        (writing,) = task.descriptors
+        return Child.start(
+            [sys.executable, "-P", "-m", "tft.worker.store", *task.arguments, str(writing)],
+            environment=task.environment,
+            output=task.output,
+            inherited=task.descriptors,
+            ended=self._ended,
+        )
 
     async def stop(self) -> None:
         """

@@ -2,7 +2,7 @@
 The fork server: `python -m tft.worker.fork_server ADAPTOR FD`, one per node, run by an agent.
 
 It imports the modules that every rank needs once. Then it forks a process whenever the agent asks
-for one for a rank.
+for one for a rank or for the rendezvous store.
 
 A fork copies one thread only, so the fork server must have only one. If the imports have started
 other threads, the fork server reports this and ends, and ranks are started without it. An example
@@ -22,15 +22,16 @@ import sys
 
 from tft.config import descriptor_variables, replace_environment
 from tft.errors import UsageError
-from tft.parent_death import ANOTHER, READY, Task, die_with, die_with_parent, introduce, take_task
+from tft.forked_task import ANOTHER, READY, Task, introduce, take_task
+from tft.parent_death import die_with, die_with_parent
 
 
 def main() -> None:
     """
     Fork processes for the agent at the other end of FD until the agent has gone.
 
-    In a forked process, run the script of its task, and return when the script has ended: the
-    process then ends like an ordinary Python.
+    In a forked process, become what its task says. A rank returns when its script has ended: the
+    process then ends like an ordinary Python. The store never returns.
     """
     die_with_parent()
     agent = os.getppid()
@@ -44,6 +45,7 @@ def main() -> None:
         except UsageError as refused:  # each rank will report the same error
             sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
+        from tft.worker.store import serve
 
         threads = os.listdir("/proc/self/task")
         if len(threads) > 1:
@@ -61,6 +63,9 @@ def main() -> None:
         if task is None:
             os._exit(0)  # nothing has been started that an ordinary exit would have to finish
         _take_on(task)
+        if task.work == "store":
+            adaptor, host = task.arguments
+            serve(adaptor, host, *task.descriptors)
         launch(task.arguments)
 
 
@@ -116,7 +121,11 @@ def _take_on(task: Task) -> None:
     for stream in (1, 2):
         os.dup2(task.output, stream)
     os.close(task.output)
-    replace_environment(task.environment | descriptor_variables(page=task.page, words=task.words))
+    numbers = {}
+    if task.work == "rank":
+        page, words = task.descriptors
+        numbers = descriptor_variables(page=page, words=words)
+    replace_environment(task.environment | numbers)
     # `random` reseeds itself after a fork
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
