@@ -28,11 +28,9 @@ def parked(*enable: str, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
     return job
 
 
-def test_a_parked_process_is_taken_back_when_its_failures_are_forgotten() -> None:
-    """
-    When a rank has left for failing too often, and the window for that has passed, then the process
-    that it still has takes part again.
-    """
+def test_parked_rank_rejoins_when_its_failure_window_has_passed() -> None:
+    """When a rank has left the job after too many failures and the failure window has passed, then
+    its parked process takes part again."""
     job = parked("scale_out")
     job.checkpointed(3)  # any event will do
     job.settle()
@@ -41,10 +39,9 @@ def test_a_parked_process_is_taken_back_when_its_failures_are_forgotten() -> Non
     assert job.machine.members == {0, 1, 2, 3}
 
 
-def test_nobody_is_stopped_for_a_process_that_is_not_to_come_back() -> None:
-    """
-    When a parked process could come back, but that is not enabled, then everyone else trains on.
-    """
+def test_no_rank_is_stopped_for_a_parked_process_when_scale_out_is_disabled() -> None:
+    """When a parked process could rejoin but `scale_out` is not enabled, then no order is sent and
+    the other ranks keep training."""
     job = parked()
     job.checkpointed(3)
     job.settle()
@@ -53,11 +50,9 @@ def test_nobody_is_stopped_for_a_process_that_is_not_to_come_back() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_parked_process_that_does_not_save_is_ended_and_is_no_fault_of_the_job() -> None:
-    """
-    When a parked process does not answer while a last checkpoint is written, then it is ended, and
-    the report has no fault of it: it had no part in the job.
-    """
+def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
+    """When a parked process does not answer `Save` during a last checkpoint, then it is ended and
+    the report names no fault, because the process was not a member."""
     job = parked("dump")
     job.script.muted = {(1, "save")}
     job.stop(0)
@@ -73,11 +68,9 @@ def test_a_parked_process_that_does_not_save_is_ended_and_is_no_fault_of_the_job
     assert (job.over.result, job.over.code) == ("dumped", 3)
 
 
-def test_a_parked_process_on_a_node_that_is_given_up_is_ended_and_is_no_fault_of_the_job() -> None:
-    """
-    When a node is given up on which one rank takes part and another one is parked, then both are
-    ended, and the report names the one that took part.
-    """
+def test_parked_process_on_an_excluded_node_is_ended_without_a_fault() -> None:
+    """When a node with one member and one parked rank is excluded, then both processes are ended,
+    and the report names only the member."""
     job = parked("dump", placement={0: (0, 2), 1: (1, 3)})
     job.notice(3, "node", "its fan has failed")
     job.settle()
@@ -87,11 +80,9 @@ def test_a_parked_process_on_a_node_that_is_given_up_is_ended_and_is_no_fault_of
     assert strategies(job)[-1] == "scale_in"
 
 
-def test_a_process_that_gets_ready_after_it_was_given_up_is_not_taken_in() -> None:
-    """
-    When a rank outside was given another process, and that gets ready only after it was told to end,
-    then nobody is stopped for it.
-    """
+def test_process_that_is_ready_after_it_was_told_to_end_does_not_rejoin() -> None:
+    """When a new process of a rank outside the job becomes ready after it was told to end, then no
+    order is sent and the job stays healthy."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.lose_node(1)
     job.settle()

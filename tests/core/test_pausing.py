@@ -40,11 +40,9 @@ def paused(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 # ---------------------------------------------------------------- into it, and out of it
 
 
-def test_a_pause_holds_everyone_at_the_furthest_boundary() -> None:
-    """
-    When one rank is already in the update of step 4, then everyone goes on to the end of step 4
-    and stands there: asked once where they stand, told once how far to go.
-    """
+def test_pause_holds_all_ranks_at_the_boundary_of_the_furthest_rank() -> None:
+    """When one rank is already in the update of step 4, then all ranks stop at the end of step 4.
+    Each rank gets one `Freeze` and one `Hold`."""
     job = trained()
     job.window(2)
     job.pause()
@@ -62,11 +60,9 @@ def test_a_pause_holds_everyone_at_the_furthest_boundary() -> None:
     assert job.doing == "paused"
 
 
-def test_a_rank_that_is_a_step_ahead_sets_the_boundary() -> None:
-    """
-    When one rank has completed step 4 and the others have not, then step 4 is the boundary, not
-    the one after it.
-    """
+def test_boundary_is_the_step_of_the_rank_that_is_one_step_ahead() -> None:
+    """When one rank has completed step 4 and the others have not, then the boundary is step 4 and
+    not step 5."""
     job = trained()
     job.window(1)
     job.close(1)
@@ -76,21 +72,17 @@ def test_a_rank_that_is_a_step_ahead_sets_the_boundary() -> None:
     assert {r.step for r in job.ranks.values()} == {4}
 
 
-def test_nobody_trains_in_a_pause() -> None:
-    """
-    When the job is paused, then no rank completes another step.
-    """
+def test_no_rank_trains_during_a_pause() -> None:
+    """When the job is paused, then no rank completes another step."""
     job = paused()
     job.train(3)
     assert {r.step for r in job.ranks.values()} == {3}
     assert job.doing == "paused"
 
 
-def test_a_resume_lets_everyone_go_on_and_the_job_is_healthy_after_a_step() -> None:
-    """
-    When a pause is ended, then everyone is released, nothing is formed or copied anew, and the
-    job is healthy when all have done one more step. A pause is no incident.
-    """
+def test_job_is_healthy_one_step_after_a_pause_ends() -> None:
+    """When a pause ends, then all ranks are released, and no group is formed and no state is
+    copied. After one more step the job is healthy, and no incident is reported."""
     job = paused()
     job.said.clear()
     job.go_on()
@@ -111,11 +103,9 @@ def test_a_resume_lets_everyone_go_on_and_the_job_is_healthy_after_a_step() -> N
     assert job.machine.next_deadline() is None
 
 
-def test_a_pause_that_is_called_off_before_everyone_stands_is_over() -> None:
-    """
-    When the end of a pause comes while somebody is still on the way to the boundary, then
-    everyone is released from where they are.
-    """
+def test_pause_that_ends_before_all_ranks_hold_releases_all_ranks() -> None:
+    """When the pause is ended while a rank is still on its way to the boundary, then all ranks are
+    released from where they are."""
     job = trained()
     job.script.muted = {(2, "hold")}
     job.pause()
@@ -129,10 +119,8 @@ def test_a_pause_that_is_called_off_before_everyone_stands_is_over() -> None:
     assert job.reports() == []
 
 
-def test_a_pause_is_over_by_itself() -> None:
-    """
-    When whoever paused the job is never heard of again, then it goes on after the limit.
-    """
+def test_pause_ends_at_its_time_limit() -> None:
+    """When no request to end the pause comes, then the job resumes after the time limit."""
     job = paused(pause=50.0)
     began = job.now
     job.wait()
@@ -144,10 +132,8 @@ def test_a_pause_is_over_by_itself() -> None:
     assert job.orders(Release)
 
 
-def test_a_pause_that_has_just_begun_is_not_over() -> None:
-    """
-    When time passes, but not the limit, then the job stands.
-    """
+def test_pause_continues_before_its_time_limit() -> None:
+    """When the time limit of the pause has not passed, then the job stays paused."""
     job = paused(pause=50.0)
     deadline = job.machine.next_deadline()
     assert deadline is not None
@@ -158,10 +144,9 @@ def test_a_pause_that_has_just_begun_is_not_over() -> None:
     assert job.doing == "paused"
 
 
-def test_a_second_request_to_pause_changes_nothing() -> None:
-    """
-    When a pause is asked for twice, before and after everyone stands, then nobody is told more.
-    """
+def test_second_pause_request_sends_no_further_orders() -> None:
+    """When a pause is requested again, before and after all ranks hold, then no further orders are
+    sent."""
     job = trained()
     job.pause()
     job.pause("links")
@@ -172,21 +157,17 @@ def test_a_second_request_to_pause_changes_nothing() -> None:
     assert job.doing == "paused"
 
 
-def test_a_resume_without_a_pause_changes_nothing() -> None:
-    """
-    When nobody has paused and somebody asks to go on, then nothing follows.
-    """
+def test_resume_request_without_a_pause_changes_nothing() -> None:
+    """When a resume is requested and the job is not paused, then nothing changes."""
     job = trained()
     job.go_on()
     assert job.said == []
     assert job.doing == "healthy"
 
 
-def test_unanswered_holds_are_said_again_to_those_who_owe_them() -> None:
-    """
-    When a controller is started again while the job comes to a boundary, then whoever does not
-    stand there is told again.
-    """
+def test_new_controller_repeats_hold_to_ranks_that_have_not_answered() -> None:
+    """When a new controller takes over while the ranks go to the boundary, then `Hold` is repeated
+    only to the ranks that have not answered."""
     job = trained()
     job.script.muted = {(2, "hold")}
     job.pause()
@@ -205,11 +186,9 @@ def test_unanswered_holds_are_said_again_to_those_who_owe_them() -> None:
 
 
 @pytest.mark.parametrize("state", ["freezing", "awaiting", "repairing", "resuming"])
-def test_a_pause_asked_for_during_an_incident_is_kept(state: str) -> None:
-    """
-    When a pause is asked for while an incident is dealt with, then the incident goes its way and
-    the pause begins once the job is healthy.
-    """
+def test_pause_requested_during_an_incident_begins_after_recovery(state: str) -> None:
+    """When a pause is requested during an incident, then the incident is handled first, and the
+    pause begins when the job is healthy."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -231,11 +210,9 @@ def test_a_pause_asked_for_during_an_incident_is_kept(state: str) -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_pause_that_is_kept_can_be_called_off() -> None:
-    """
-    When the pause that was asked for in an incident is ended in the same incident, then the job
-    just goes on.
-    """
+def test_pending_pause_can_be_cancelled_in_the_same_incident() -> None:
+    """When a pause is requested during an incident and ended in the same incident, then the job
+    continues without a pause."""
     job = trained()
     job.kill(1)
     job.pause()
@@ -246,10 +223,8 @@ def test_a_pause_that_is_kept_can_be_called_off() -> None:
     assert job.orders(Hold) == []
 
 
-def test_the_first_of_several_pauses_that_are_kept_counts() -> None:
-    """
-    When two pauses are asked for during an incident, then the first is carried out.
-    """
+def test_first_of_two_pauses_requested_in_an_incident_is_used() -> None:
+    """When two pauses are requested during an incident, then the first one is carried out."""
     job = trained()
     job.kill(1)
     job.pause("links")
@@ -259,10 +234,9 @@ def test_the_first_of_several_pauses_that_are_kept_counts() -> None:
     assert [c.name for c in job.orders(Check)] == ["links"]
 
 
-def test_a_pause_asked_for_before_the_start_comes_after_it() -> None:
-    """
-    When a job is paused while it starts, then it starts, and pauses.
-    """
+def test_pause_requested_during_the_start_begins_after_the_start() -> None:
+    """When a pause is requested while the job starts, then the job completes its start and then
+    pauses."""
     job = ScriptedJob(2)
     job.lead(1)
     job.pause()
@@ -276,10 +250,8 @@ def test_a_pause_asked_for_before_the_start_comes_after_it() -> None:
 # ---------------------------------------------------------------- checks
 
 
-def test_a_check_that_everyone_passes_ends_the_pause() -> None:
-    """
-    When a check is asked for and finds nothing, then everyone goes on by itself.
-    """
+def test_check_that_all_ranks_pass_ends_the_pause() -> None:
+    """When a check is requested and all ranks pass, then the job resumes without a further request."""
     job = trained()
     job.pause("links")
     job.settle()
@@ -294,11 +266,9 @@ def test_a_check_that_everyone_passes_ends_the_pause() -> None:
     assert job.reports() == []
 
 
-def test_a_paused_job_waits_for_every_verdict() -> None:
-    """
-    When one rank has not said what it found, then nobody goes on, and the limit of a pause
-    without a check does not count.
-    """
+def test_pause_with_a_check_waits_for_the_verdict_of_every_rank() -> None:
+    """When one rank has not reported its verdict, then no rank resumes, and the limit of a pause
+    without a check does not apply."""
     job = trained(pause=1.0, check=70.0)
     job.script.muted = {(3, "check")}
     job.pause("links")
@@ -310,12 +280,9 @@ def test_a_paused_job_waits_for_every_verdict() -> None:
     assert deadline > job.now + 60.0
 
 
-def test_a_check_that_isolates_moves_the_ranks_of_that_node_to_one_with_room() -> None:
-    """
-    When the check finds one rank's node wanting, then all processes of that node are ended, new
-    ones are started where there is room, and they copy the others' state at the boundary. The
-    check has been run, and the pause is over.
-    """
+def test_check_that_isolates_a_node_moves_its_ranks_to_a_spare_node() -> None:
+    """When a check isolates the node of one rank, then all ranks of that node move to a node with
+    room and copy the state at the boundary. The check runs once and the pause is over."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.verdicts = {2: ("isolate", "a link drops packets")}
     job.pause("links")
@@ -340,10 +307,8 @@ def test_a_check_that_isolates_moves_the_ranks_of_that_node_to_one_with_room() -
     assert job.doing == "healthy"
 
 
-def test_a_node_that_was_isolated_is_not_taken_back() -> None:
-    """
-    When the agent of an isolated node comes again, then nothing is started there.
-    """
+def test_isolated_node_is_not_used_again() -> None:
+    """When the agent of an isolated node joins again, then no process is started on that node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.notice(2, "node", "its fan has failed")
     job.settle()
@@ -353,10 +318,9 @@ def test_a_node_that_was_isolated_is_not_taken_back() -> None:
     assert [o for o in job.said[before:] if isinstance(o, Spawn) and o.node == 1] == []
 
 
-def test_a_check_that_isolates_without_a_place_to_go_ends_in_a_last_checkpoint() -> None:
-    """
-    When there is no room elsewhere and the job cannot shrink, then the others save.
-    """
+def test_isolation_without_room_elsewhere_ends_in_a_last_checkpoint() -> None:
+    """When a check isolates a node, no other node has room and the job cannot shrink, then the
+    remaining ranks write a last checkpoint."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
     job.script.verdicts = {3: ("isolate", "memory is worn out")}
     job.pause("memory")
@@ -371,11 +335,9 @@ def test_a_check_that_isolates_without_a_place_to_go_ends_in_a_last_checkpoint()
     assert "node 1 is gone" in str(incident["tried"])
 
 
-def test_a_node_that_alone_has_a_shard_saves_it_before_it_is_given_up() -> None:
-    """
-    When the check isolates the node that alone has a piece of the state, then it is not ended at
-    once: it writes its part of a last checkpoint first.
-    """
+def test_isolated_node_with_the_only_copy_of_a_shard_saves_it_first() -> None:
+    """When a check isolates the only node that holds a shard, then its processes write their part
+    of a last checkpoint before they are ended."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups)
     job.script.verdicts = {2: ("isolate", "a link drops packets")}
@@ -389,11 +351,9 @@ def test_a_node_that_alone_has_a_shard_saves_it_before_it_is_given_up() -> None:
     assert "a last checkpoint of step 3 is written" in job.over.why
 
 
-def test_a_check_that_ends_the_job_saves_first() -> None:
-    """
-    When the verdict of a check is to end the job, then a last checkpoint is written and the
-    finding is the reason.
-    """
+def test_check_that_ends_the_job_writes_a_last_checkpoint_first() -> None:
+    """When the verdict of a check is to end the job, then a last checkpoint is written, and the
+    finding of the check is the reason."""
     job = trained()
     job.script.verdicts = {
         1: ("end", "the model has diverged"),
@@ -409,10 +369,9 @@ def test_a_check_that_ends_the_job_saves_first() -> None:
     assert len(job.orders(Commit)) == 1
 
 
-def test_a_verdict_counts_though_nothing_is_said_for_it() -> None:
-    """
-    When a check ends the job and does not say why, then the job ends, and the rank is named.
-    """
+def test_check_that_ends_the_job_without_a_reason_names_the_rank() -> None:
+    """When the verdict of a check is to end the job and gives no reason, then the job ends with a
+    last checkpoint, and the finding names the rank."""
     job = trained()
     job.script.verdicts = {1: ("end", "")}
     job.pause("model")
@@ -422,11 +381,9 @@ def test_a_verdict_counts_though_nothing_is_said_for_it() -> None:
     assert "(rank 1)" in job.machine.checked
 
 
-def test_a_check_that_cannot_be_run_keeps_nobody() -> None:
-    """
-    When a check raises on one rank, then that says nothing of the rank: the job goes on, and
-    whoever asked reads why.
-    """
+def test_job_resumes_when_a_check_raises_on_one_rank() -> None:
+    """When a check raises an error on one rank, then the job resumes without an incident, and the
+    check result gives the error."""
     job = trained()
     job.script.failures[2, "check"] = ["no plugin offers a check named 'links'"]
     job.pause("links")
@@ -439,10 +396,8 @@ def test_a_check_that_cannot_be_run_keeps_nobody() -> None:
     )
 
 
-def test_the_verdict_of_an_earlier_check_does_not_count_again() -> None:
-    """
-    When a check could not be run and the next one passes, then the next one has passed.
-    """
+def test_result_of_a_failed_check_does_not_affect_the_next_check() -> None:
+    """When one check could not be run and the next check passes, then the result is `passed`."""
     job = trained()
     job.script.failures[2, "check"] = ["it broke"]
     for _ in range(2):
@@ -452,10 +407,9 @@ def test_the_verdict_of_an_earlier_check_does_not_count_again() -> None:
     assert job.machine.checked == "passed"
 
 
-def test_a_pause_without_a_check_says_nothing_of_an_earlier_one() -> None:
-    """
-    When a check has passed, and then somebody pauses without one, then nothing was checked.
-    """
+def test_pause_without_a_check_has_no_check_result() -> None:
+    """When a check has passed and the next pause has no check, then the result of the earlier check
+    is not reported again."""
     job = trained()
     job.pause("links")
     job.settle()
@@ -466,11 +420,9 @@ def test_a_pause_without_a_check_says_nothing_of_an_earlier_one() -> None:
     assert (job.doing, job.machine.checked) == ("paused", "")
 
 
-def test_a_rank_that_never_says_what_it_found_hangs() -> None:
-    """
-    When a check does not come back in time, then the rank in which it hangs is ended and
-    replaced, and the others are kept.
-    """
+def test_rank_that_does_not_answer_a_check_in_time_is_replaced() -> None:
+    """When a rank does not answer a check in time, then its process is ended and replaced, and the
+    other processes are kept."""
     job = trained(check=30.0)
     job.script.muted = {(3, "check")}
     job.pause("links")
@@ -491,11 +443,11 @@ def test_a_rank_that_never_says_what_it_found_hangs() -> None:
 
 @pytest.mark.parametrize("kind", ["process", "memory", "network", "software"])
 @pytest.mark.parametrize("state", ["pausing", "paused"])
-def test_a_fault_in_a_pause_is_an_incident_like_any_other(state: str, kind: FaultKind) -> None:
-    """
-    When something breaks while everyone comes to a boundary, or stands there, then it is dealt
-    with; after that, the pause that was asked for begins.
-    """
+def test_fault_during_a_pause_is_recovered_and_then_the_pause_begins(
+    state: str, kind: FaultKind
+) -> None:
+    """When a fault occurs while the ranks go to the boundary or hold there, then the incident is
+    handled, and the requested pause begins after that."""
     job = trained()
     job.script.muted = {(3, "hold")} if state == "pausing" else set()
     job.pause()
@@ -522,10 +474,9 @@ def test_a_fault_in_a_pause_is_an_incident_like_any_other(state: str, kind: Faul
     assert job.doing == "healthy"
 
 
-def test_a_rank_that_cannot_say_where_it_stands_hangs() -> None:
-    """
-    When a rank does not answer at the beginning of a pause, then it is the one that hangs.
-    """
+def test_rank_that_does_not_answer_freeze_at_a_pause_is_replaced() -> None:
+    """When a rank does not answer `Freeze` at the beginning of a pause, then it is ended and
+    replaced, and the job pauses after that."""
     job = trained()
     job.ranks[2].hung = True
     job.pause()
@@ -538,11 +489,9 @@ def test_a_rank_that_cannot_say_where_it_stands_hangs() -> None:
     assert job.doing == "paused"
 
 
-def test_a_rank_that_cannot_be_held_back_is_ended_before_anyone_is_told_where_to_stand() -> None:
-    """
-    When a rank answers at the beginning of a pause that it cannot freeze, then it is ended, and the
-    others hear of no boundary that it would not come to: the pause begins when it was replaced.
-    """
+def test_rank_that_cannot_freeze_is_replaced_before_any_hold_is_sent() -> None:
+    """When a rank answers at the beginning of a pause that it cannot freeze, then it is ended and
+    no `Hold` is sent. The pause begins after the rank is replaced."""
     job = trained()
     job.script.failures[1, "freeze"] = ["its lock is broken"]
     job.pause()
@@ -557,11 +506,9 @@ def test_a_rank_that_cannot_be_held_back_is_ended_before_anyone_is_told_where_to
     assert job.doing == "paused"
 
 
-def test_nobody_moving_while_a_boundary_is_awaited_is_a_hang() -> None:
-    """
-    When the watch says that nobody moves while everyone should come to the boundary, then the
-    rank that does not wait for others is ended, and the job pauses after that.
-    """
+def test_stall_on_the_way_to_the_boundary_is_handled_as_a_hang() -> None:
+    """When no rank moves on the way to the boundary, then the rank that does not wait for others is
+    ended, and the job pauses after that."""
     job = trained()
     job.script.muted = {(r, "hold") for r in range(4)}
     job.ranks[1].loop.waiting = False
@@ -582,11 +529,9 @@ def test_nobody_moving_while_a_boundary_is_awaited_is_a_hang() -> None:
     assert job.doing == "paused"
 
 
-def test_a_boundary_that_is_not_reached_in_time_is_given_up() -> None:
-    """
-    When the limit for coming to the boundary passes, then there is no pause: everyone goes on, the
-    reason is told, and nobody is ended or loses a step for it. A real hang is noticed as one.
-    """
+def test_pause_is_cancelled_when_the_boundary_is_not_reached_in_time() -> None:
+    """When the ranks do not reach the boundary in time, then the pause is cancelled with a reason,
+    and all ranks continue. No process is ended and no step is lost."""
     job = trained(hold=20.0)
     job.window(0)
     job.close(0)
@@ -605,10 +550,9 @@ def test_a_boundary_that_is_not_reached_in_time_is_given_up() -> None:
     assert job.reports() == []
 
 
-def test_ranks_that_are_not_released_are_dealt_with() -> None:
-    """
-    When a rank does not answer that it goes on, then the job does not stand for ever.
-    """
+def test_missing_answer_to_release_is_recovered_by_a_retry() -> None:
+    """When a rank does not answer `Release` in time, then an incident with the strategy `retry`
+    makes the job healthy again."""
     job = paused()
     job.script.muted = {(2, "release")}
     job.go_on()
@@ -624,11 +568,9 @@ def test_ranks_that_are_not_released_are_dealt_with() -> None:
     assert "no answer to release in time" in str(incident["faults"])
 
 
-def test_who_trains_while_another_is_not_released_is_not_suspected() -> None:
-    """
-    When a rank does not answer that it goes on, or is not heard, and some of the others compute when
-    everyone is frozen for that, then none of these is taken for one that hangs, and nobody is ended.
-    """
+def test_rank_that_computes_while_a_release_is_unanswered_is_not_suspected() -> None:
+    """When one rank does not answer `Release` and some ranks compute at the freeze that follows,
+    then no rank is suspected of a hang and no process is ended."""
     job = paused()
     job.script.muted = {(2, "release")}
     job.go_on()
@@ -645,11 +587,9 @@ def test_who_trains_while_another_is_not_released_is_not_suspected() -> None:
     assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [("network", None, 4)]
 
 
-def test_who_hears_nothing_when_everyone_is_released_is_ended() -> None:
-    """
-    When a rank does not answer that it goes on, since it does not run, then it does not answer the
-    freeze that follows, and is the one that is ended.
-    """
+def test_rank_that_answers_neither_release_nor_freeze_is_ended() -> None:
+    """When a rank does not run and therefore does not answer `Release`, then it does not answer the
+    following `Freeze` either, and only this rank is ended."""
     job = paused()
     job.ranks[2].hung = True
     job.ranks[0].loop.waiting = False
@@ -664,11 +604,9 @@ def test_who_hears_nothing_when_everyone_is_released_is_ended() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_step_that_is_lost_after_a_pause_is_an_incident() -> None:
-    """
-    When a rank dies after the release and before its first step, then an incident opens; what
-    the pause had asked for is over.
-    """
+def test_rank_that_dies_after_the_release_opens_an_incident() -> None:
+    """When a rank dies after the release and before its first step, then an incident opens and the
+    pause request is over."""
     job = paused()
     job.go_on()
     job.settle()
@@ -680,11 +618,9 @@ def test_a_step_that_is_lost_after_a_pause_is_an_incident() -> None:
     assert len(job.orders(Hold)) == 1
 
 
-def test_a_request_to_stop_ends_a_pause() -> None:
-    """
-    When the end of the job is asked for while it is paused, then a last checkpoint is written
-    from where everyone stands.
-    """
+def test_stop_request_during_a_pause_writes_a_last_checkpoint() -> None:
+    """When the end of the job is requested during a pause, then a last checkpoint is written at the
+    boundary where the ranks hold."""
     job = paused()
     job.stop()
     job.settle()
@@ -698,11 +634,9 @@ def test_a_request_to_stop_ends_a_pause() -> None:
 # ---------------------------------------------------------------- at the end of training
 
 
-def test_a_rank_that_finishes_on_the_way_stands_as_still_as_can_be() -> None:
-    """
-    When `train` returns on the furthest rank while everyone comes to its last step, then the job
-    pauses all the same, and completes after it.
-    """
+def test_job_pauses_when_a_rank_finishes_training_at_the_boundary() -> None:
+    """When `train` returns on the furthest rank while the others reach its last step, then the job
+    still pauses, and completes after the pause."""
     job = trained()
     job.window(0)
     job.close(0)
@@ -722,11 +656,9 @@ def test_a_rank_that_finishes_on_the_way_stands_as_still_as_can_be() -> None:
     assert (job.over.result, job.over.code) == ("completed", 0)
 
 
-def test_no_pause_begins_while_ranks_are_finishing() -> None:
-    """
-    When some have finished and the others are about to, then a pause that was kept is not begun
-    any more.
-    """
+def test_pending_pause_does_not_begin_when_ranks_have_finished() -> None:
+    """When a pause is pending and some ranks have already finished training, then the pause does
+    not begin and the job completes."""
     job = trained()
     job.kill(1)
     job.pause()
@@ -743,11 +675,9 @@ def test_no_pause_begins_while_ranks_are_finishing() -> None:
     assert job.over.result == "completed"
 
 
-def test_a_rank_that_has_left_the_loop_too_early_cannot_hold() -> None:
-    """
-    When a rank left the loop before the boundary that the furthest one sets, then it cannot hold
-    there: the pause is given up, and says why. What it left the loop for comes on its own.
-    """
+def test_pause_is_cancelled_when_a_rank_left_the_loop_before_the_boundary() -> None:
+    """When a rank has left the loop before the boundary, then the pause is cancelled, its reason
+    names the rank and the step, and no incident is reported."""
     job = trained()
     job.window(0)
     job.close(0)
@@ -759,10 +689,9 @@ def test_a_rank_that_has_left_the_loop_too_early_cannot_hold() -> None:
     assert job.reports() == []
 
 
-def test_everything_a_pause_needs_is_asked_of_those_who_take_part() -> None:
-    """
-    When a job has shrunk, then a pause holds, checks and releases its members only.
-    """
+def test_pause_in_a_shrunk_job_sends_orders_to_members_only() -> None:
+    """When the job has shrunk, then a pause sends its hold, check and release orders to the members
+    only."""
     job = trained(
         placement={0: (0, 1), 1: (2, 3)},
         columns={r: (r // 2 * 2, r // 2 * 2 + 1) for r in range(4)},
@@ -779,10 +708,8 @@ def test_everything_a_pause_needs_is_asked_of_those_who_take_part() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_position_says_where_a_hold_is_answered_from() -> None:
-    """
-    When everyone stands still, then no update window is open anywhere.
-    """
+def test_no_update_window_is_open_when_all_ranks_hold() -> None:
+    """When all ranks hold, then every rank is at the same step and no update window is open."""
     job = trained()
     for rank in range(4):
         job.window(rank)
@@ -792,10 +719,9 @@ def test_a_position_says_where_a_hold_is_answered_from() -> None:
     assert names(job.said) == ["Freeze", "Hold"]
 
 
-def test_a_resume_during_a_check_waits_for_its_end() -> None:
-    """
-    When somebody asks a job to go on while a check runs, then nobody does before all have ended
-    it: the all-reduces of the check of some would meet those of the step of others.
+def test_resume_requested_during_a_check_waits_for_all_verdicts() -> None:
+    """When a resume is requested during a check, then no rank resumes before all ranks have
+    completed the check. Otherwise all-reduces of the check would mix with all-reduces of the step.
     """
     job = trained()
     job.script.muted = {(2, "check")}
@@ -814,11 +740,9 @@ def test_a_resume_during_a_check_waits_for_its_end() -> None:
     assert job.reports() == []
 
 
-def test_a_check_that_ends_in_a_fault_is_not_begun_again() -> None:
-    """
-    When a check takes a process down, then that is an incident, and the job goes on after it: the
-    check would end like that the next time, too.
-    """
+def test_check_that_ends_in_a_fault_is_not_repeated() -> None:
+    """When a check causes the loss of a process, then an incident opens, and the job continues
+    after it without a second run of the check."""
     job = trained()
     job.script.muted = {(2, "check")}
     job.pause("links")

@@ -12,11 +12,9 @@ TWO_NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3)}
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: (), 3: ()}
 
 
-def test_a_job_starts_when_the_last_node_has_joined() -> None:
-    """
-    When one of two nodes has joined and its ranks are ready, then no groups are formed before those
-    of the other node are ready, too.
-    """
+def test_groups_are_formed_only_when_the_ranks_of_all_nodes_are_ready() -> None:
+    """When one of two nodes has joined and its ranks are ready, then no groups are formed until the
+    ranks of the other node are ready."""
     job = ScriptedJob(4, placement=TWO_NODES)
     job.lead(1)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -29,11 +27,9 @@ def test_a_job_starts_when_the_last_node_has_joined() -> None:
     assert job.doing == "resuming"
 
 
-def test_nothing_is_started_again_where_a_process_could_not_be_ended() -> None:
-    """
-    When the node that a rank was moved to is lost, then the rank does not come back to the one where
-    a process of it may still sit, though that has room: it goes to a third one.
-    """
+def test_rank_does_not_return_to_a_node_where_its_process_may_still_run() -> None:
+    """When a rank has moved because its process could not be ended, and its new node is lost, then
+    the rank moves to a third node. The first node is not used, although it has room."""
     job = trained(placement=WITH_ROOM, spare={1: 1, 2: 1, 3: 1})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -48,11 +44,9 @@ def test_nothing_is_started_again_where_a_process_could_not_be_ended() -> None:
     assert strategies(job) == ["recover", "recover"]
 
 
-def test_who_moves_leaves_its_place_to_one_other() -> None:
-    """
-    When a rank has moved away from a node that is still there, then there is room for one other
-    there, and not for two.
-    """
+def test_node_has_room_for_one_rank_when_one_rank_has_moved_away() -> None:
+    """When a rank has moved away from a node that still exists, then that node has room for exactly
+    one other rank."""
     job = trained(
         6, placement={0: (0, 1), 1: (2, 3), 2: (4, 5), 3: ()}, spare={3: 1},
         groups={"a": (0, 2, 4), "b": (1, 3, 5)},
@@ -71,11 +65,9 @@ def test_who_moves_leaves_its_place_to_one_other() -> None:
     assert job.machine.members == {0, 1, 2, 3, 4}
 
 
-def test_the_last_sound_copy_is_saved_before_its_node_is_given_up() -> None:
-    """
-    When a node is to be given up while the memory of the only other holder is suspect, then what it
-    has is sound nowhere else: it is not ended before it has written its part of a last checkpoint.
-    """
+def test_node_with_the_last_sound_copy_saves_before_it_is_excluded() -> None:
+    """When a node is to be excluded and the memory of the only other holder is suspect, then its
+    processes are not ended at once. First the node writes its part of a last checkpoint."""
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})
     job.fault(0, "memory")
     job.notice(2, "node", "its fan has failed")
@@ -87,11 +79,9 @@ def test_the_last_sound_copy_is_saved_before_its_node_is_given_up() -> None:
     assert "no rank outside node 1 has shard 'a'" in job.over.why
 
 
-def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:
-    """
-    When a check isolates the same node on both ranks there, then both are ended for what was found
-    first, and the report names each of them once.
-    """
+def test_node_isolated_by_two_ranks_is_excluded_once() -> None:
+    """When a check isolates the same node on both of its ranks, then both are ended with the first
+    finding as the cause. The report names each rank once."""
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})
     job.script.verdicts = {2: ("isolate", "a link drops packets"), 3: ("isolate", "it is hot")}
     job.pause("links")
@@ -105,11 +95,9 @@ def test_a_node_that_two_ranks_complain_of_is_given_up_once() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_order_for_another_process_of_the_rank_stays_unanswered() -> None:
-    """
-    When one process of a rank answers its order, then the order for another process of that rank
-    still waits for its answer, and so do orders of other kinds.
-    """
+def test_answer_of_one_process_does_not_answer_orders_of_another_process() -> None:
+    """When one process of a rank answers its order, then orders for another process of that rank
+    and orders of other kinds stay unanswered."""
     kill = Kill(epoch=1, node=0, rank=2, incarnation=0, last_words=False, cause="it hangs")
     first = Spawn(epoch=1, node=0, rank=2, incarnation=0, cause="the start")
     second = Spawn(epoch=1, node=0, rank=2, incarnation=1, cause="a kill")

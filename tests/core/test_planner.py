@@ -22,18 +22,15 @@ from tft.core.plan.topology import Topology
 # ---------------------------------------------------------------- the step
 
 
-def test_the_step_is_the_highest_one_that_every_shard_is_held_at() -> None:
-    """
-    When one shard is held at 5 and at 4, the other at 4 only, then 4 it is.
-    """
+def test_agreed_step_is_the_highest_step_that_every_shard_has() -> None:
+    """When one shard is held at steps 5 and 4 and the other shard only at step 4, then the agreed
+    step is 4."""
     groups = {"a": (0, 1), "b": (2, 3)}
     assert covered_step(groups, everybody(4, r0=5, r3=None)) == 4
 
 
-def test_a_step_is_covered_by_copies_that_were_kept_too() -> None:
-    """
-    When the ranks stand at different steps, then a copy that one of them kept makes a step whole.
-    """
+def test_kept_copies_count_for_the_agreed_step() -> None:
+    """When the ranks are at different steps, then a kept copy of one rank can complete a step."""
     standings = {
         0: Standing(rank=0, held=5, backups=(3, 4)),
         1: Standing(rank=1, held=4, backups=(3,)),
@@ -41,21 +38,18 @@ def test_a_step_is_covered_by_copies_that_were_kept_too() -> None:
     assert covered_step({"a": (0,), "b": (1,)}, standings) == 4
 
 
-def test_a_rank_that_a_fault_has_touched_never_sets_the_step() -> None:
-    """
-    When only a faulty rank is at 5, then 4 it is; but what it kept from before the fault counts.
-    """
+def test_state_in_use_of_a_faulty_rank_does_not_set_the_step() -> None:
+    """When only a faulty rank is at step 5, then the agreed step is 4. A copy that the faulty rank
+    kept from before the fault counts."""
     faulty = Standing(rank=0, held=5, sound=False, backups=(3,))
     sound = Standing(rank=1, held=4)
     assert covered_step({"a": (0, 1)}, {0: faulty, 1: sound}) == 4
     assert covered_step({"a": (0,)}, {0: faulty}) == 3
 
 
-def test_a_shard_that_others_have_further_in_the_tail_does_not_set_the_step() -> None:
-    """
-    When the one holder of a shard at step 5 was left in the tail of that step, and others have come
-    further there, then its copy of step 5 does not count; what it keeps counts.
-    """
+def test_copy_that_other_ranks_outran_in_the_tail_does_not_set_the_step() -> None:
+    """When the only holder of a shard at step 5 stopped in the tail of that step and other ranks
+    came further, then its state in use does not count. A kept copy of step 5 counts."""
     outrun = Standing(rank=0, held=5, tail=True, outrun=frozenset({"a"}))
     groups = {"a": (0, 1)}
     assert covered_step(groups, {0: outrun, 1: Standing(rank=1, held=4)}) == 4
@@ -63,30 +57,24 @@ def test_a_shard_that_others_have_further_in_the_tail_does_not_set_the_step() ->
     assert covered_step(groups, {0: kept, 1: Standing(rank=1, held=4)}) == 5
 
 
-def test_a_rank_in_the_tail_of_a_later_step_gives_what_it_keeps() -> None:
-    """
-    When a rank was left in the tail of step 5, then its copy of step 4 is as good as that of a rank
-    that is at step 4.
-    """
+def test_rank_in_the_tail_of_a_later_step_can_give_its_kept_copy() -> None:
+    """When a rank stopped in the tail of step 5, then its kept copy of step 4 counts the same as
+    the state of a rank at step 4."""
     ahead = Standing(rank=0, held=5, tail=True, backups=(4,))
     standings = {0: ahead, 1: Standing(rank=1, held=4)}
     assert [holder.rank for holder in sound("a", (0, 1), standings, 4, None)] == [0, 1]
 
 
-def test_a_rank_without_a_process_holds_nothing() -> None:
-    """
-    When a rank is lost, then neither what it had nor what it kept can be used.
-    """
+def test_lost_rank_holds_no_usable_state() -> None:
+    """When a rank is lost, then neither its state in use nor its kept copies can be used."""
     lost = Standing(rank=0, alive=False, held=5, backups=(4,))
     assert isinstance(covered_step({"a": (0,)}, {0: lost}), str)
     assert not lost.uses(5, None)
 
 
-def test_no_copy_of_a_polluted_step_is_used() -> None:
-    """
-    When no copy of a step later than 3 is sound, then the step is 3, kept or in use, and who
-    stands there needs nothing.
-    """
+def test_copies_of_steps_after_the_ceiling_are_not_used() -> None:
+    """When no copy of a step later than 3 is sound, then the agreed step is 3, from a kept copy or
+    from the state in use. A rank at step 3 needs no repair."""
     standings = {
         0: Standing(rank=0, held=5, backups=(3, 4)),
         1: Standing(rank=1, held=3),
@@ -97,10 +85,8 @@ def test_no_copy_of_a_polluted_step_is_used() -> None:
     assert not standings[0].uses(4, None)
 
 
-def test_a_shard_without_a_copy_is_named() -> None:
-    """
-    When nobody sound holds a shard, then the answer is the sentence that says which.
-    """
+def test_message_names_the_shard_that_has_no_sound_copy() -> None:
+    """When no sound rank holds a shard, then the result is a message that names this shard."""
     groups = {"a": (0,), "b": (1, 2)}
     assert covered_step(groups, without(everybody(2), [1])) == (
         "no sound copy of shard 'b' is left on ranks [1, 2]"
@@ -110,10 +96,9 @@ def test_a_shard_without_a_copy_is_named() -> None:
     )
 
 
-def test_a_sentence_does_not_name_a_hundred_thousand_ranks() -> None:
-    """
-    When many ranks are concerned, then some are named and the others counted.
-    """
+def test_message_names_only_some_of_many_ranks() -> None:
+    """When a message concerns many ranks, then it names some of them and gives the number of the
+    others."""
     why = covered_step({"a": range(16)}, {})
     assert why == f"no sound copy of shard 'a' is left on ranks {list(range(16))}"
     assert str(covered_step({"a": range(17)}, {})).endswith(", 15, … 1 more]")
@@ -123,27 +108,21 @@ def test_a_sentence_does_not_name_a_hundred_thousand_ranks() -> None:
     )
 
 
-def test_copies_of_different_steps_do_not_make_a_whole() -> None:
-    """
-    When one shard is left at 4 and the other at 5, then there is no step to agree on.
-    """
+def test_copies_of_different_steps_give_no_agreed_step() -> None:
+    """When one shard is at step 4 and the other shard is at step 5, then there is no agreed step."""
     assert covered_step({"a": (0,), "b": (1,)}, everybody(2, r1=5)) == (
         "no step is complete: the copies that are left are of different steps"
     )
 
 
-def test_without_a_placement_there_is_no_step() -> None:
-    """
-    When no rank has said yet what it holds, then that is the answer.
-    """
+def test_no_step_is_agreed_when_no_rank_has_reported_its_shards() -> None:
+    """When no rank has reported which shards it holds, then the result is a message that says this."""
     assert covered_step({}, {}) == "no rank has reported what it holds"
 
 
-def test_a_checkpoint_is_taken_when_no_copy_is_left() -> None:
-    """
-    When memory does not cover a step, then the step of the checkpoint is agreed on; where it is
-    covered, memory goes first.
-    """
+def test_checkpoint_is_used_when_no_copy_in_memory_is_left() -> None:
+    """When the copies in memory do not cover any step, then the step of the checkpoint is agreed
+    on. When memory covers a step, then memory has priority."""
     topology = Topology(groups={"a": (0, 1)})
     disk = terms(checkpoints={2: "/ckpt/2"})
     assert agreed_step(topology, without(everybody(2), [0, 1]), disk) == 2
@@ -151,11 +130,9 @@ def test_a_checkpoint_is_taken_when_no_copy_is_left() -> None:
     assert isinstance(agreed_step(topology, without(everybody(2), [0, 1]), terms()), str)
 
 
-def test_a_checkpoint_of_a_polluted_step_is_no_checkpoint() -> None:
-    """
-    When a checkpoint was written after the numbers went bad, then it is not loaded; the newest
-    of those written before is.
-    """
+def test_checkpoint_of_a_polluted_step_is_not_loaded() -> None:
+    """When a checkpoint was written after the values went bad, then it is not loaded, and the
+    newest earlier checkpoint is used."""
     topology = Topology(groups={"a": (0, 1)})
     three = {1: "/c/1", 3: "/c/3", 2: "/c/2"}
     assert agreed_step(topology, everybody(2), terms(checkpoints=three, ceiling=2)) == 2
@@ -163,11 +140,9 @@ def test_a_checkpoint_of_a_polluted_step_is_no_checkpoint() -> None:
     assert late == "no sound copy of shard 'a', of step 2 or earlier, is left on ranks [0, 1]"
 
 
-def test_a_step_needs_the_rng_and_data_position_of_everyone() -> None:
-    """
-    When those of a rank went with its node, then the step is one of which they are known; where
-    there is none, the first such rank is named.
-    """
+def test_agreed_step_needs_the_rng_and_data_position_of_every_rank() -> None:
+    """When the RNG and data position of a rank were lost with its node, then the agreed step is one
+    for which they are known. Without one, the message names the first affected rank."""
     topology = Topology(groups={"a": (0, 1)})
     standings = {rank: Standing(rank=rank, held=4, backups=(2, 3)) for rank in (0, 1)}
     known = {8: frozenset({2, 3, 5}), 1: frozenset({2, 3})}
@@ -182,10 +157,8 @@ def test_a_step_needs_the_rng_and_data_position_of_everyone() -> None:
     )
 
 
-def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
-    """
-    When nothing was trained, then nobody copies anything: the state of step 0 is made, not moved.
-    """
+def test_no_state_is_copied_before_the_first_step() -> None:
+    """When no step was trained, then the repair plan is step 0 and no rank copies any state."""
     beginning = terms(checkpoints={0: ""})
     topology = Topology(groups={"a": (0, 1), "b": (2,)})
     new = everybody(2, 0)
@@ -193,22 +166,18 @@ def test_before_the_first_step_everyones_own_beginning_will_do() -> None:
     assert plan_repair(topology, new, range(2), beginning) == Repair(step=0)
 
 
-def test_who_is_not_as_it_began_copies_where_another_is() -> None:
-    """
-    When nothing was trained, and a rank has been overwritten in part whose shard another one has,
-    then a retry will do: it copies.
-    """
+def test_rank_overwritten_before_the_first_step_is_repaired_by_a_retry() -> None:
+    """When no step was trained and a rank was partly overwritten, but another rank has its shard,
+    then the strategy `retry` is possible."""
     torn = everybody(2, 0, r1=None)
     topology, members = Topology(groups={"a": (0, 1)}), frozenset({0, 1})
     chances = {o.strategy: o for o in offers(topology, torn, members, terms(checkpoints={0: ""}))}
     assert chances["retry"].why_not is None
 
 
-def test_who_is_not_as_it_began_may_leave() -> None:
-    """
-    When nothing was trained, a shard has lost its holders, and the one that is not as it began
-    leaves with a lost one, then the others go on from their beginning.
-    """
+def test_rank_overwritten_before_the_first_step_may_leave_by_scale_in() -> None:
+    """When no step was trained, a shard has lost its holders and a partly overwritten rank leaves
+    with a lost rank, then `scale_in` is possible for the other ranks."""
     topology = Topology(groups={"a": (0, 1, 2, 3), "b": (1, 3)}, columns={2: (2, 3), 3: (2, 3)})
     late = Standing(rank=1, alive=False, coming=True, strategies=ALL)
     torn = without(everybody(4, 0, r2=None), [3]) | {1: late}
@@ -218,11 +187,9 @@ def test_who_is_not_as_it_began_may_leave() -> None:
     assert (offer.why_not, offer.leaving) == (None, (2, 3))
 
 
-def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
-    """
-    When nothing was trained, and several ranks have been overwritten in part, then they are named
-    in their order; one of which nothing is known is as good as new.
-    """
+def test_ranks_overwritten_before_the_first_step_are_named_in_order() -> None:
+    """When no step was trained and several ranks were partly overwritten, then the message names
+    them in rank order. A rank without a reported standing is treated as new."""
     topology = Topology(groups={"a": (0, 1, 8), "b": (9,)})
     torn = everybody(9, 0, r1=None, r8=None)
     found = plan_repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
@@ -230,11 +197,9 @@ def test_those_who_are_not_as_they_began_are_named_in_their_order() -> None:
     assert "ranks [1, 8] no longer have the state they began with" in found
 
 
-def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> None:
-    """
-    When nothing was trained, a shard has lost its holders, and a rank has been overwritten in part,
-    then its own beginning will not do: it gets another process, where that is what is done.
-    """
+def test_rank_overwritten_before_the_first_step_is_replaced() -> None:
+    """When no step was trained, a shard has lost its holders and a rank was partly overwritten,
+    then `recover` replaces this rank. The strategy `retry` is refused."""
     beginning = terms(checkpoints={0: ""}, replaced=frozenset({2}))
     topology = Topology(groups={"a": (0, 1), "b": (2, 3)})
     torn = everybody(2, 0, r1=None)
@@ -255,21 +220,18 @@ def test_who_is_not_as_it_began_any_more_is_replaced_before_the_first_step() -> 
 # ---------------------------------------------------------------- repair
 
 
-def test_everyone_who_has_not_the_step_in_use_fetches_it() -> None:
-    """
-    When ranks are torn, behind, new or touched by a fault, then each fetches from all who have it.
-    """
+def test_every_rank_without_the_agreed_step_in_use_fetches_it() -> None:
+    """When ranks are torn, behind, new or touched by a fault, then each of them fetches from all
+    ranks that have the agreed step."""
     standings = everybody(5, r1=None, r2=3)
     standings[3] = Standing(rank=3, held=4, sound=False)
     plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
     assert fetched(plan) == {1: {"a": [0, 4]}, 2: {"a": [4, 0]}, 3: {"a": [0, 4]}}
 
 
-def test_a_checkpoint_of_a_later_step_than_any_copy_is_loaded() -> None:
-    """
-    When all that is left of the copies is an old one, and a checkpoint is newer, then that is where
-    training goes on; of the same step the copy is nearer.
-    """
+def test_checkpoint_that_is_newer_than_every_copy_is_loaded() -> None:
+    """When a checkpoint is newer than every copy that is left, then the checkpoint is loaded. When
+    both are of the same step, then the copy is used."""
     groups = Topology(groups={"a": (0, 1)})
     standings = {0: Standing(rank=0, held=None, backups=(4,)), 1: Standing(rank=1, alive=False)}
     plan = plan_repair(groups, standings, range(2), terms(checkpoints={6: "/six", 3: "/three"}))
@@ -281,21 +243,17 @@ def test_a_checkpoint_of_a_later_step_than_any_copy_is_loaded() -> None:
     assert (plan.step, plan.load, plan.restore) == (4, "", (0,))
 
 
-def test_a_source_is_named_with_its_address() -> None:
-    """
-    When a shard is to be fetched, then the plan says where.
-    """
+def test_repair_plan_gives_the_address_of_each_source() -> None:
+    """When a shard is to be fetched, then the plan gives the address of the source."""
     plan = plan_repair(Topology(groups={"a": (0, 1)}), everybody(2, r1=None), range(2), terms())
     assert isinstance(plan, Repair)
     (source,) = plan.transfers[1][0].sources
     assert (source.rank, source.address) == (0, "host:0")
 
 
-def test_whoever_kept_a_copy_takes_it_back_and_gives_it_to_others() -> None:
-    """
-    When the agreed step is one that a rank only keeps, then it restores it, fetches nothing, and
-    serves it.
-    """
+def test_rank_that_kept_the_agreed_step_restores_it_and_serves_it() -> None:
+    """When the agreed step is one that a rank only keeps as a copy, then the rank restores the
+    copy, fetches nothing, and serves it to other ranks."""
     standings = {
         0: Standing(rank=0, held=5, backups=(4,)),
         1: Standing(rank=1),
@@ -307,10 +265,8 @@ def test_whoever_kept_a_copy_takes_it_back_and_gives_it_to_others() -> None:
     assert fetched(plan) == {1: {"a": [0, 2]}}
 
 
-def test_a_plan_has_the_ranks_in_order() -> None:
-    """
-    When several ranks take back a copy or fetch, then the plan lists them in order.
-    """
+def test_repair_plan_lists_the_ranks_in_order() -> None:
+    """When several ranks restore a copy or fetch state, then the plan lists them in rank order."""
     standings = everybody(9, r8=None, r1=None)
     world = Topology(groups={"a": (0, 8, 1)})
     plan = plan_repair(world, standings, range(9), terms())
@@ -322,27 +278,22 @@ def test_a_plan_has_the_ranks_in_order() -> None:
     assert plan.restore == (1, 8)
 
 
-def test_only_members_are_repaired_but_others_may_be_sources() -> None:
-    """
-    When a rank has left the job but still holds the state, then it gives and takes nothing.
-    """
+def test_rank_outside_the_job_is_a_source_but_is_not_repaired() -> None:
+    """When ranks have left the job, then the plan repairs members only. A rank outside that still
+    holds the state is a source for a member."""
     standings = everybody(4, r1=None, r3=None)
     plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3)}), standings, (0, 1), terms())
     assert fetched(plan) == {1: {"a": [0, 2]}}
 
 
-def test_nobody_is_repaired_where_nothing_is_wrong() -> None:
-    """
-    When everyone has the step in use, then the plan is empty.
-    """
+def test_repair_plan_is_empty_when_all_ranks_have_the_step_in_use() -> None:
+    """When all ranks have the agreed step in use, then the repair plan is empty."""
     plan = plan_repair(Topology(groups={"a": (0, 1)}), everybody(2), range(2), terms())
     assert plan == Repair(step=4)
 
 
-def test_a_checkpoint_is_loaded_by_all() -> None:
-    """
-    When the step comes from disk, then nothing is copied between ranks.
-    """
+def test_no_rank_copies_from_another_rank_when_a_checkpoint_is_loaded() -> None:
+    """When the agreed step comes from a checkpoint, then no state is copied between ranks."""
     topology = Topology(groups={"a": (0,), "b": (1,)})
     lost = replaced(everybody(2), [0])
     assert plan_repair(topology, lost, range(2), terms(checkpoints={2: "/ckpt/2"})) == Repair(
@@ -353,11 +304,9 @@ def test_a_checkpoint_is_loaded_by_all() -> None:
     )
 
 
-def test_what_is_given_is_spread_over_those_who_have_it() -> None:
-    """
-    When more ranks have a shard than a receiver needs sources, then the receivers take different
-    ones, and nobody gives to two before all have given to one.
-    """
+def test_receivers_use_different_sources_when_enough_ranks_have_the_shard() -> None:
+    """When more ranks have a shard than one receiver needs as sources, then the receivers use
+    different sources. No rank is a second-time source before every rank was a source once."""
     world = 4 * SOURCES
     standings = replaced(everybody(world), range(3))
     plan = fetched(
@@ -367,19 +316,16 @@ def test_what_is_given_is_spread_over_those_who_have_it() -> None:
     assert len({source for parts in plan.values() for source in parts["a"]}) == 3 * SOURCES
 
 
-def test_who_has_given_least_is_asked_next() -> None:
-    """
-    When a rank has given one shard already, then the next is taken from others.
-    """
+def test_next_shard_is_fetched_from_ranks_with_the_least_load() -> None:
+    """When a rank has already given one shard, then the next shard is fetched from other ranks."""
     groups = {"a": (0, 9), "b": (0, *range(1, 10))}
     plan = fetched(plan_repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
     assert plan == {9: {"a": [0], "b": [1, 2, 3, 4, 5, 6, 7, 8]}}
 
 
-def test_a_part_of_a_shard_is_a_part_of_the_work() -> None:
-    """
-    When two ranks share in giving one shard, then each has given half of what a lone giver has.
-    """
+def test_rank_that_gives_half_a_shard_has_half_the_load() -> None:
+    """When two ranks give one shard together, then each of them has half the load of a rank that
+    gives a shard alone."""
     groups = {"a": (0, 9), "b": (1, 2, 9), "c": (0, *range(1, 10))}
     plan = fetched(plan_repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
     assert plan[9]["c"] == [3, 4, 5, 6, 7, 8, 1, 2]
@@ -388,30 +334,24 @@ def test_a_part_of_a_shard_is_a_part_of_the_work() -> None:
 # ---------------------------------------------------------------- savers
 
 
-def test_every_shard_has_one_saver() -> None:
-    """
-    When a shard has several sound holders, then the lowest-placed saves it.
-    """
+def test_each_shard_is_saved_by_its_first_sound_holder() -> None:
+    """When a shard has several sound holders, then only the lowest-placed one saves it."""
     topology = Topology(groups={"a": (0, 1), "b": (2, 1), "c": (2,)})
     plan = savers(topology, everybody(3, r0=3), 4, None, spread=False)
     assert plan == {1: ("a",), 2: ("b", "c")}
 
 
-def test_a_copy_that_was_kept_is_saved_as_well() -> None:
-    """
-    When the step of the last checkpoint is one that a rank keeps, then it can save it; not if
-    that step is polluted.
-    """
+def test_kept_copy_of_the_last_checkpoint_step_can_be_saved() -> None:
+    """When a rank keeps a copy of the step of the last checkpoint, then it can save this copy. When
+    that step is polluted, then it cannot."""
     topology = Topology(groups={"a": (0,)})
     kept = {0: Standing(rank=0, held=5, backups=(4,))}
     assert savers(topology, kept, 4, 4, spread=False) == {0: ("a",)}
 
 
-def test_savers_are_spread_over_the_nodes() -> None:
-    """
-    When four ranks on two nodes hold everything, then each node writes half, each rank in turn;
-    without spreading, the first rank writes all of it.
-    """
+def test_shards_to_save_are_spread_over_nodes_and_ranks() -> None:
+    """When four ranks on two nodes hold all shards, then each node writes half and its ranks take
+    turns. Without spreading, the first rank writes all shards."""
     topology = Topology(groups=dict.fromkeys("abcd", (0, 1, 2, 3)), nodes={0: 0, 1: 0, 2: 1, 3: 1})
     assert savers(topology, everybody(4), 4, None, spread=True) == {
         0: ("a",),
@@ -422,10 +362,8 @@ def test_savers_are_spread_over_the_nodes() -> None:
     assert savers(topology, everybody(4), 4, None, spread=False) == {0: ("a", "b", "c", "d")}
 
 
-def test_ranks_whose_node_is_not_known_share_one() -> None:
-    """
-    When nobody has said which nodes there are, then the ranks still take turns.
-    """
+def test_ranks_on_an_unknown_node_share_the_saving() -> None:
+    """When the nodes of the ranks are not known, then the ranks still take turns to save shards."""
     topology = Topology(groups=dict.fromkeys("abcd", (0, 1)), nodes={2: 0})
     plan = savers(topology, everybody(2), 4, None, spread=True)
     assert plan == {0: ("a", "c"), 1: ("b", "d")}
@@ -433,11 +371,9 @@ def test_ranks_whose_node_is_not_known_share_one() -> None:
     assert savers(topology, everybody(4), 4, None, spread=True) == {2: ("a",), 3: ("b",)}
 
 
-def test_who_restores_a_copy_to_save_it_writes_further_copies_of_it_too() -> None:
-    """
-    When a rank restores its copy of the step, because it alone has one shard, then it has the other
-    shard in use as well, and can write a further copy of that.
-    """
+def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
+    """When a rank restores its copy because it alone has one shard, then it has the other shard in
+    use too. It then writes a further copy of the other shard."""
     topology = Topology(groups={"a": (0,), "b": (1, 0)})
     standings = {
         0: Standing(rank=0, sound=False, held=6, backups=(5,)),
@@ -449,11 +385,9 @@ def test_who_restores_a_copy_to_save_it_writes_further_copies_of_it_too() -> Non
     assert plan.copies == {0: ("b",), 1: ()}
 
 
-def test_only_a_copy_in_use_that_is_not_outrun_is_a_further_copy() -> None:
-    """
-    When one rank keeps the step without having it in use, and another was left in its tail while
-    the saver has ended the step, then neither writes a further copy.
-    """
+def test_rank_without_the_step_in_use_writes_no_further_copy() -> None:
+    """When one rank only keeps the step and another rank stopped in its tail while the saver
+    completed the step, then neither of them writes a further copy."""
     topology = Topology(groups={"a": (0, 1, 2)})
     standings = {
         0: Standing(rank=0, held=5),

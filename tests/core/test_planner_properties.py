@@ -72,13 +72,11 @@ def good(standing: Standing, step: int, ceiling: int | None) -> bool:
 
 @unhurried
 @given(situations())
-def test_the_step_is_the_highest_that_is_covered(
+def test_agreed_step_is_the_highest_step_that_sound_ranks_cover(
     situation: tuple[Topology, dict[int, Standing], int | None],
 ) -> None:
-    """
-    When ranks stand anywhere, then the step is held whole by those who can be trusted, no later
-    one is, and there is none only when none is.
-    """
+    """When ranks are at arbitrary steps, then the agreed step is the highest one whose shards all
+    have a sound holder. There is no agreed step only when no step is covered."""
     topology, standings, ceiling = situation
     covered = [
         step
@@ -94,13 +92,11 @@ def test_the_step_is_the_highest_that_is_covered(
 
 @unhurried
 @given(situations())
-def test_after_the_repair_every_member_has_the_step(
+def test_every_member_has_the_agreed_step_after_the_repair(
     situation: tuple[Topology, dict[int, Standing], int | None],
 ) -> None:
-    """
-    When a plan is made, then each living rank has the step in use, takes back its own copy, or
-    fetches all its shards; and no source is one that cannot be trusted.
-    """
+    """When a repair plan exists, then each rank has the step in use, restores its own copy, or
+    fetches all its shards. Every source has a sound copy."""
     topology, standings, ceiling = situation
     plan = plan_repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
     assume(isinstance(plan, Repair))
@@ -128,11 +124,9 @@ def test_after_the_repair_every_member_has_the_step(
 
 @unhurried
 @given(st.integers(1, 40), st.integers(1, 40))
-def test_within_a_shard_all_give_alike(givers: int, receivers: int) -> None:
-    """
-    When some have a shard and others fetch it, then no giver is named more than once oftener than
-    another.
-    """
+def test_sources_of_one_shard_are_used_equally_often(givers: int, receivers: int) -> None:
+    """When some ranks have a shard and others fetch it, then the counts of how often two ranks are
+    a source differ by at most one."""
     world = range(givers + receivers)
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in world}
     plan = plan_repair(Topology(groups={"a": tuple(world)}), standings, world, terms())
@@ -144,11 +138,9 @@ def test_within_a_shard_all_give_alike(givers: int, receivers: int) -> None:
 
 @unhurried
 @given(st.integers(1, 12), st.integers(1, 40))
-def test_over_many_shards_all_give_alike(givers: int, shards: int) -> None:
-    """
-    When one rank fetches many shards, and the same ranks have them all, then what they give
-    differs by no more than a shard.
-    """
+def test_sources_of_many_shards_are_used_equally_often(givers: int, shards: int) -> None:
+    """When one rank fetches many shards that the same ranks hold, then the numbers of shards that
+    two ranks give differ by at most one."""
     topology = Topology(groups={f"s{n}": tuple(range(givers + 1)) for n in range(shards)})
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in range(givers + 1)}
     plan = plan_repair(topology, standings, range(givers + 1), terms())
@@ -162,13 +154,11 @@ def test_over_many_shards_all_give_alike(givers: int, shards: int) -> None:
 
 @unhurried
 @given(situations(), st.booleans())
-def test_every_shard_has_exactly_one_saver_that_has_it(
+def test_every_shard_is_saved_once_by_a_sound_holder(
     situation: tuple[Topology, dict[int, Standing], int | None], spread: bool
 ) -> None:
-    """
-    When a last checkpoint is planned, then each shard is written once, by a rank that can be
-    trusted with it.
-    """
+    """When a last checkpoint is planned, then each shard is written exactly once, by a rank with a
+    sound copy."""
     topology, standings, ceiling = situation
     step = covered_step(topology.groups, standings, ceiling)
     assume(isinstance(step, int))
@@ -183,11 +173,11 @@ def test_every_shard_has_exactly_one_saver_that_has_it(
 
 @unhurried
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30))
-def test_savers_of_what_all_have_are_spread_evenly(nodes: int, width: int, shards: int) -> None:
-    """
-    When every rank has every shard, then no node writes more than one shard more than another,
-    and no rank of a node more than one more than its neighbour.
-    """
+def test_savers_are_spread_evenly_when_every_rank_has_every_shard(
+    nodes: int, width: int, shards: int
+) -> None:
+    """When every rank has every shard, then the numbers of shards that two nodes write differ by at
+    most one. The same holds for the ranks of one node."""
     world = range(nodes * width)
     topology = Topology(
         groups={f"s{n}": tuple(world) for n in range(shards)},
@@ -205,13 +195,11 @@ def test_savers_of_what_all_have_are_spread_evenly(nodes: int, width: int, shard
 
 @unhurried
 @given(situations(), st.data())
-def test_what_is_offered_can_be_done(
+def test_every_offered_strategy_can_be_carried_out(
     situation: tuple[Topology, dict[int, Standing], int | None], data: st.DataObject
 ) -> None:
-    """
-    When a strategy is not ruled out, then it has a step and a sentence, what it needs is there, and
-    nobody is lost who stays; when it is, then a sentence says why.
-    """
+    """When a strategy is offered, then it has a step and a reason, its state is covered, and no
+    rank that stays is lost. When it is refused, then a message says why."""
     topology, standings, ceiling = situation
     ranks = st.frozensets(st.sampled_from(sorted(topology.nodes)))
     members = data.draw(ranks) | {data.draw(st.sampled_from(sorted(topology.nodes)))}

@@ -14,11 +14,9 @@ NO_SHRINKING = frozenset({"retry", "recover", "dump"})
 GONE = "the RNG and data position of rank 2 at the end of step 3 were lost with its node"
 
 
-def test_what_cannot_be_made_anew_is_lost_with_its_node() -> None:
-    """
-    When a node is lost and its ranks could move, but the adaptor cannot make anew what they had
-    captured, then nobody goes on without it: the others write a last checkpoint.
-    """
+def test_lost_captured_state_that_cannot_be_recreated_ends_in_a_dump() -> None:
+    """When a node is lost and the adaptor cannot recreate the RNG and data position of its ranks,
+    then the job does not recover. The remaining ranks write a last checkpoint."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 2}, derives=False, enable=NO_SHRINKING)
     job.lose_node(1)
     job.settle()
@@ -28,11 +26,9 @@ def test_what_cannot_be_made_anew_is_lost_with_its_node() -> None:
     assert (job.over.result, job.over.code) == ("dumped", 3)
 
 
-def test_room_that_comes_later_does_not_bring_back_what_was_captured() -> None:
-    """
-    When a node is lost and another one with room joins before it is decided what to do, then what
-    the lost ranks had captured is as far away as before: no process is started in vain.
-    """
+def test_node_that_joins_later_does_not_restore_lost_captured_state() -> None:
+    """When a node is lost and another node with room joins before the strategy is chosen, then the
+    captured state is still lost. No process is started, and a last checkpoint is written."""
     job = trained(placement=TWO_NODES, spare={2: 2}, derives=False, enable=NO_SHRINKING)
     job.script.muted = {(0, "stop")}
     job.lose_node(1)
@@ -47,11 +43,9 @@ def test_room_that_comes_later_does_not_bring_back_what_was_captured() -> None:
     assert job.orders(Spawn) == []
 
 
-def test_what_was_captured_where_a_process_could_not_be_ended_is_out_of_reach() -> None:
-    """
-    When a process cannot be ended, and its rank could only come back on another node, then what it
-    had captured stays where it was: nobody goes on without it.
-    """
+def test_captured_state_of_a_process_that_cannot_be_ended_is_lost() -> None:
+    """When a process cannot be ended and its rank can only return on another node, then its
+    captured state is lost. The strategy `recover` is refused, and a last checkpoint is written."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, derives=False, enable=NO_SHRINKING)
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -62,11 +56,9 @@ def test_what_was_captured_where_a_process_could_not_be_ended_is_out_of_reach() 
     assert tried(job)["recover"] == GONE.replace("rank 2", "rank 3")
 
 
-def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
-    """
-    When a rank is lost before it has loaded the checkpoint that all begin with, and that one then
-    turns out not to be whole, then others have what it shares, and its own is made anew.
-    """
+def test_captured_state_is_recreated_when_the_checkpoint_is_not_whole() -> None:
+    """When a rank dies before it loads the first checkpoint, and the checkpoint is not whole, then
+    the rank fetches its shared state from others. Its own captured state is recreated."""
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
     job.script.muted = {(1, "load")}
     job.start()
@@ -84,11 +76,9 @@ def test_what_is_in_no_checkpoint_any_more_is_made_anew() -> None:
     assert {rank.step for rank in job.ranks.values()} == {8}
 
 
-def test_who_comes_back_to_a_job_that_has_gone_on_is_not_what_the_checkpoint_holds() -> None:
-    """
-    When a rank was lost before it had captured anything, and comes back when the others have
-    trained on from the checkpoint, then it makes its own state anew, and nobody loads.
-    """
+def test_rank_that_returns_after_further_training_does_not_load_again() -> None:
+    """When a rank was lost before it had captured any state and returns after the others trained
+    further, then its captured state is recreated. No rank loads the checkpoint again."""
     job = ScriptedJob(4, resume=SEVEN, strategies=STRATEGIES, placement={0: (0, 1, 2), 1: (3,)})
     job.script.muted = {(3, "load")}
     job.start()
@@ -131,11 +121,9 @@ def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
     return job
 
 
-def test_what_was_told_of_a_rank_outlives_the_next_process_too() -> None:
-    """
-    When the process that has taken over is lost as well, and everyone has to go back to a step from
-    before that, then what the first one had captured is still known.
-    """
+def test_captured_state_of_the_first_process_survives_loss_of_its_successor() -> None:
+    """When the successor of a rank is lost too, and all ranks roll back to a step before the
+    takeover, then the rollback order includes the first process's captured state."""
     job = taken_over({2: "ab", 3: "cd"}, derives=False)
     job.kill(1)
     job.settle()
@@ -144,11 +132,9 @@ def test_what_was_told_of_a_rank_outlives_the_next_process_too() -> None:
     assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
 
 
-def test_who_has_moved_is_told_what_it_had_captured_before_that() -> None:
-    """
-    When everyone goes back to a step from before a rank has moved, then the rank, whose new page has
-    nothing of that, is told what it had captured.
-    """
+def test_rollback_gives_a_moved_rank_its_earlier_captured_state() -> None:
+    """When all ranks roll back to a step before a rank moved, then the rollback order gives the
+    rank its captured state of that step."""
     job = moved({2: "ab", 3: "cd"}, derives=False)
     assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
     job.train()
@@ -156,11 +142,9 @@ def test_who_has_moved_is_told_what_it_had_captured_before_that() -> None:
     assert job.doing == "healthy"
 
 
-def test_what_was_told_of_a_way_that_was_given_up_is_not_told_again() -> None:
-    """
-    When steps that a rank had captured elsewhere are trained anew, then it has captured them itself, and
-    is not told what they were the first time.
-    """
+def test_rollback_omits_captured_state_of_steps_that_were_trained_again() -> None:
+    """When a moved rank has trained the rolled-back steps again, then it has captured their state
+    itself. The next rollback order does not give the old captured state."""
     job = moved({2: "ab", 3: "cd"}, derives=False)
     job.train()
     job.fault(0, "network")
@@ -168,11 +152,9 @@ def test_what_was_told_of_a_way_that_was_given_up_is_not_told_again() -> None:
     assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (3, {})
 
 
-def test_who_has_moved_makes_anew_what_was_not_told() -> None:
-    """
-    When everyone goes back to a step from before a rank has moved, and what it had captured then is
-    known to nobody, then it is made anew where that can be; else there is no such way back.
-    """
+def test_moved_rank_recreates_captured_state_that_is_not_known() -> None:
+    """When all ranks roll back to a step before a rank moved and its captured state is not known,
+    then it is recreated. When the adaptor cannot recreate it, then `retry` is refused."""
     job = moved({3: "cd"}, derives=True)
     assert job.orders(Rollback)[-1].derive == (1,)
     job.train()

@@ -32,10 +32,9 @@ def starting(world: int = 2) -> ScriptedJob:
     return job
 
 
-def test_scripts_without_tft_are_over_when_the_last_has_ended() -> None:
-    """
-    When scripts end well that never call `tft.init`, then the job is over with the last of them.
-    """
+def test_job_completes_when_all_scripts_end_without_calling_tft_init() -> None:
+    """When all scripts end with code 0 and never call `tft.init`, then the job is completed when
+    the last script has ended."""
     job = starting()
     job.kill(0, 0)
     assert job.doing == "awaiting"
@@ -47,11 +46,9 @@ def test_scripts_without_tft_are_over_when_the_last_has_ended() -> None:
 
 
 @pytest.mark.parametrize(("code", "how"), [(1, "left with code 1"), (-9, "was ended by signal 9")])
-def test_a_script_without_tft_that_fails_is_told_by_its_rank(code: int, how: str) -> None:
-    """
-    When a script fails that never called `tft.init`, then the job has failed, and which rank it was
-    and how it went is said.
-    """
+def test_failure_before_tft_init_names_the_rank_and_its_exit(code: int, how: str) -> None:
+    """When a script that never called `tft.init` fails, then the job fails, and the reason names
+    the rank and its exit code or signal."""
     job = starting()
     job.kill(1, code)
     job.wait()
@@ -61,11 +58,9 @@ def test_a_script_without_tft_that_fails_is_told_by_its_rank(code: int, how: str
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_script_that_leaves_before_it_took_an_order_is_not_started_again(code: int) -> None:
-    """
-    When the next process of a rank leaves by itself before it is ready, then that is a bug of the
-    script: no third one is started, the others save, and the report says where to look.
-    """
+def test_successor_that_exits_before_it_is_ready_is_not_started_again(code: int) -> None:
+    """When the second process of a rank exits by itself before it is ready, then no third process
+    is started. The remaining ranks save, and the report names a software fault."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -94,11 +89,11 @@ def test_a_script_that_leaves_before_it_took_an_order_is_not_started_again(code:
         (True, "it called tft.init and did not come to session.run"),
     ],
 )
-def test_a_script_that_leaves_early_is_told_how_far_it_came(*, joins: bool, missed: str) -> None:
-    """
-    When the next process of a rank leaves with code 0 before it is ready, then the end of the job says whether it had
-    called `tft.init`.
-    """
+def test_end_of_the_job_says_if_an_early_exit_had_called_tft_init(
+    *, joins: bool, missed: str
+) -> None:
+    """When the second process of a rank exits with code 0 before it is ready, then the reason for
+    the end says whether it had called `tft.init`."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -111,11 +106,9 @@ def test_a_script_that_leaves_early_is_told_how_far_it_came(*, joins: bool, miss
     assert job.over.why.startswith(f"rank 1 left with code 0 and has not begun to train: {missed};")
 
 
-def test_an_end_that_is_told_twice_is_one_fault() -> None:
-    """
-    When the end of a process is reported again before another one is started, then the report has one fault, and
-    recovery plugins are asked once.
-    """
+def test_process_end_that_is_reported_twice_is_one_fault() -> None:
+    """When the end of a process is reported again before another process is started, then the
+    report has one fault, and recovery plugins are asked once."""
     job = trained(advised=True, enable=frozenset({"retry", "scale_in", "dump"}))
     job.kill(3)
     job.settle()
@@ -131,11 +124,9 @@ def test_an_end_that_is_told_twice_is_one_fault() -> None:
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
 
 
-def test_a_process_that_is_ended_while_it_starts_is_replaced() -> None:
-    """
-    When the next process of a rank is ended by a signal before it is ready, then that is no bug of
-    the script, and a third one is started.
-    """
+def test_process_that_a_signal_ends_before_it_is_ready_is_replaced() -> None:
+    """When a signal ends the second process of a rank before it is ready, then this is not a bug of
+    the script, and a third process is started."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -148,11 +139,9 @@ def test_a_process_that_is_ended_while_it_starts_is_replaced() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_script_that_leaves_with_code_0_in_the_middle_is_not_started_again() -> None:
-    """
-    When the script of a rank leaves the loop as if all were done and others go on, then nobody is
-    started in its place, and the others save.
-    """
+def test_rank_that_exits_with_code_0_during_training_is_not_replaced() -> None:
+    """When a rank exits with code 0 while the other ranks still train, then no process is started
+    for it, and the other ranks write a last checkpoint."""
     job = trained()
     job.kill(1, 0)
     job.settle()
@@ -180,11 +169,9 @@ def flappy(policy: Policy) -> ScriptedJob:
     return job
 
 
-def test_a_process_that_dies_while_the_job_starts_counts_against_its_rank() -> None:
-    """
-    When a rank may cause no incident and its process dies while the job starts, then it is not
-    started again.
-    """
+def test_process_death_during_the_start_counts_as_an_incident_of_its_rank() -> None:
+    """When no incident is allowed for a rank and its process dies while the job starts, then it is
+    not started again."""
     job = flappy(Policy(flaps=0))
     job.kill(1)
     job.settle()
@@ -192,11 +179,9 @@ def test_a_process_that_dies_while_the_job_starts_counts_against_its_rank() -> N
     assert "rank 1 was the cause of 1 incidents" in tried(job)["recover"]
 
 
-def test_a_process_that_was_ended_because_it_was_slow_does_not_count_against_its_rank() -> None:
-    """
-    When a process is not ready in time and is ended for that, then another one is started though
-    the rank may cause no incident: a slow file system is not its fault.
-    """
+def test_slow_start_does_not_count_as_an_incident_of_its_rank() -> None:
+    """When no incident is allowed for a rank and its process is ended because it is not ready in
+    time, then another process is started."""
     job = flappy(Policy(flaps=0))
     job.wait()
     job.script.slow = set()
@@ -206,11 +191,9 @@ def test_a_process_that_was_ended_because_it_was_slow_does_not_count_against_its
     assert job.doing == "healthy"
 
 
-def test_a_process_that_cannot_be_ended_is_named_though_nothing_was_known_against_it() -> None:
-    """
-    When a rank could not be frozen and its agent cannot end it either, then what stands in the
-    report is that.
-    """
+def test_report_names_a_process_that_could_not_be_stopped_or_ended() -> None:
+    """When a rank fails to stop and its agent cannot end its process, then the report has one
+    fault. The fault says that the process could not be ended within 10 s."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.deaf = {1}
     job.script.failures[3, "stop"] = ["its card does not answer"]
@@ -234,11 +217,9 @@ def test_a_process_that_cannot_be_ended_is_named_though_nothing_was_known_agains
     assert strategies(job) == ["recover"]
 
 
-def test_what_a_process_says_after_its_end_is_absorbed() -> None:
-    """
-    When a process is gone, and what it had said last comes after that, then it is not taken for one
-    that takes orders, or that has finished: the others save without it.
-    """
+def test_late_reports_of_an_ended_process_are_ignored() -> None:
+    """When reports of a process arrive after its end, then the rank counts neither as ready nor as
+    finished. The other ranks save without it."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(3)
     job.ready(job.ranks[3])
@@ -251,11 +232,9 @@ def test_what_a_process_says_after_its_end_is_absorbed() -> None:
     assert job.machine.last_step == 3
 
 
-def test_a_rank_that_has_finished_and_is_lost_with_its_node_stood_at_its_last_step() -> None:
-    """
-    When a rank has finished and its node is lost before the others have, then the fault is one of
-    the step after its last, and nobody is asked to finish a step that it never began.
-    """
+def test_finished_rank_lost_with_its_node_has_its_fault_after_its_last_step() -> None:
+    """When a finished rank is lost with its node, then its fault is at the step after its last one.
+    The other ranks are not told to finish a step that no rank began."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, columns={2: (2, 3), 3: (2, 3)})
     job.finish(3)
     job.lose_node(1)
@@ -265,11 +244,9 @@ def test_a_rank_that_has_finished_and_is_lost_with_its_node_stood_at_its_last_st
     assert [stop.finish for stop in job.orders(Stop)] == [3]
 
 
-def test_who_has_died_already_is_not_lost_once_more_with_its_node() -> None:
-    """
-    When a rank has died and its node is lost after that, then it is one fault, and only those who
-    still ran there are ended, should they be heard again.
-    """
+def test_rank_that_died_before_its_node_was_lost_is_one_fault() -> None:
+    """When a rank dies and its node is lost after that, then the rank has one fault. Only the ranks
+    that still ran on that node are told to end."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"scale_in", "dump"}))
     job.kill(3)
     job.lose_node(1)
@@ -279,11 +256,9 @@ def test_who_has_died_already_is_not_lost_once_more_with_its_node() -> None:
     assert [k.rank for k in job.orders(Kill)] == [2]
 
 
-def test_what_a_lost_process_had_captured_is_not_forgotten_when_its_end_is_told_again() -> None:
-    """
-    When the end of a process is told once more, by somebody who does not know what it left, then
-    that is in the last checkpoint all the same.
-    """
+def test_captured_state_is_kept_when_a_process_end_is_reported_again() -> None:
+    """When the end of a process is reported again without its captured state, then the last
+    checkpoint still contains this captured state."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(3)
     job.report(
@@ -296,11 +271,9 @@ def test_what_a_lost_process_had_captured_is_not_forgotten_when_its_end_is_told_
     assert [dict(save.private) for save in job.orders(Save)] == [{3: "00"}, {}, {}]
 
 
-def test_the_place_of_a_process_that_was_to_take_over_is_free_again_once() -> None:
-    """
-    When a process that was to take over has died, then its place is there for the next one, and
-    for one only.
-    """
+def test_room_of_a_dead_successor_can_be_used_by_one_successor() -> None:
+    """When a successor dies before it takes over, then its place is free for exactly one further
+    successor."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.slow = {2, 3}
     job.notice(3, "straggler")
@@ -314,11 +287,9 @@ def test_the_place_of_a_process_that_was_to_take_over_is_free_again_once() -> No
     assert job.facts("rank_straggles")[-1]["why_not"] == "no other node has room"
 
 
-def test_a_process_that_somebody_ended_while_it_was_stopped_was_ended() -> None:
-    """
-    When a process is ended from outside, then that is what stands in the report, whatever state
-    it was in: nobody had taken it for one that hangs.
-    """
+def test_stopped_process_that_a_signal_ends_is_reported_as_ended() -> None:
+    """When a stopped process is ended from outside, then the report says that a signal ended it,
+    and does not report a hang."""
     job = trained()
     job.ranks[1].stopped = True
     job.kill(1)
@@ -328,11 +299,9 @@ def test_a_process_that_somebody_ended_while_it_was_stopped_was_ended() -> None:
     assert [f["evidence"] for f in incident["faults"]] == ["was ended by signal 9"]
 
 
-def test_a_copy_that_went_with_its_process_is_nothing_to_go_back_to() -> None:
-    """
-    When numbers go wrong again at the same step, and the only earlier copy was that of a process
-    that is gone, then the same is not tried a third time.
-    """
+def test_copy_that_was_lost_with_its_process_is_no_rollback_target() -> None:
+    """When a numeric fault occurs again at the same step and the only earlier copy was lost with
+    its process, then no third attempt is made. The job ends with `dump`."""
     job = trained(enable=frozenset({"scale_in", "retry", "dump"}))
     job.ranks[3].state.keeps = 1
     job.train(2)
@@ -351,11 +320,9 @@ def test_a_copy_that_went_with_its_process_is_nothing_to_go_back_to() -> None:
     assert strategies(job) == ["scale_in", "dump"]
 
 
-def test_an_agent_that_comes_anew_has_nothing_to_end() -> None:
-    """
-    When an agent is replaced by another one on its node, then what was ordered of the one before
-    is not repeated to it.
-    """
+def test_new_agent_on_a_node_gets_no_kill_orders_of_the_old_agent() -> None:
+    """When a new agent replaces another agent on its node, then the `Kill` orders to the old agent
+    are not repeated to it."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -364,11 +331,9 @@ def test_an_agent_that_comes_anew_has_nothing_to_end() -> None:
     assert kills == []
 
 
-def test_a_node_lost_while_everyone_leaves_starts_nobody() -> None:
-    """
-    When nothing is left but the end and a node is lost while everyone leaves, then no process is started
-    for those that ran there, though another node has room, and nobody is ended who leaves anyway.
-    """
+def test_node_lost_while_the_job_exits_starts_and_ends_no_process() -> None:
+    """When a node is lost while all ranks leave at the end of the job, then no process is started
+    on a node with room, and no process is ended."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4}, groups=groups)
     job.script.muted = {(rank, "end") for rank in range(4)}

@@ -146,21 +146,18 @@ def frozen(machine: RankMachine, *, window: bool) -> list[RankCommand]:
     )
 
 
-def test_a_freeze_is_answered_at_once_with_the_position_after_the_lock() -> None:
-    """
-    When a freeze comes, the lock is set first and what is answered is what was read after it.
-    """
+def test_freeze_is_answered_with_the_position_read_after_the_lock() -> None:
+    """When a freeze arrives, then the rank sets the lock first, and its answer contains the
+    position that it read after the lock."""
     (answer,) = frozen(training(), window=True)
     assert isinstance(answer, Answer)
     assert answer.answer.position == Position(step=3, window=True)
     assert answer.answer.held is None
 
 
-def test_a_step_that_nobody_can_finish_is_aborted_at_once() -> None:
-    """
-    When the step to finish is done already, then what the rank computes now is void: it is
-    brought out without waiting.
-    """
+def test_step_after_the_last_step_to_finish_is_aborted_at_once() -> None:
+    """When the last step to finish is already complete, then the current work of the rank is
+    aborted without a wait."""
     machine = training()
     frozen(machine, window=False)
     assert order(machine, "stop", stop(3), 2.0) == [LeaveAfter(step=3)]
@@ -168,11 +165,9 @@ def test_a_step_that_nobody_can_finish_is_aborted_at_once() -> None:
     assert machine.handle(leaving) == [Abort()]
 
 
-def test_a_step_that_others_have_begun_to_apply_may_be_finished() -> None:
-    """
-    When the step to finish is the one this rank is in, then it gets its grace, and is brought
-    out only when that has passed.
-    """
+def test_rank_in_the_step_to_finish_is_aborted_only_after_its_grace() -> None:
+    """When the step to finish is the current step of the rank, then the rank is aborted only after
+    its grace has passed."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "stop", stop(4), 2.0)
@@ -182,10 +177,9 @@ def test_a_step_that_others_have_begun_to_apply_may_be_finished() -> None:
     assert machine.handle(Woken(at=3.0)) == [Abort()]
 
 
-def test_an_abort_is_repeated_until_the_training_thread_is_out() -> None:
-    """
-    When an abort came just too early to find the collective, then the next one finds it.
-    """
+def test_abort_is_repeated_until_the_training_thread_leaves_the_loop() -> None:
+    """When an abort came too early to find the collective, then the abort is repeated until the
+    training thread has left the loop."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "stop", stop(3), 2.0)
@@ -196,10 +190,9 @@ def test_an_abort_is_repeated_until_the_training_thread_is_out() -> None:
     assert machine.next_deadline() is None
 
 
-def test_the_clearing_is_answered_when_the_training_thread_has_done_it() -> None:
-    """
-    When the loop is left, the training thread clears, and only then is the stop answered.
-    """
+def test_stop_is_answered_after_the_training_thread_has_cleared() -> None:
+    """When the training thread has left the loop, then it carries out the stop, and only then the
+    stop is answered and the next order begins."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "stop", stop(3), 2.0)
@@ -213,11 +206,9 @@ def test_the_clearing_is_answered_when_the_training_thread_has_done_it() -> None
     assert regroups == Execute(name="regroup", order=regroup())
 
 
-def test_an_update_that_is_past_the_last_step_is_aborted_at_once() -> None:
-    """
-    When the rank is beyond the step to finish, then it is aborted at once, also within the tail of
-    its step.
-    """
+def test_rank_past_the_step_to_finish_is_aborted_at_once_in_its_tail() -> None:
+    """When the rank is past the step to finish, then it is aborted at once, also within the tail of
+    its step."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     beyond = Position(step=4, window=False, tail=True)
@@ -229,21 +220,18 @@ def test_an_update_that_is_past_the_last_step_is_aborted_at_once() -> None:
     [Position(step=3, window=False, tail=True), Position(step=3, window=False, after=True)],
     ids=["in its tail", "in what is called after it"],
 )
-def test_a_step_whose_update_is_complete_may_be_ended(where: Position) -> None:
-    """
-    When the rank has updated in the last step and has not ended this step, then it gets its grace.
-    """
+def test_rank_in_the_tail_of_the_step_to_finish_gets_its_grace(where: Position) -> None:
+    """When the rank has completed the update of the last step and not yet the tail of this step,
+    then it gets its grace."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     assert machine.handle(Leaving(at=2.0, position=where)) == []
     assert machine.next_deadline() == 3.0
 
 
-def test_a_stop_of_an_older_round_is_void() -> None:
-    """
-    When a freeze of a newer round comes before the rank is out of its loop, then the older stop
-    neither aborts it nor is carried out.
-    """
+def test_stop_of_an_older_round_neither_aborts_nor_executes() -> None:
+    """When a freeze of a newer round arrives before the rank has left its loop, then the older stop
+    neither aborts the rank nor is carried out."""
     machine = training()
     order(machine, "stop", stop(4), 2.0)
     machine.handle(Leaving(at=2.0, position=Position(step=3, window=False)))
@@ -252,11 +240,9 @@ def test_a_stop_of_an_older_round_is_void() -> None:
     assert machine.handle(Left(at=2.6)) == []
 
 
-def test_a_stop_goes_before_the_orders_that_wait() -> None:
-    """
-    When a stop comes while one order is carried out and another one waits, then the stop is the
-    next one.
-    """
+def test_stop_is_carried_out_before_waiting_orders() -> None:
+    """When a stop arrives while one order is carried out and another order waits, then the stop is
+    carried out next."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "check", check(), 1.0)
     order(machine, "regroup", regroup(), 1.1)
@@ -273,10 +259,9 @@ def test_a_stop_goes_before_the_orders_that_wait() -> None:
     assert machine.doing == "stop"
 
 
-def test_a_wake_up_that_comes_too_late_aborts_nothing() -> None:
-    """
-    When the reason to abort has gone before the time comes, then nothing is aborted.
-    """
+def test_late_wake_up_does_not_abort_a_rank_that_left_the_loop() -> None:
+    """When the rank has left the loop before the wake-up for the next abort, then nothing is
+    aborted."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     machine.handle(Leaving(at=2.0, position=Position(step=3, window=False)))
@@ -284,11 +269,9 @@ def test_a_wake_up_that_comes_too_late_aborts_nothing() -> None:
     assert machine.handle(Woken(at=2.05)) == []
 
 
-def test_a_rank_that_entered_its_loop_before_the_abort_is_left_alone() -> None:
-    """
-    When a freeze of a newer round aborts a resume, and the rank is in its loop all the same, then
-    the abort is not repeated.
-    """
+def test_abort_is_not_repeated_when_the_rank_entered_its_loop() -> None:
+    """When a freeze of a newer round aborts a resume but the rank has entered its loop, then the
+    abort is not repeated."""
     machine = RankMachine(rank=0, incarnation=0)
     resume = Resume(**key(), to=(0,), step=1)
     order(machine, "resume", resume, 1.0)
@@ -298,11 +281,9 @@ def test_a_rank_that_entered_its_loop_before_the_abort_is_left_alone() -> None:
     assert machine.stage is Stage.LOOP
 
 
-def test_a_rank_that_could_not_resume_is_out_of_the_loop() -> None:
-    """
-    When a rank could not enter its loop, then it carries out further orders out of the loop. Any
-    other order that fails does not change where the rank is.
-    """
+def test_rank_that_fails_to_resume_carries_out_orders_outside_the_loop() -> None:
+    """When a rank fails to enter its loop, then it carries out further orders outside the loop. A
+    failure of any other order does not change its stage."""
     machine = RankMachine(rank=0, incarnation=0)
     resume = Resume(**key(), to=(0,), step=1)
     order(machine, "resume", resume, 1.0)
@@ -316,29 +297,23 @@ def test_a_rank_that_could_not_resume_is_out_of_the_loop() -> None:
     assert held.stage is Stage.HELD
 
 
-def test_a_process_obeys_its_first_order() -> None:
-    """
-    When a process has heard nothing yet, then it obeys the first round of any controller.
-    """
+def test_process_obeys_the_first_order_of_any_controller() -> None:
+    """When a process has received no order yet, then it obeys the first round of any controller."""
     machine = RankMachine(rank=0, incarnation=0)
     first = freeze(epoch=0, incident=0, round=0)
     assert order(machine, "freeze", first, 1.0) == [Lock()]
 
 
-def test_an_order_for_another_process_of_the_rank_is_ignored() -> None:
-    """
-    When an order is for the process that replaces this one, then nothing happens.
-    """
+def test_order_for_another_process_of_the_rank_is_ignored() -> None:
+    """When an order is for the successor of this process, then this process ignores it."""
     machine = RankMachine(rank=0, incarnation=0)
     other = Freeze(**key(), to=(0,), cause="a test", incarnations={0: 1})
     assert order(machine, "freeze", other, 1.0) == []
 
 
-def test_the_answer_has_all_that_the_training_thread_reports() -> None:
-    """
-    When an order has been carried out, then its answer has every fact that the training thread
-    reports of it.
-    """
+def test_answer_contains_all_facts_that_the_training_thread_reports() -> None:
+    """When the training thread has carried out an order, then the answer contains every fact that
+    it reports."""
     facts = Done(
         order=regroup(incident=2, round=3), name="regroup", failure="why", context_lost=True,
         position=Position(step=3, window=True), held=3, backups=(1, 2),
@@ -355,11 +330,9 @@ def test_the_answer_has_all_that_the_training_thread_reports() -> None:
 
 
 @pytest.mark.parametrize("waiting", [False, True])
-def test_a_freeze_tells_whether_the_rank_waits_for_others(waiting: bool) -> None:
-    """
-    When a rank is in its loop, then the answer to a freeze tells whether it waits for other ranks;
-    out of the loop it always waits. The answer names the kept copies.
-    """
+def test_answer_to_freeze_says_if_the_rank_waits_for_others(waiting: bool) -> None:
+    """When a rank in its loop answers a freeze, then the answer says if it waits for other ranks
+    and names its kept copies. A rank outside the loop always waits."""
     position = Position(step=3, window=False)
     locked = Locked(at=1.1, position=position, held=3, backups=(1, 2), waiting=waiting)
     inside = training()
@@ -372,11 +345,9 @@ def test_a_freeze_tells_whether_the_rank_waits_for_others(waiting: bool) -> None
     assert the_answer(outside.handle(locked)).waiting
 
 
-def test_an_order_heard_twice_is_carried_out_once_and_answered_twice() -> None:
-    """
-    When an order is repeated, then it is absorbed while it is under way, and answered with the
-    stored answer afterwards.
-    """
+def test_repeated_order_is_carried_out_once_and_answered_twice() -> None:
+    """When an order is repeated, then it is ignored during its execution. After the execution it is
+    answered with the stored answer."""
     machine = RankMachine(rank=0, incarnation=0)
     assert names(order(machine, "regroup", regroup(), 1.0)) == ["Execute"]
     assert order(machine, "regroup", regroup(), 1.1) == []
@@ -384,11 +355,9 @@ def test_an_order_heard_twice_is_carried_out_once_and_answered_twice() -> None:
     assert order(machine, "regroup", regroup(), 1.3) == first
 
 
-def test_a_newer_round_makes_what_is_under_way_void() -> None:
-    """
-    When a freeze of a newer round comes while groups are formed, then that is aborted, its
-    answer is not given, and the new round's stop comes next.
-    """
+def test_newer_round_aborts_the_order_in_progress() -> None:
+    """When a freeze of a newer round arrives while groups are formed, then this work is aborted
+    without an answer, and the stop of the new round comes next."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(), 1.0)
     assert order(machine, "freeze", freeze(round=2), 1.1) == [Abort(), Lock()]
@@ -397,32 +366,26 @@ def test_a_newer_round_makes_what_is_under_way_void() -> None:
     assert commands == [Execute(name="stop", order=stop(3, round=2))]
 
 
-def test_orders_of_an_older_round_or_epoch_are_absorbed() -> None:
-    """
-    When something of a round that is over comes late, or a deposed controller still speaks,
-    then nothing happens.
-    """
+def test_orders_of_an_older_round_or_epoch_are_ignored() -> None:
+    """When an order comes from an older round or from a replaced controller, then it is ignored."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "freeze", freeze(round=3, epoch=2), 1.0)
     assert order(machine, "regroup", regroup(round=2, epoch=2), 1.1) == []
     assert order(machine, "freeze", freeze(round=4, epoch=1), 1.2) == []
 
 
-def test_a_new_controller_asking_the_same_gets_the_stored_answer() -> None:
-    """
-    When a controller takes over and repeats an order under its own epoch, then the work is not
-    done a second time.
-    """
+def test_new_controller_gets_the_stored_answer_to_a_repeated_order() -> None:
+    """When a new controller repeats an order under its own epoch, then the rank sends the stored
+    answer and does not repeat the work."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(), 1.0)
     first = done(machine, "regroup", regroup(), 1.2)
     assert order(machine, "regroup", regroup(epoch=2), 1.3) == first
 
 
-def test_orders_wait_for_one_another_on_the_training_thread() -> None:
-    """
-    When two orders come at once, then the second is begun when the first is done.
-    """
+def test_second_order_waits_until_the_first_order_is_done() -> None:
+    """When two orders arrive together, then the training thread begins the second order after the
+    first is done."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(), 1.0)
     resume = Resume(**key(), to=(0,), step=4)
@@ -430,10 +393,9 @@ def test_orders_wait_for_one_another_on_the_training_thread() -> None:
     assert names(done(machine, "regroup", regroup(), 1.1)) == ["Answer", "Execute"]
 
 
-def test_the_end_of_the_job_brings_a_rank_out_of_its_loop() -> None:
-    """
-    When the job ends while this rank trains, then it is brought out and the end is carried out.
-    """
+def test_end_order_aborts_a_training_rank_and_is_carried_out() -> None:
+    """When the job ends while the rank trains, then the rank is aborted and leaves its loop, and
+    the end order is carried out."""
     machine = training()
     end = End(**key(), to=(0,), code=3, why="a test")
     assert order(machine, "end", end, 2.0) == [LeaveAfter(step=0), Abort()]
@@ -488,11 +450,9 @@ def paused(machine: RankMachine, step: int = 4) -> RankMachine:
     return machine
 
 
-def test_a_hold_is_answered_when_the_training_thread_has_come_to_stand_there() -> None:
-    """
-    When a rank is to go on to the end of a step, then it answers from the next window's edge,
-    with what it holds and the copies it keeps, and the work began when it was told.
-    """
+def test_hold_is_answered_when_the_rank_stands_still_at_the_boundary() -> None:
+    """When a rank gets a hold for the end of a step, then it answers when it stands still there.
+    The answer has its state, its kept copies and the time of the order."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "hold", hold(4), 1.1)
@@ -504,10 +464,9 @@ def test_a_hold_is_answered_when_the_training_thread_has_come_to_stand_there() -
     assert stands(machine, 4) == []
 
 
-def test_a_rank_that_is_out_of_the_loop_stands_still_already() -> None:
-    """
-    When `train` has returned, before the hold or after it, then the hold is answered at once.
-    """
+def test_hold_is_answered_at_once_when_train_has_returned() -> None:
+    """When `train` has returned, before or after the hold arrives, then the hold is answered at
+    once."""
     before = training()
     before.handle(Left(at=1.0))
     order(before, "hold", hold(4), 1.1)
@@ -519,11 +478,9 @@ def test_a_rank_that_is_out_of_the_loop_stands_still_already() -> None:
     assert the_answer(stands(after, 4, still=False)).failure is None
 
 
-def test_a_rank_that_left_the_loop_too_early_says_so() -> None:
-    """
-    When an exception has taken the training thread out of the loop before it got there, then the
-    hold fails, and names the step.
-    """
+def test_hold_fails_when_an_exception_left_the_loop_before_the_boundary() -> None:
+    """When an exception takes the training thread out of the loop before the boundary, then the
+    hold fails, and the failure names the step."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     machine.handle(Left(at=1.2))
@@ -531,11 +488,9 @@ def test_a_rank_that_left_the_loop_too_early_says_so() -> None:
     assert failure == "it has left the loop at step 3, before the end of 4"
 
 
-def test_a_check_is_run_where_the_rank_stands() -> None:
-    """
-    When a check comes to a rank that stands still in the loop, then the training thread runs it
-    there, and its verdict and its finding are the answer.
-    """
+def test_check_is_run_in_the_loop_when_the_rank_stands_still() -> None:
+    """When a rank stands still in the loop and gets a check, then the training thread runs it
+    there. The answer contains its verdict and its finding."""
     machine = paused(training())
     assert order(machine, "check", check(), 2.0) == [Execute(name="check", order=check())]
     position = Position(step=4, window=True)
@@ -548,21 +503,17 @@ def test_a_check_is_run_where_the_rank_stands() -> None:
     assert machine.inside
 
 
-def test_only_a_check_is_run_where_the_rank_stands() -> None:
-    """
-    When another order comes to a rank that stands still in the loop, then it waits until the rank
-    is out of the loop.
-    """
+def test_order_other_than_a_check_waits_until_the_rank_leaves_the_loop() -> None:
+    """When a rank stands still in the loop and gets an order other than a check, then the order
+    waits until the rank has left the loop."""
     machine = paused(training())
     assert order(machine, "regroup", regroup(), 2.0) == []
     assert machine.handle(Left(at=2.1)) == [Execute(name="regroup", order=regroup())]
 
 
-def test_the_stage_names_where_the_training_thread_is() -> None:
-    """
-    When a rank trains, stands still, runs a check there, is released meanwhile and is done with
-    the check, then each of these is a stage of its own.
-    """
+def test_each_state_of_the_training_thread_has_its_own_stage() -> None:
+    """When a rank trains, stands still, runs a check, is released during the check, or has
+    completed the check, then each of these is a separate stage."""
     machine = training()
     stages = [machine.stage, paused(machine).stage]
     order(machine, "check", check(), 2.0)
@@ -577,53 +528,42 @@ def test_the_stage_names_where_the_training_thread_is() -> None:
     assert stages == [Stage.LOOP, Stage.HELD, *checking_held, Stage.LOOP, Stage.IDLE]
 
 
-def test_a_rank_that_went_on_does_not_stand_still_in_the_next_round() -> None:
-    """
-    When a newer round begins while a rank stands still, then a check of that round waits until the
-    rank stands still again. The same holds for a process that enters its loop for the first time.
-    """
+def test_check_of_a_newer_round_waits_until_the_rank_stands_still_again() -> None:
+    """When a newer round begins while a rank stands still, then a check of that round waits for the
+    next standstill. The same holds when a process first enters its loop."""
     machine = paused(training())
     order(machine, "freeze", freeze(round=2), 2.0)
     assert order(machine, "check", check(round=2), 2.1) == []
     assert order(training(), "check", check(incident=0, round=0), 2.1) == []
 
 
-def test_a_position_that_no_hold_asks_for_is_not_answered() -> None:
-    """
-    When a rank stands still, in the loop or out of it, and there is no hold, then nothing is
-    answered.
-    """
+def test_standstill_without_a_hold_sends_no_answer() -> None:
+    """When a rank stands still without a hold, in the loop or outside it, then it sends no answer."""
     machine = training()
     assert stands(machine, 4) == []
     machine.handle(Left(at=2.0))
     assert stands(machine, 4, still=False) == []
 
 
-def test_a_check_that_comes_early_waits_until_the_rank_stands_still() -> None:
-    """
-    When a check is heard before the hold could be answered, then it is not lost, and not run
-    beside the training.
-    """
+def test_check_that_arrives_before_the_standstill_runs_after_it() -> None:
+    """When a check arrives before the rank stands still for its hold, then the check runs after the
+    hold is answered, and not during the training."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "check", check(), 1.2) == []
     assert names(stands(machine, 4)) == ["Answer", "Execute"]
 
 
-def test_a_rank_that_has_finished_runs_the_check_too() -> None:
-    """
-    When `train` has returned, then the check is run out of the loop.
-    """
+def test_check_is_run_outside_the_loop_when_train_has_returned() -> None:
+    """When `train` has returned, then the check is run outside the loop."""
     machine = training()
     machine.handle(Left(at=1.0))
     assert names(order(machine, "check", check(), 2.0)) == ["Execute"]
 
 
-def test_a_release_lets_the_training_thread_go_on_and_is_answered_at_once() -> None:
-    """
-    When a paused rank is released, then windows open again first, and nothing is sent to it any
-    more.
-    """
+def test_release_is_answered_at_once_after_windows_open_again() -> None:
+    """When a paused rank is released, then update windows open again first, and then the release is
+    answered. A check that arrives after the release is not carried out."""
     machine = paused(training())
     release = Release(**key(), to=(0,))
     assert order(machine, "release", release, 3.0) == [Unlock()]
@@ -635,10 +575,8 @@ def test_a_release_lets_the_training_thread_go_on_and_is_answered_at_once() -> N
     assert order(machine, "check", check(), 3.1) == []
 
 
-def test_a_release_withdraws_a_hold() -> None:
-    """
-    When a rank is released on its way to the place of a hold, then the hold is not answered.
-    """
+def test_release_withdraws_a_hold_that_is_not_answered_yet() -> None:
+    """When a rank is released on its way to the boundary of a hold, then the hold is not answered."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "release", Release(**key(), to=(0,)), 1.2) == [Unlock()]
@@ -654,11 +592,9 @@ def checking(machine: RankMachine) -> RankMachine:
     return machine
 
 
-def test_a_release_leaves_a_check_that_runs_alone() -> None:
-    """
-    When the pause is over before the check is, then nothing is aborted, at once or later: the
-    groups are to be kept. A check that has not begun is not run any more.
-    """
+def test_release_does_not_abort_a_running_check() -> None:
+    """When a release arrives while a check runs, then nothing is aborted, so that the groups are
+    kept. A check that has not begun is withdrawn."""
     machine = checking(training())
     release = Release(**key(round=2), to=(0,))
     assert order(machine, "release", release, 3.0) == [Withdraw(), Unlock()]
@@ -666,11 +602,9 @@ def test_a_release_leaves_a_check_that_runs_alone() -> None:
     assert done(machine, "check", check(), 3.5) == []
 
 
-def test_a_check_that_was_not_begun_is_taken_back() -> None:
-    """
-    When a check is taken out of the queue of a training thread because its round is over, then
-    nothing is answered, and what comes next does not wait for it.
-    """
+def test_withdrawn_check_is_not_answered_and_does_not_block_orders() -> None:
+    """When a check is withdrawn from the training thread's queue because its round is over, then it
+    is not answered. The next order does not wait for it."""
     machine = checking(training())
     order(machine, "release", Release(**key(round=2), to=(0,)), 3.0)
     assert machine.handle(Withdrawn()) == []
@@ -684,12 +618,9 @@ def test_a_check_that_was_not_begun_is_taken_back() -> None:
     assert machine.handle(Withdrawn()) == []
 
 
-def test_an_incident_ends_a_pause() -> None:
-    """
-    When a freeze of a newer round comes while a rank runs a check, then it is answered at once
-    and nothing is aborted; the stop waits for the check, whose verdict is not told, as long as
-    for a step that is to be finished, and then the rank is brought out.
-    """
+def test_freeze_during_a_check_is_answered_and_the_stop_waits_its_grace() -> None:
+    """When a freeze of a newer round arrives during a check, then it is answered at once without an
+    abort. The stop waits for the check during its grace, and then aborts it."""
     machine = checking(training())
     assert order(machine, "freeze", freeze(incident=2), 2.1) == [Withdraw(), Lock()]
     position = Position(step=4, window=True)
@@ -704,12 +635,9 @@ def test_an_incident_ends_a_pause() -> None:
     assert names(machine.handle(Left(at=3.3))) == ["Execute"]
 
 
-def test_a_stop_waits_for_a_check_out_of_the_loop_too() -> None:
-    """
-    When a rank whose training is over runs a check and an incident begins, then the check has the
-    grace of the stop; after it the check is aborted, again and again, until the stop can be
-    carried out.
-    """
+def test_stop_gives_its_grace_to_a_check_outside_the_loop() -> None:
+    """When an incident begins while a rank outside the loop runs a check, then the check gets the
+    grace of the stop. Then it is aborted repeatedly until the stop can be carried out."""
     machine = training()
     machine.handle(Left(at=1.0))
     order(machine, "check", check(), 2.0)
@@ -722,11 +650,9 @@ def test_a_stop_waits_for_a_check_out_of_the_loop_too() -> None:
     assert machine.next_deadline() is None
 
 
-def test_the_end_of_the_job_waits_for_no_check() -> None:
-    """
-    When the job ends while a rank runs a check, in the loop or out of it, then the check is
-    aborted.
-    """
+def test_end_order_aborts_a_running_check() -> None:
+    """When the job ends while a rank runs a check, in the loop or outside it, then the check is
+    aborted."""
     end = End(**key(round=2), to=(0,), code=3, why="a test")
     inside = checking(training())
     assert order(inside, "end", end, 3.0) == [Withdraw(), LeaveAfter(step=0), Abort()]
@@ -738,22 +664,18 @@ def test_the_end_of_the_job_waits_for_no_check() -> None:
     assert outside.handle(Withdrawn()) == [Execute(name="end", order=end)]
 
 
-def test_a_hold_of_an_older_round_is_not_answered() -> None:
-    """
-    When a freeze of a newer round comes before the rank stands where it was to, then the hold is
-    void.
-    """
+def test_hold_of_an_older_round_is_not_answered() -> None:
+    """When a freeze of a newer round arrives before the rank stands still at the boundary, then the
+    older hold is not answered."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     order(machine, "freeze", freeze(round=2), 1.2)
     assert stands(machine, 4) == []
 
 
-def test_a_hold_heard_twice_is_answered_twice_from_one_standing() -> None:
-    """
-    When a hold is repeated, then it is absorbed while the rank is on its way, and answered with
-    the stored answer afterwards.
-    """
+def test_repeated_hold_is_answered_with_the_stored_answer() -> None:
+    """When a hold is repeated, then it is ignored while the rank is on its way. After the
+    standstill it is answered with the stored answer."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "hold", hold(4), 1.2) == []

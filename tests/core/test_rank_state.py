@@ -13,11 +13,9 @@ from tft.protocol.messages import Joined, Position
 from tft.testing.scripted import ScriptedJob
 
 
-def test_a_rank_state_begins_empty() -> None:
-    """
-    When nobody was asked for yet, then a rank is at no address, holds nothing, and nothing is known
-    against what it will hold.
-    """
+def test_new_rank_state_has_no_process_and_holds_no_state() -> None:
+    """When no process was ordered yet, then a rank has no incarnation and holds no state. Its
+    future copies are not distrusted."""
     job = ScriptedJob(2)
     assert [job.machine.incarnation(rank) for rank in (0, 1)] == [-1, -1]
     rank_state = RankState(rank=1)
@@ -27,11 +25,9 @@ def test_a_rank_state_begins_empty() -> None:
     assert rank_state.holdings.kept == (0, 1)
 
 
-def test_a_rank_of_which_nothing_was_heard_has_said_and_done_nothing() -> None:
-    """
-    When nobody was asked for yet, then a rank has no process that was started, is ended or is slow, its process has
-    promised nothing, and no check has found anything.
-    """
+def test_new_rank_state_has_no_process_facts_declarations_or_findings() -> None:
+    """When no process was ordered yet, then the rank has no started, terminating or slow process.
+    Its process has declared nothing, and no check has a finding."""
     rank_state = RankState(rank=1)
     process, declared = rank_state.process, rank_state.declared
     assert (process.pid, process.started, process.sender) == (0, 0, "")
@@ -41,11 +37,9 @@ def test_a_rank_of_which_nothing_was_heard_has_said_and_done_nothing() -> None:
     assert (rank_state.check.verdict, rank_state.check.finding) == ("pass", "")
 
 
-def test_the_next_process_begins_as_the_first_did() -> None:
-    """
-    When a process is asked for where another one has been, then nothing is left of that but what
-    belongs to the rank, and what it may have captured before it ended.
-    """
+def test_order_of_a_new_process_resets_the_facts_of_the_old_process() -> None:
+    """When another process is ordered for a rank, then all facts of the old process are reset. The
+    facts of the rank and its captured state are kept."""
     rank_state = RankState(
         rank=1, node=2, excluded_nodes={0: 3}, declared=Declared(column=(1, 5)),
         local_state=LocalState(page=2, reported={7: "ab"}),
@@ -76,11 +70,9 @@ def test_the_next_process_begins_as_the_first_did() -> None:
     )
 
 
-def test_who_is_told_to_end_is_neither_there_nor_coming() -> None:
-    """
-    When a process was told to end, then it takes part in nothing, however far it has come; the same
-    goes for one that has ended.
-    """
+def test_terminating_process_is_neither_alive_nor_coming() -> None:
+    """When a process was told to end, then it is neither alive nor coming, at any stage. The same
+    holds for a process that has ended."""
     for stage in ProcessStage:
         rank_state = RankState(rank=1, process=RankProcess(stage=stage))
         standing = rank_state.standing("no room")
@@ -94,41 +86,34 @@ def test_who_is_told_to_end_is_neither_there_nor_coming() -> None:
         assert (standing.alive, standing.coming, rank_state.able) == (False, False, False)
 
 
-def test_copies_from_before_a_repair_are_not_kept() -> None:
-    """
-    When a memory was damaged, then nothing it keeps is trusted; after its repair what it has copied
-    since is, and what is older is not.
-    """
+def test_copies_from_before_a_memory_repair_are_not_trusted() -> None:
+    """When the memory of a rank was damaged, then none of its kept copies is trusted. After the
+    repair only newer copies are trusted."""
     for damaged, doubted, kept in ((True, -1, ()), (False, 4, (5,)), (False, -1, (3, 4, 5))):
         holdings = Holdings(backups=(3, 4, 5), damaged=damaged, doubted=doubted)
         assert holdings.kept == kept
 
 
-def test_a_process_that_loads_a_checkpoint_has_no_copy_to_give() -> None:
-    """
-    When a process is loading a checkpoint, then neither its state in use nor an earlier copy counts.
-    """
+def test_process_that_loads_its_own_checkpoint_has_no_usable_copy() -> None:
+    """When a process is loading a checkpoint, then neither its state in use nor its kept copies
+    count."""
     holdings = Holdings(held=5, backups=(3, 4), searching=True)
     assert holdings.kept == ()
     assert not holdings.sound
 
 
-def test_what_was_found_about_a_copy_does_not_outlive_it() -> None:
-    """
-    When a rank holds another copy than before, fetched or loaded, then what a comparison has found
-    about the copy before is forgotten.
-    """
+def test_comparison_result_is_removed_when_the_copy_is_replaced() -> None:
+    """When the state of a rank is replaced by a fetch or a load, then the comparison result of the
+    old copy is removed."""
     for fetched in (False, True):
         holdings = Holdings(held=5, outrun=frozenset({"a"}), disputed=True)
         holdings.replaced(fetched=fetched)
         assert holdings == Holdings(held=5, fetched=fetched)
 
 
-def test_a_checkpoint_that_all_have_found_makes_the_memory_sound_again() -> None:
-    """
-    When all ranks have loaded the checkpoint of step 4, then nothing is known against the state of
-    a rank. Of the copies that it keeps, only later ones than step 4 count.
-    """
+def test_loaded_checkpoint_makes_the_state_of_a_rank_sound() -> None:
+    """When all ranks have loaded the checkpoint of step 4, then the state of each rank is sound. Of
+    its kept copies, only copies of steps after 4 count."""
     holdings = Holdings(
         held=4, backups=(3, 4, 5), trusted=False, damaged=True, disputed=True,
         outrun=frozenset({"a"}),
@@ -140,11 +125,9 @@ def test_a_checkpoint_that_all_have_found_makes_the_memory_sound_again() -> None
 
 
 @pytest.mark.parametrize("far", ["ordered", "spawned"])
-def test_a_node_that_is_given_up_before_its_process_has_started_is_left(far: str) -> None:
-    """
-    When a node is found bad while a process starts there, or when its agent has not even said that
-    it has started one, then the node is given up, and the rank comes back on another.
-    """
+def test_rank_moves_when_its_node_fails_before_its_process_has_started(far: str) -> None:
+    """When a node is reported bad while a process starts there, or before its agent has reported
+    the start, then the node is excluded. The rank moves to another node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     if far == "ordered":

@@ -48,11 +48,9 @@ def go_through(job: ScriptedJob) -> None:
 # ---------------------------------------------------------------- what is gone is found
 
 
-def test_what_no_copy_is_left_of_is_found_by_the_ranks_themselves() -> None:
-    """
-    When the memory of the only holder of something fails, and all ranks keep checkpoints, then they form
-    their groups, load what they find, and all go on from there: the steps since then are lost, and told.
-    """
+def test_ranks_load_their_own_checkpoints_when_the_only_copy_is_lost() -> None:
+    """When the memory of the only holder of a shard fails and all ranks keep checkpoints, then they
+    form groups and load them. The report gives the lost steps."""
     job = keeping()
     job.fault(1, "memory")
     job.settle()
@@ -70,11 +68,9 @@ def test_what_no_copy_is_left_of_is_found_by_the_ranks_themselves() -> None:
     assert job.doing == "healthy"
 
 
-def test_checkpoints_that_differ_are_not_searched_for_for_ever() -> None:
-    """
-    When what a rank finds is not what the others find, and it holds something that no other rank has, then all search
-    once more, and then the rank gets another process.
-    """
+def test_rank_with_a_differing_checkpoint_is_replaced_after_two_attempts() -> None:
+    """When a rank finds a checkpoint that differs from the checkpoint of the other ranks, then all
+    ranks load once more. After the second failure, `recover` replaces the rank."""
     job = keeping(groups={"dense": ALL, **OWN}, attempts=2)
     job.ranks[1].state.content = "wrong"
     job.fault(2, "memory")
@@ -85,11 +81,9 @@ def test_checkpoints_that_differ_are_not_searched_for_for_ever() -> None:
     assert len(job.orders(Reload)) == 3
 
 
-def test_nobody_searches_before_the_groups_are_formed() -> None:
-    """
-    When one rank is not in the groups yet, then no rank is told to load: it may need the others for that.
-    And nobody knows by then which step the groups are for.
-    """
+def test_no_rank_loads_its_own_checkpoint_before_the_groups_are_formed() -> None:
+    """When one rank is not in the groups yet, then no rank is told to load, because a load may need
+    the other ranks. The groups are formed for step 0, because the step is not known."""
     job = keeping()
     job.script.muted = {(3, "regroup")}
     job.fault(1, "memory")
@@ -102,10 +96,9 @@ def test_nobody_searches_before_the_groups_are_formed() -> None:
     assert [o.to for o in job.orders(Reload)] == [ALL]
 
 
-def test_a_lost_process_is_replaced_and_finds_what_the_others_find() -> None:
-    """
-    When the only holder of something dies, then another process takes its place and loads with the others.
-    """
+def test_successor_of_the_only_holder_loads_its_own_checkpoint() -> None:
+    """When the only holder of a shard dies, then its successor loads a checkpoint together with the
+    other ranks."""
     job = keeping()
     job.kill(2)
     job.settle()
@@ -116,11 +109,9 @@ def test_a_lost_process_is_replaced_and_finds_what_the_others_find() -> None:
     assert [incident["steps_lost"] for incident in job.reports()] == [1]
 
 
-def test_numbers_that_are_wrong_everywhere_are_left_for_what_was_kept_before() -> None:
-    """
-    When what is wrong may be in every copy there is, then everyone goes back to a checkpoint from before,
-    where tft knows of none.
-    """
+def test_ranks_load_an_earlier_own_checkpoint_after_a_polluted_fault() -> None:
+    """When every copy may have wrong values and tft knows no earlier checkpoint, then all ranks
+    load their own checkpoint from before the fault."""
     job = keeping(groups={})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -133,10 +124,9 @@ def test_numbers_that_are_wrong_everywhere_are_left_for_what_was_kept_before() -
 # ---------------------------------------------------------------- what comes first
 
 
-def test_a_copy_is_nearer_than_what_the_ranks_keep() -> None:
-    """
-    When everything is held once more, then it is copied, and nobody searches.
-    """
+def test_copy_in_memory_is_used_before_own_checkpoints() -> None:
+    """When another sound copy of the state exists, then it is fetched, and no rank loads its own
+    checkpoint."""
     job = keeping(groups={})
     job.fault(2, "memory")
     job.settle()
@@ -144,11 +134,9 @@ def test_a_copy_is_nearer_than_what_the_ranks_keep() -> None:
     assert job.orders(Reload) == []
 
 
-def test_a_checkpoint_that_is_known_comes_before_one_that_is_found() -> None:
-    """
-    When there is a checkpoint of the job, then that one is loaded, and nobody searches; when it cannot be
-    read and there is no other, then the ranks search.
-    """
+def test_job_checkpoint_is_loaded_before_own_checkpoints() -> None:
+    """When a checkpoint of the job exists, then it is loaded first. When it cannot be read and
+    there is no other, then the ranks load their own checkpoints."""
     job = keeping()
     job.checkpointed(1)
     job.script.failures[0, "load"] = ["the disk is away"] * 3
@@ -167,10 +155,9 @@ def test_a_checkpoint_that_is_known_comes_before_one_that_is_found() -> None:
 
 
 @pytest.mark.parametrize("without", [1, 3])
-def test_where_one_rank_keeps_nothing_nobody_searches(without: int) -> None:
-    """
-    When one rank keeps no checkpoints, then the others' are no help: the job ends with the reason.
-    """
+def test_no_own_checkpoint_is_loaded_when_one_rank_keeps_none(without: int) -> None:
+    """When one rank keeps no checkpoints, then no rank loads its own checkpoint, and the job ends
+    with the reason."""
     job = keeping(finds={rank: 2 for rank in ALL if rank != without})
     job.fault(0, "memory")
     job.settle()
@@ -181,11 +168,9 @@ def test_where_one_rank_keeps_nothing_nobody_searches(without: int) -> None:
     )  # fmt: skip
 
 
-def test_a_job_that_has_shrunk_does_not_load_what_is_of_all() -> None:
-    """
-    When not all ranks take part any more, then a checkpoint of all of them is not what the rest can go on
-    from.
-    """
+def test_shrunk_job_does_not_load_own_checkpoints() -> None:
+    """When the job has shrunk, then its members do not load their own checkpoints, because these
+    checkpoints are of all ranks. The job ends."""
     pairs = {"first": (0, 2), "second": (1, 3)}
     job = keeping(
         groups=pairs, placement={0: (0, 1), 1: (2, 3)}, columns={0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)},
@@ -200,11 +185,9 @@ def test_a_job_that_has_shrunk_does_not_load_what_is_of_all() -> None:
     assert job.over is not None
 
 
-def test_nobody_leaves_for_the_sake_of_a_checkpoint() -> None:
-    """
-    When `retry` is not enabled and nobody has lost its process, then the rank that is at fault gets another
-    one, and everyone loads; no strategy for which ranks leave or come does.
-    """
+def test_faulty_rank_is_replaced_for_own_checkpoints_without_retry() -> None:
+    """When `retry` is not enabled and no process is lost, then `recover` replaces the faulty rank
+    and all ranks load. No rank leaves the job."""
     job = keeping(enable=frozenset({"recover", "scale_in", "migrate", "scale_out", "dump"}))
     job.fault(1, "memory")
     job.settle()
@@ -214,11 +197,9 @@ def test_nobody_leaves_for_the_sake_of_a_checkpoint() -> None:
     assert [o.to for o in job.orders(Reload)] == [ALL]
 
 
-def test_nothing_that_can_be_saved_is_given_up_for_what_may_be_found() -> None:
-    """
-    When a link fails again and again, and to replace its rank would lose what only that one has, then the
-    survivors save it: what they would find nobody knows.
-    """
+def test_last_checkpoint_is_preferred_to_own_checkpoints_of_unknown_step() -> None:
+    """When a link fails repeatedly and a replacement of its rank would lose the only copy of a
+    shard, then a last checkpoint is written. No rank loads its own checkpoint."""
     job = keeping()
     for _ in range(2):
         job.fault(1, "network")
@@ -230,10 +211,9 @@ def test_nothing_that_can_be_saved_is_given_up_for_what_may_be_found() -> None:
     )
 
 
-def test_what_only_a_lost_node_had_is_no_reason_to_search() -> None:
-    """
-    When the state is all there, but what was a lost rank's own is not, then it is saved as it is.
-    """
+def test_loss_of_captured_state_alone_ends_in_a_last_checkpoint() -> None:
+    """When all shards have a copy but the captured state of a lost rank is gone, then a last
+    checkpoint is written. No rank loads its own checkpoint."""
     job = keeping(
         groups={}, derives=False, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1},
         enable=frozenset({"recover", "dump"}),
@@ -244,11 +224,9 @@ def test_what_only_a_lost_node_had_is_no_reason_to_search() -> None:
     assert (job.over.result, job.orders(Reload)) == ("dumped", [])
 
 
-def test_what_a_process_takes_with_it_that_was_taken_over_from_is_no_reason_to_search() -> None:
-    """
-    When a process that another has taken over from ends without saying what was its own, then the state is
-    all there, and it is saved.
-    """
+def test_replaced_process_without_captured_state_ends_in_a_last_checkpoint() -> None:
+    """When a process with a successor ends without its captured state and all shards have a copy,
+    then a last checkpoint is written. No rank loads its own checkpoint."""
     job = keeping(
         groups={}, derives=False, placement={0: (0, 1, 2, 3), 1: ()}, spare={1: 1},
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
@@ -260,11 +238,9 @@ def test_what_a_process_takes_with_it_that_was_taken_over_from_is_no_reason_to_s
 
 
 @pytest.mark.parametrize("why", ["not enabled", "no adaptor can"])
-def test_what_cannot_be_saved_either_is_left_for_what_the_ranks_keep(why: str) -> None:
-    """
-    When the state is all there, but what was a lost rank's own is not, and no last checkpoint can be
-    written, then everyone goes on from what the ranks find.
-    """
+def test_ranks_load_own_checkpoints_when_no_last_checkpoint_is_possible(why: str) -> None:
+    """When the captured state of a lost rank is gone and no last checkpoint can be written, then
+    all ranks load their own checkpoints."""
     able = ["retry", "recover", *(["dump"] if why == "not enabled" else [])]
     enabled = ["recover", *(["dump"] if why == "no adaptor can" else [])]
     job = keeping(
@@ -279,11 +255,9 @@ def test_what_cannot_be_saved_either_is_left_for_what_the_ranks_keep(why: str) -
     assert strategies(job) == ["recover"]
 
 
-def test_those_who_stay_do_not_search_for_what_is_of_all() -> None:
-    """
-    When nothing but to go on with fewer ranks is enabled, and no copy is sound, then the job ends: what the
-    ranks keep is of the whole world.
-    """
+def test_job_ends_when_scale_in_would_need_own_checkpoints() -> None:
+    """When only `scale_in` and `dump` are enabled and no copy is sound, then the job ends. No rank
+    loads its own checkpoint, because it is of all ranks."""
     pairs = {"first": (0, 2), "second": (1, 3)}
     columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     job = keeping(
@@ -301,11 +275,9 @@ def test_those_who_stay_do_not_search_for_what_is_of_all() -> None:
 # ---------------------------------------------------------------- what does not fit
 
 
-def test_ranks_that_find_different_steps_do_not_go_on_from_them() -> None:
-    """
-    When one rank finds another step than the rest, then that way has failed, with a sentence that names
-    both, and so has the next; nobody trains on, and what was loaded is not saved as if it were one state.
-    """
+def test_job_fails_when_the_ranks_find_checkpoints_of_different_steps() -> None:
+    """When one rank finds a checkpoint of another step, then `retry` and `recover` fail with a
+    message that names both steps. No rank resumes and no last checkpoint is written."""
     job = keeping(finds={0: 2, 1: 2, 2: 1, 3: 2})
     job.fault(1, "memory")
     job.settle()
@@ -319,11 +291,9 @@ def test_ranks_that_find_different_steps_do_not_go_on_from_them() -> None:
     assert [len(job.orders(kind)) for kind in (Reload, Rollback, Save)] == [1, 0, 0]
 
 
-def test_ranks_that_find_different_steps_have_copies_of_none() -> None:
-    """
-    When those who find one step hold everything between them, then it is not pieced together from them:
-    what is each rank's own at that step the others do not have.
-    """
+def test_no_state_is_copied_when_the_ranks_find_different_steps() -> None:
+    """When the ranks that find the same step hold all shards, then the others still do not copy
+    from them. The others lack their own captured state of that step."""
     job = keeping(groups={}, finds={0: 2, 1: 2, 2: 1, 3: 2})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -331,10 +301,9 @@ def test_ranks_that_find_different_steps_have_copies_of_none() -> None:
     assert [len(job.orders(kind)) for kind in (Fetch, Restore, Save)] == [0, 0, 0]
 
 
-def test_what_is_found_too_late_to_be_sound_is_not_gone_on_from() -> None:
-    """
-    When what is found is from after the numbers went wrong, then the way has failed, and says so.
-    """
+def test_own_checkpoint_from_after_a_polluted_fault_is_refused() -> None:
+    """When the found checkpoint is from after the values went wrong, then `retry` fails with a
+    message that says this."""
     job = keeping(3, groups={})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -345,10 +314,9 @@ def test_what_is_found_too_late_to_be_sound_is_not_gone_on_from() -> None:
     assert job.orders(Rollback) == []
 
 
-def test_what_nobody_can_have_written_in_this_run_is_not_gone_on_from() -> None:
-    """
-    When what is found is further than any rank had come, then it was left there by another run.
-    """
+def test_own_checkpoint_beyond_the_reached_step_is_refused() -> None:
+    """When the found checkpoint is of a later step than any rank has reached, then it is refused as
+    a checkpoint of another run."""
     job = keeping(40)
     job.fault(1, "memory")
     job.settle()
@@ -359,11 +327,9 @@ def test_what_nobody_can_have_written_in_this_run_is_not_gone_on_from() -> None:
     )
 
 
-def test_where_nobody_is_left_to_say_how_far_they_were_what_is_found_counts() -> None:
-    """
-    When all ranks are lost with their node, and had come further than anybody has heard, then they go on from
-    what they find.
-    """
+def test_own_checkpoint_beyond_the_known_step_is_used_when_all_ranks_are_lost() -> None:
+    """When all ranks are lost with their node before they reported their last step, then they
+    resume from the checkpoint that they find."""
     job = keeping(3, placement={0: ALL, 1: ()}, spare={1: 4})
     job.lose_node(0)
     job.reopen_store(2)
@@ -373,10 +339,9 @@ def test_where_nobody_is_left_to_say_how_far_they_were_what_is_found_counts() ->
     assert strategies(job) == ["recover"]
 
 
-def test_before_any_step_nothing_that_is_found_is_of_this_run() -> None:
-    """
-    When memory fails before a step is complete, then what is found was left there by another run.
-    """
+def test_own_checkpoint_is_refused_before_the_first_step_is_complete() -> None:
+    """When memory fails before a step is complete, then the found checkpoint is refused as a
+    checkpoint of another run."""
     job = ScriptedJob(4, groups=OWN, finds=dict.fromkeys(ALL, 5)).start()
     job.fault(1, "memory")
     job.settle()
@@ -384,10 +349,8 @@ def test_before_any_step_nothing_that_is_found_is_of_this_run() -> None:
     assert "no rank had completed a step after 0" in tried(job)["retry"]
 
 
-def test_what_was_the_newest_step_of_all_may_be_what_is_found() -> None:
-    """
-    When the checkpoint is of the very step that everyone had completed, then nothing is lost.
-    """
+def test_own_checkpoint_of_the_last_complete_step_loses_no_step() -> None:
+    """When the found checkpoint is of the last step that all ranks completed, then no step is lost."""
     job = keeping(3)
     job.fault(1, "memory")
     job.settle()
@@ -395,11 +358,9 @@ def test_what_was_the_newest_step_of_all_may_be_what_is_found() -> None:
     assert [(i["step"], i["steps_lost"]) for i in job.reports()] == [(4, 0)]
 
 
-def test_a_step_that_is_finished_on_the_way_out_is_one_that_was_reached() -> None:
-    """
-    When some have begun the update of a step and all finish it before they stop, then a checkpoint of that
-    step is of this run, however often it is begun to load it.
-    """
+def test_own_checkpoint_of_a_step_finished_during_the_stop_is_used() -> None:
+    """When the ranks finish a step during the stop, then a checkpoint of that step is accepted,
+    also on a second attempt to load it."""
     job = keeping(4)
     job.window(0)
     job.script.failures[3, "reload"] = ["the disk is away"]
@@ -410,10 +371,9 @@ def test_a_step_that_is_finished_on_the_way_out_is_one_that_was_reached() -> Non
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("retry", 5, 0)
 
 
-def test_a_rank_that_does_not_say_what_it_holds_has_found_nothing() -> None:
-    """
-    When a job that was resumed finds what it began with, then that is no step that anybody can go on from.
-    """
+def test_own_checkpoint_without_a_reported_step_is_refused() -> None:
+    """When a resumed job reloads and a rank does not report the step of its checkpoint, then the
+    job ends with a reason that says this."""
     job = keeping(0, resume=("/old/7", 7))
     job.checkpointed(8)
     job.script.failures[0, "load"] = ["the disk is away"] * 9
@@ -424,11 +384,9 @@ def test_a_rank_that_does_not_say_what_it_holds_has_found_nothing() -> None:
     assert "rank 0 has not reported the step of the checkpoint that it has found" in job.over.why
 
 
-def test_what_is_found_is_not_given_up_for_a_guess() -> None:
-    """
-    When a fault came back, and how far to go back is only guessed, then a checkpoint that the ranks find is gone on
-    from, though it is later than the guess.
-    """
+def test_own_checkpoint_is_used_although_it_is_later_than_a_guessed_step() -> None:
+    """When a fault occurs again and the step to return to is only a guess, then a found checkpoint
+    is used, although it is later than the guess."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = keeping(3, groups=groups, keeps=1, strategies=("retry", "dump"))
     for _ in range(2):
@@ -442,11 +400,9 @@ def test_what_is_found_is_not_given_up_for_a_guess() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_a_successor_that_starts_will_find_what_its_rank_keeps() -> None:
-    """
-    When a straggler is lost that alone has a shard, and the process that follows it still starts, then all wait for it,
-    and load what they find.
-    """
+def test_ranks_wait_for_a_starting_successor_before_they_load() -> None:
+    """When a straggler with the only copy of a shard is lost while its successor starts, then all
+    ranks wait for the successor and load the checkpoint that they find."""
     job = keeping(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -461,11 +417,9 @@ def test_a_successor_that_starts_will_find_what_its_rank_keeps() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_what_is_found_has_no_tail_that_was_cut_off() -> None:
-    """
-    When all that were left had been cut off in the tail of a step, and then all load an earlier checkpoint that they
-    find, then the report says nothing of that tail.
-    """
+def test_report_omits_a_cut_tail_after_own_checkpoints_are_loaded() -> None:
+    """When the remaining ranks were cut off in the tail of a step and then load an earlier
+    checkpoint, then the report does not mention this tail."""
     job = keeping(groups={"first": (0, 2), "second": (1, 3)})
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -484,11 +438,9 @@ def test_what_is_found_has_no_tail_that_was_cut_off() -> None:
 # ---------------------------------------------------------------- what goes wrong meanwhile
 
 
-def test_a_rank_that_cannot_load_says_why_and_it_is_tried_again() -> None:
-    """
-    When a rank could not read its checkpoint, then everyone begins anew; when it never can, then the next
-    strategy is tried, and the end says why.
-    """
+def test_failed_load_of_an_own_checkpoint_is_repeated_and_reported() -> None:
+    """When a rank fails to read its checkpoint once, then all ranks load again. When it always
+    fails, then the next strategy is tried, and the reason for the failure is given."""
     job = keeping()
     job.script.failures[3, "reload"] = ["the disk is away"]
     job.fault(1, "memory")
@@ -504,11 +456,9 @@ def test_a_rank_that_cannot_load_says_why_and_it_is_tried_again() -> None:
     assert tried(job)["retry"] == "rank 3 could not load a checkpoint of its own: the disk is away"
 
 
-def test_a_fault_in_the_middle_of_it_has_everyone_search_anew() -> None:
-    """
-    When a rank dies when some have loaded and others have not, then it is replaced, and all load again: what
-    some have loaded by then is not copied to the others.
-    """
+def test_all_ranks_load_again_when_a_rank_dies_during_the_load() -> None:
+    """When a rank dies after only some ranks have loaded, then it is replaced and all ranks load
+    again. The loaded state is not copied to other ranks."""
     job = keeping(groups={})
     job.script.muted = {(1, "reload")}
     job.fault(2, "numeric", polluted=True)
@@ -524,10 +474,9 @@ def test_a_fault_in_the_middle_of_it_has_everyone_search_anew() -> None:
     assert [r.step for r in job.orders(Rollback)] == [2]
 
 
-def test_a_rank_that_hangs_in_it_is_ended_and_replaced() -> None:
-    """
-    When a rank never says that it has loaded, then its process is ended at the limit for repairs.
-    """
+def test_rank_that_hangs_in_the_load_is_replaced() -> None:
+    """When a rank does not answer that it has loaded, then its process is ended at the time limit
+    for repairs and replaced."""
     job = keeping()
     job.script.muted = {(1, "reload")}
     job.fault(0, "memory")
@@ -541,10 +490,9 @@ def test_a_rank_that_hangs_in_it_is_ended_and_replaced() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_device_that_is_lost_in_it_costs_the_process() -> None:
-    """
-    When the device takes no more work from a process that is to load, then another one takes its place.
-    """
+def test_process_that_lost_its_device_during_the_load_is_replaced() -> None:
+    """When the device context of a process that is to load is lost, then the process is ended and
+    replaced."""
     job = keeping()
     job.ranks[3].context_lost = True
     job.fault(1, "memory")
@@ -554,11 +502,9 @@ def test_a_device_that_is_lost_in_it_costs_the_process() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_what_was_loaded_is_as_good_as_any_state() -> None:
-    """
-    When everyone has trained on from what was found, then the next fault is repaired from copies, and those
-    from before are not.
-    """
+def test_loaded_state_is_a_source_for_the_next_repair() -> None:
+    """When the ranks have trained further from a found checkpoint, then the next memory fault is
+    repaired from copies of the new steps. No rank loads again."""
     job = keeping(groups={}, keeps=2)
     job.fault(2, "numeric")
     job.settle()
@@ -574,11 +520,9 @@ def test_what_was_loaded_is_as_good_as_any_state() -> None:
     assert len(job.orders(Reload)) == 1
 
 
-def test_a_later_checkpoint_of_the_job_is_given_up_with_the_steps_since() -> None:
-    """
-    When everyone goes back to what was found, then a checkpoint of the job that is later is of a way that
-    nobody goes on.
-    """
+def test_later_job_checkpoint_is_removed_after_own_checkpoints_are_loaded() -> None:
+    """When all ranks roll back to a found checkpoint, then a later checkpoint of the job is no
+    longer used."""
     job = keeping(1, groups={})
     job.checkpointed(3)
     job.fault(2, "numeric", polluted=True)
@@ -598,10 +542,9 @@ def offered(job: ScriptedJob) -> dict[str, Offer]:
     return {offer.strategy: offer for offer in job.consulted[-1].offers}
 
 
-def test_plugins_are_told_that_the_step_is_not_known() -> None:
-    """
-    When recovery plugins are asked, then they see that everyone would go on from what the ranks find.
-    """
+def test_offer_to_plugins_says_that_the_step_is_not_known() -> None:
+    """When recovery plugins are asked, then the offer has no step and says that training continues
+    from a checkpoint that the ranks find themselves."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -613,11 +556,9 @@ def test_plugins_are_told_that_the_step_is_not_known() -> None:
     assert not offered(job)["dump"].reload
 
 
-def test_whoever_is_replaced_on_advice_may_be_anybody() -> None:
-    """
-    When a plugin has all processes replaced and everyone loads what is found, then nobody is left who holds
-    anything, and that is no reason not to follow it.
-    """
+def test_plugin_may_replace_all_ranks_when_they_load_own_checkpoints() -> None:
+    """When a plugin replaces all processes and all ranks load a found checkpoint, then the advice
+    is followed, although no process with a copy is left."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -629,10 +570,9 @@ def test_whoever_is_replaced_on_advice_may_be_anybody() -> None:
     assert {r.incarnation for r in job.ranks.values()} == {1}
 
 
-def test_advice_to_go_back_further_counts_for_what_is_found() -> None:
-    """
-    When a plugin wants nothing later than some step, then what is found later is not gone on from.
-    """
+def test_own_checkpoint_later_than_the_advised_step_is_refused() -> None:
+    """When a plugin allows no step later than step 1, then a found checkpoint of a later step is
+    not used."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()

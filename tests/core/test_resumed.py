@@ -13,13 +13,11 @@ SEVEN = ("/run/checkpoints/step-00000007", 7)
 
 
 @pytest.mark.parametrize("derives", [True, False])
-def test_who_is_lost_while_all_load_is_given_its_own_state_from_the_checkpoint(
+def test_rank_lost_during_the_first_load_gets_its_state_from_the_checkpoint(
     *, derives: bool
 ) -> None:
-    """
-    When a rank dies while everyone loads the checkpoint, then everyone loads it again: what is
-    private to the rank stands there and nowhere else, though others hold all that it shares.
-    """
+    """When a rank dies while all ranks load the checkpoint, then all ranks load it again. Only the
+    checkpoint has the private state of the lost rank."""
     job = ScriptedJob(2, resume=SEVEN, derives=derives, strategies=STRATEGIES)
     job.script.muted = {(1, "load")}
     job.start()
@@ -34,11 +32,9 @@ def test_who_is_lost_while_all_load_is_given_its_own_state_from_the_checkpoint(
     assert job.orders(Rollback)[-1].derive == ()
 
 
-def test_what_a_script_begins_with_is_not_what_the_checkpoint_holds() -> None:
-    """
-    When an incident comes before everyone has loaded, then the state that the script has set up is
-    held by nobody, and everyone loads.
-    """
+def test_initial_state_of_the_script_does_not_replace_the_checkpoint() -> None:
+    """When an incident occurs before all ranks have loaded, then the initial state of the script
+    does not count, and all ranks load the checkpoint again."""
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
     job.script.muted = {(0, "load"), (1, "load")}
     job.start()
@@ -51,11 +47,9 @@ def test_what_a_script_begins_with_is_not_what_the_checkpoint_holds() -> None:
     assert {rank.step for rank in job.ranks.values()} == {8}
 
 
-def test_what_was_loaded_need_not_be_made_anew() -> None:
-    """
-    When the ranks of a node that is lost are started elsewhere, and everyone loads a checkpoint
-    since no copy is left, then everyone has its own state from there, and none is made anew.
-    """
+def test_captured_state_from_a_loaded_checkpoint_is_not_recreated() -> None:
+    """When the ranks of a lost node move and all ranks load a checkpoint because no copy is left,
+    then captured state comes from the checkpoint. No rank recreates it."""
     job = ScriptedJob(
         2, placement={0: (0,), 1: (1,)}, groups={"a": (0,), "b": (1,)}, spare={0: 1},
         strategies=STRATEGIES,
@@ -73,13 +67,11 @@ def test_what_was_loaded_need_not_be_made_anew() -> None:
 @pytest.mark.parametrize(
     "older", [(), (("/run/checkpoints/step-00000005", 5), ("/elsewhere/3", 3))]
 )
-def test_a_resumed_job_knows_what_lies_before_its_checkpoint(
+def test_resumed_job_loads_an_older_checkpoint_when_its_first_is_unreadable(
     older: tuple[tuple[str, int], ...],
 ) -> None:
-    """
-    When the checkpoint that a job begins from cannot be read, then all load the one before it, if there
-    is one, and train on from there; else the job fails.
-    """
+    """When the checkpoint of a resumed job cannot be read, then all ranks load the older checkpoint
+    and train from there. Without an older one the job fails."""
     job = ScriptedJob(2, resume=SEVEN, older=older, strategies=STRATEGIES)
     job.script.failures = {
         (rank, "load"): ["a digest differs"] * (2 if older else 9) for rank in range(2)
@@ -100,11 +92,9 @@ def test_a_resumed_job_knows_what_lies_before_its_checkpoint(
     assert job.over.result == "failed"
 
 
-def test_a_resumed_job_can_go_back_before_its_checkpoint() -> None:
-    """
-    When what was loaded may have spread what is wrong, then a resumed job goes back to the checkpoint
-    before the one it began from.
-    """
+def test_resumed_job_rolls_back_to_a_checkpoint_before_its_first() -> None:
+    """When the loaded state may already be polluted, then a resumed job loads the checkpoint before
+    the one that it started from."""
     job = ScriptedJob(2, resume=SEVEN, older=(("/elsewhere/3", 3),), strategies=STRATEGIES).start()
     job.checkpointed(8)
     job.notice(0, "numeric", polluted=True)

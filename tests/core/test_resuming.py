@@ -8,11 +8,9 @@ from tft.protocol.messages import Freeze, Release, Resume, Spawn, Trained
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 
 
-def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
-    """
-    When the answer of a rank to `Resume` is overtaken by the step it has done, then the job is
-    healthy only when the answer is there, too: it says that it is in the loop.
-    """
+def test_step_report_before_the_resume_answer_does_not_end_the_incident() -> None:
+    """When a rank reports a step before its answer to `Resume`, then the job is healthy only after
+    the answer arrives."""
     job = trained()
     job.script.muted = {(2, "resume")}
     job.kill(1)
@@ -26,11 +24,9 @@ def test_a_step_that_is_heard_of_before_the_answer_is_no_success_yet() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_step_after_a_pause_is_no_success_before_all_are_released() -> None:
-    """
-    When the answer of a rank to `Release` is overtaken by the step it has done, then the job is healthy only when the
-    answer is there, too.
-    """
+def test_step_report_before_the_release_answer_does_not_end_the_pause() -> None:
+    """When a rank reports a step before its answer to `Release`, then the job is healthy only after
+    the answer arrives."""
     job = trained()
     job.pause()
     job.settle()
@@ -46,12 +42,9 @@ def test_a_step_after_a_pause_is_no_success_before_all_are_released() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_successor_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() -> None:
-    """
-    When the node on which a process gets ready to take over is given up, and its agent ends
-    nobody, then nobody stops for that process when it says that it is ready, and in the next
-    incident it is not let in, either.
-    """
+def test_successor_on_an_excluded_node_does_not_take_over_when_it_is_ready() -> None:
+    """When the node of a starting successor is excluded and its agent does not end it, then the
+    successor does not take over when it is ready. The next incident does not include it either."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -71,11 +64,9 @@ def test_a_successor_that_was_given_up_is_not_let_in_when_it_is_ready_at_last() 
     assert strategies(job) == ["scale_in", "retry"]
 
 
-def test_nobody_is_followed_by_a_process_that_was_given_up() -> None:
-    """
-    When a straggler dies, and the process that was to take over from it was given up with its
-    node, then another one is started.
-    """
+def test_straggler_gets_another_successor_when_the_first_is_excluded() -> None:
+    """When a straggler dies after its successor was excluded with its node, then another process is
+    started for the rank."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -86,11 +77,9 @@ def test_nobody_is_followed_by_a_process_that_was_given_up() -> None:
     assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1), (3, 1, 2)]
 
 
-def test_those_who_come_back_are_named_in_order() -> None:
-    """
-    When ranks that had left are ready to come back, then the reason why everyone is stopped names
-    them in their order.
-    """
+def test_freeze_cause_names_returning_ranks_in_order() -> None:
+    """When several ranks that had left are ready to return, then the cause of the freeze names them
+    in rank order."""
     job = trained(9, placement={0: (0, 2, 3, 4, 5, 6, 7), 1: (8, 1)})
     job.lose_node(1)
     job.settle()
@@ -106,11 +95,9 @@ def test_those_who_come_back_are_named_in_order() -> None:
     assert [f.cause for f in job.orders(Freeze)][-1] == "ranks [1, 8] are ready to come back"
 
 
-def test_what_is_decided_waits_for_the_end_of_whoever_was_taken_over_from() -> None:
-    """
-    When a rank is lost after another process has taken over from a straggler, whose end has not
-    come in, then it is decided anew as soon as that has come.
-    """
+def test_decision_waits_for_the_end_of_a_replaced_straggler() -> None:
+    """When a rank is lost before the end of a replaced straggler is reported, then no strategy is
+    chosen until this end is reported."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "straggler")
@@ -127,12 +114,9 @@ def test_what_is_decided_waits_for_the_end_of_whoever_was_taken_over_from() -> N
     assert job.doing == "healthy"
 
 
-def test_what_a_straggler_takes_with_it_ends_the_way_that_needed_it() -> None:
-    """
-    When the process that was taken over from cannot be ended, and what it had captured cannot be
-    made anew, then nothing is left to migrate with: the reason stands beside it, and what the
-    others hold is saved.
-    """
+def test_migration_fails_when_the_captured_state_of_a_straggler_is_lost() -> None:
+    """When a replaced straggler cannot be ended and its captured state cannot be recreated, then
+    `migrate` fails with a reason. The other ranks write a last checkpoint."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, derives=False)
     job.script.deaf = {1}
     job.notice(3, "straggler")

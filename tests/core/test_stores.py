@@ -16,10 +16,8 @@ def last_regroup(job: ScriptedJob) -> Regroup:
 
 
 def test_groups_are_not_formed_at_the_store_of_a_lost_node() -> None:
-    """
-    When the node whose store was opened last is lost, then the others form their groups at the
-    store of a node that is there.
-    """
+    """When the node whose store was opened last is lost, then the remaining ranks form their groups
+    at the store of another node."""
     strategies = ("retry", "recover", "scale_in", "dump")
     job = ScriptedJob(4, placement=TWO_NODES, strategies=strategies)
     job.report(StoreOpened(node=1, host="h1", port=7, at=job.now))
@@ -33,9 +31,7 @@ def test_groups_are_not_formed_at_the_store_of_a_lost_node() -> None:
 
 
 def test_groups_are_formed_at_the_store_that_was_opened_last() -> None:
-    """
-    When a store is replaced, then the next groups are formed at the new one.
-    """
+    """When a store is replaced, then the next groups are formed at the new store."""
     job = ScriptedJob(2).start()
     job.train(2)
     job.reopen_store(port=9)
@@ -44,11 +40,9 @@ def test_groups_are_formed_at_the_store_that_was_opened_last() -> None:
     assert last_regroup(job).port == 9
 
 
-def test_a_store_that_is_lost_while_groups_are_formed_is_logged() -> None:
-    """
-    When the store at which groups are being formed is replaced, then the attempt begins again, and
-    the log says that the store was replaced.
-    """
+def test_store_replaced_during_group_formation_is_logged() -> None:
+    """When the store is replaced while groups are formed at it, then the log says that the store
+    was replaced."""
     job = ScriptedJob(4).start()
     job.train(2)
     job.script.muted = {(2, "regroup")}

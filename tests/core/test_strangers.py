@@ -33,11 +33,9 @@ def claim(job: ScriptedJob) -> Joined:
     )  # fmt: skip
 
 
-def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
-    """
-    When a process that was refused has not heard it, and goes on as if it held the rank, then what
-    it says changes nothing.
-    """
+def test_reports_of_a_refused_process_are_ignored() -> None:
+    """When a process whose claim on a rank was refused continues to send reports for that rank,
+    then these reports change nothing."""
     job = trained()
     held = job.machine._job.ranks.states[2].holdings.held
     job.report(claim(job), sender=STRANGER)
@@ -57,10 +55,9 @@ def test_what_another_process_says_of_a_rank_is_absorbed() -> None:
     assert "other" not in job.machine._job.ranks.topology().groups
 
 
-def test_a_report_of_a_process_that_was_never_ordered_is_absorbed() -> None:
-    """
-    When a report comes from an incarnation of a rank that the controller has never ordered, then it changes nothing.
-    """
+def test_report_of_an_unordered_process_is_ignored() -> None:
+    """When a report comes from an incarnation of a rank that the controller has never ordered, then
+    it changes nothing."""
     job = trained()
     fault = Faulted(
         rank=2, incarnation=9, kind="software", step=1, summary="Boom", traceback="Boom",
@@ -71,11 +68,9 @@ def test_a_report_of_a_process_that_was_never_ordered_is_absorbed() -> None:
     assert job.doing == "healthy"
 
 
-def test_another_process_does_not_answer_for_a_rank() -> None:
-    """
-    When a process that does not hold the rank answers an order in its place, then the answer of the
-    one that does is still waited for.
-    """
+def test_answer_of_an_unknown_process_does_not_count_for_the_rank() -> None:
+    """When a process that does not hold the rank answers an order, then the controller still waits
+    for the answer of the process that holds it."""
     job = trained()
     job.script.muted = {(2, "freeze")}
     job.kill(1)
@@ -91,11 +86,9 @@ def test_another_process_does_not_answer_for_a_rank() -> None:
     assert job.doing == "clearing"
 
 
-def test_a_refusal_is_repeated_and_the_refused_is_not_told_that_it_was_heard() -> None:
-    """
-    When a claim is refused, then that is said again for a while, since nobody answers it; and the
-    controller knows who must not believe that it was heard.
-    """
+def test_refusal_is_repeated_and_the_refused_process_is_remembered() -> None:
+    """When a claim is refused, then the refusal is repeated for a limited time. The controller
+    remembers the refused process and does not acknowledge its reports."""
     job = trained()
     job.report(claim(job), sender=STRANGER)
     assert list(job.machine.refused) == [STRANGER]
@@ -109,11 +102,9 @@ def test_a_refusal_is_repeated_and_the_refused_is_not_told_that_it_was_heard() -
     assert list(job.machine.refused) == [STRANGER]
 
 
-def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
-    """
-    When an agent joins for a node whose last agent nobody has missed yet, then the ranks of that
-    node are lost, and started again there; when the same agent is heard twice, nothing follows.
-    """
+def test_new_agent_on_a_node_means_its_ranks_are_lost() -> None:
+    """When a new agent joins for a node, then the ranks of that node are lost and started again
+    there. A repeated join of the same agent changes nothing."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     joined = NodeJoined(node=1, host="h", pid=1, ranks=(2, 3), at=job.now)
     job.report(joined)
@@ -131,10 +122,11 @@ def test_another_agent_on_a_node_means_that_what_ran_there_is_gone() -> None:
 
 
 @pytest.mark.parametrize(("node", "ranks"), [(0, (0, 1)), (1, (2, 3))])
-def test_what_ranks_had_captured_goes_with_their_agent(node: int, ranks: tuple[int, ...]) -> None:
-    """
-    When an agent starts anew, then the pages its ranks had are gone: what is their own is made anew.
-    """
+def test_captured_state_is_recreated_when_the_agent_of_its_ranks_is_new(
+    node: int, ranks: tuple[int, ...]
+) -> None:
+    """When a new agent joins for a node, then the captured state of its ranks is lost and is
+    recreated."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     for rank in ranks:
         job.ranks[rank].alive = False
@@ -144,11 +136,9 @@ def test_what_ranks_had_captured_goes_with_their_agent(node: int, ranks: tuple[i
     assert job.orders(Rollback)[-1].derive == ranks
 
 
-def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
-    """
-    When a replacement is on its way and the agent of its node starts anew, then the node is known to be
-    there when it is judged what can be done: its ranks are started there once more, and nothing is saved.
-    """
+def test_new_agent_while_a_successor_is_awaited_does_not_end_the_job() -> None:
+    """When a new agent joins for a node while a successor starts there, then the ranks of the node
+    are started there once more. No last checkpoint is written."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"retry", "recover", "dump"}))
     job.script.slow = {3}
     job.kill(3)
@@ -165,13 +155,11 @@ def test_another_agent_while_replacements_are_awaited_is_no_end() -> None:
 
 
 @pytest.mark.parametrize(("pid", "derived"), [(1, ()), (9, (2, 3))])
-def test_a_node_that_comes_back_has_its_pages_if_its_agent_is_the_same(
+def test_returning_node_has_its_captured_state_only_with_the_same_agent(
     pid: int, derived: tuple[int, ...]
 ) -> None:
-    """
-    When a node was given up for its silence and comes back, then what its ranks had captured is there if
-    it is the agent of before, and not if it is another one.
-    """
+    """When a node lost by silence returns with the same agent, then the captured state of its ranks
+    is available. With another agent it is recreated."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover"}), advised=True)
     job.lose_node(1)
     job.settle()
@@ -184,10 +172,9 @@ def test_a_node_that_comes_back_has_its_pages_if_its_agent_is_the_same(
     assert job.orders(Rollback)[-1].derive == derived
 
 
-def test_a_node_that_comes_when_all_is_over_starts_nobody() -> None:
-    """
-    When a job is ended before all of its nodes have come, and one comes then, then nobody is started there.
-    """
+def test_node_that_joins_after_the_end_starts_no_process() -> None:
+    """When a job ends before all of its nodes have joined and another node joins then, then no
+    process is started there."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
     job.lead(1)
     job.come(0)
@@ -199,11 +186,9 @@ def test_a_node_that_comes_when_all_is_over_starts_nobody() -> None:
     assert job.orders(Spawn) == []
 
 
-def test_who_is_lost_beside_one_that_was_to_be_ended_is_planned_for() -> None:
-    """
-    When one process of a node is to be ended, and its agent starts anew with all that ran there, then
-    what to do is decided anew, for the other rank too.
-    """
+def test_strategy_is_chosen_again_when_a_second_rank_of_the_node_is_lost() -> None:
+    """When one process of a node is to be ended and a new agent joins for the node, then the
+    strategy is chosen again for both lost ranks."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
     job.script.deaf = {1}
     job.fault(2, "memory")
@@ -219,11 +204,9 @@ def test_who_is_lost_beside_one_that_was_to_be_ended_is_planned_for() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_node_that_comes_is_for_those_outside_and_not_for_one_that_is_thought_about() -> None:
-    """
-    When a job has shrunk, then has lost another rank, and plugins are asked what to do about that, then a
-    node that comes back starts the rank that is outside, and nobody else.
-    """
+def test_returning_node_starts_only_the_rank_outside_the_shrunk_job() -> None:
+    """When a shrunk job has lost another rank and plugins are asked about it, then a returning node
+    starts only the rank that is outside the job."""
     shape = {0: (0, 1), 1: (2,), 2: (3,)}
     enable = frozenset({"recover", "scale_in", "scale_out"})
     job = trained(placement=shape, spare={2: 1}, advised=True, enable=enable)

@@ -30,12 +30,10 @@ CAN_ONLY_DUMP = frozenset({"dump"})
 # ---------------------------------------------------------------- a requested dump
 
 
-def test_a_dump_that_is_asked_for_ends_with_a_checkpoint_and_code_3() -> None:
-    """
-    When an operator asks for a last checkpoint, no signal having come, then everyone is frozen
-    and stopped at the same step, the lowest-placed holder saves the state and each its own part,
-    one commits, and the job ends as `dumped`.
-    """
+def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
+    """When an operator requests a last checkpoint, then all ranks stop at one step and the
+    lowest-placed holder saves the state. Each rank saves its own part, one commits, and the job
+    ends as `dumped`."""
     job = trained()
     job.stop(0)
     job.settle()
@@ -68,11 +66,9 @@ def test_a_dump_that_is_asked_for_ends_with_a_checkpoint_and_code_3() -> None:
     assert tried(job) == dict.fromkeys(("retry", "recover", "scale_in"), "an operator asks for it")
 
 
-def test_a_dump_waits_for_those_in_their_update() -> None:
-    """
-    When the dump is asked for while one rank is in its update of step 4, then step 4 is what
-    everyone finishes, and what is saved.
-    """
+def test_dump_waits_for_a_rank_that_is_in_its_update() -> None:
+    """When a dump is requested while one rank is in its update of step 4, then all ranks finish
+    step 4, and step 4 is saved."""
     job = trained()
     job.window(2)
     job.stop(0)
@@ -81,11 +77,9 @@ def test_a_dump_waits_for_those_in_their_update() -> None:
     assert {s.step for s in job.orders(Save)} == {4}
 
 
-def test_a_dump_asked_for_in_an_incident_ends_it() -> None:
-    """
-    When the dump is asked for while a killed rank is replaced, then nobody waits for the new
-    process: the survivors save, and write what the lost one had captured.
-    """
+def test_dump_requested_in_an_incident_does_not_wait_for_the_successor() -> None:
+    """When a dump is requested while a killed rank is replaced, then the survivors save without the
+    new process. They also write the captured state of the lost rank."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -99,10 +93,9 @@ def test_a_dump_asked_for_in_an_incident_ends_it() -> None:
     assert (job.over.result, job.over.code) == ("dumped", 3)
 
 
-def test_only_the_first_request_to_end_counts() -> None:
-    """
-    When a second request comes while the first is carried out, then the first says how it ends.
-    """
+def test_first_request_to_end_decides_the_result() -> None:
+    """When a second request to end arrives while the first one is carried out, then the first
+    request decides how the job ends."""
     job = trained()
     job.stop(0)
     job.stop(15)
@@ -112,10 +105,9 @@ def test_only_the_first_request_to_end_counts() -> None:
     assert len(job.orders(Freeze)) == 1
 
 
-def test_a_dump_before_anything_was_trained_just_ends() -> None:
-    """
-    When the dump is asked for before any rank is ready, then there is nothing to save.
-    """
+def test_dump_before_any_rank_is_ready_saves_nothing() -> None:
+    """When a dump is requested before any rank is ready, then nothing is saved and the job ends as
+    `failed` with code 4."""
     job = ScriptedJob(2)
     job.lead(1)
     job.stop(0)
@@ -127,11 +119,9 @@ def test_a_dump_before_anything_was_trained_just_ends() -> None:
 # ---------------------------------------------------------------- a dump from copies that are kept
 
 
-def test_who_has_gone_on_too_far_takes_back_a_copy_before_it_saves() -> None:
-    """
-    When only the lost rank and its peers of one shard were a step further, then the step that
-    every shard has, in use or kept, is saved, and whoever is beyond it takes its copy back first.
-    """
+def test_rank_past_the_saved_step_restores_its_copy_before_it_saves() -> None:
+    """When only the holders of one shard are a step further, then the step that every shard has is
+    saved. A rank past this step restores its kept copy first."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(groups=groups, keeps=1, enable=CAN_ONLY_DUMP)
     for rank in (0, 1):
@@ -149,11 +139,9 @@ def test_who_has_gone_on_too_far_takes_back_a_copy_before_it_saves() -> None:
     assert (incident["step"], incident["steps_lost"]) == (4, 1)
 
 
-def test_polluted_numbers_are_not_saved() -> None:
-    """
-    When numbers went wrong and the last update may have spread them, then what is saved is the
-    copy that was kept of the step before.
-    """
+def test_last_checkpoint_uses_a_kept_copy_when_the_last_update_is_polluted() -> None:
+    """When values went wrong and the last update may have spread them, then the kept copy of the
+    step before is saved."""
     job = trained(keeps=1, enable=CAN_ONLY_DUMP)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -163,10 +151,8 @@ def test_polluted_numbers_are_not_saved() -> None:
     assert job.over.result == "dumped"
 
 
-def test_a_copy_that_cannot_be_taken_back_is_written_by_another() -> None:
-    """
-    When the saver cannot take its copy back, then another holder does, and saves.
-    """
+def test_other_holder_saves_when_the_saver_cannot_restore_its_copy() -> None:
+    """When the saver cannot restore its copy, then another holder restores its copy and saves it."""
     job = trained(keeps=1, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "restore"] = ["digest differs"]
     job.fault(2, "numeric", polluted=True)
@@ -182,10 +168,8 @@ def test_a_copy_that_cannot_be_taken_back_is_written_by_another() -> None:
 # ---------------------------------------------------------------- what can go wrong with a dump
 
 
-def test_a_saver_that_fails_leaves_its_part_to_another() -> None:
-    """
-    When the saver's disk is full, then another holder saves all of it, under a round of its own.
-    """
+def test_other_holder_saves_when_the_saver_fails() -> None:
+    """When the disk of the saver is full, then another holder saves the state in a new round."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
@@ -198,11 +182,9 @@ def test_a_saver_that_fails_leaves_its_part_to_another() -> None:
     assert job.over.result == "dumped"
 
 
-def test_a_checkpoint_that_nobody_can_write_is_not_claimed() -> None:
-    """
-    When every holder fails to save, then nothing is committed, the job has failed, and the
-    operator reads why the writing failed.
-    """
+def test_job_fails_when_no_holder_can_write_the_last_checkpoint() -> None:
+    """When every holder fails to save, then nothing is committed and the job fails. The reason says
+    why the writing failed."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
@@ -215,11 +197,9 @@ def test_a_checkpoint_that_nobody_can_write_is_not_claimed() -> None:
     assert incident["strategy"] == "exit"
 
 
-def test_a_commit_that_fails_is_done_by_another() -> None:
-    """
-    When the rank that commits cannot, then all save once more, it too, since what it has of its
-    own is nobody else's, and another one commits.
-    """
+def test_other_rank_commits_after_all_ranks_save_again_when_a_commit_fails() -> None:
+    """When the committing rank fails, then all ranks save once more and another rank commits. The
+    failed rank saves too, because only this rank has its private state."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
@@ -232,10 +212,8 @@ def test_a_commit_that_fails_is_done_by_another() -> None:
     assert job.over.result == "dumped"
 
 
-def test_a_checkpoint_that_nobody_can_commit_is_not_claimed() -> None:
-    """
-    When nobody can commit, then the job has failed, and the operator reads why.
-    """
+def test_job_fails_when_no_rank_can_commit_the_last_checkpoint() -> None:
+    """When no rank can commit, then the job fails, and the reason says why."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
@@ -245,11 +223,9 @@ def test_a_checkpoint_that_nobody_can_commit_is_not_claimed() -> None:
     assert "rank 1 could not write: OSError: stale file handle" in job.over.why
 
 
-def test_a_saver_that_hangs_is_ended_and_its_part_written_by_another() -> None:
-    """
-    When the saver never answers, then after the limit it is ended, with its last words, and only
-    when its end is known does another holder write its part.
-    """
+def test_saver_that_hangs_is_ended_and_another_holder_writes_its_part() -> None:
+    """When the saver does not answer in time, then it is ended with its last words. Another holder
+    writes its part only after the end of the saver is known."""
     job = trained(enable=CAN_ONLY_DUMP, save=90.0)
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -265,11 +241,11 @@ def test_a_saver_that_hangs_is_ended_and_its_part_written_by_another() -> None:
 
 
 @pytest.mark.parametrize("order", [Save, Commit])
-def test_a_second_death_during_a_dump_is_planned_for_anew(order: type[Save | Commit]) -> None:
-    """
-    When another rank dies while the survivors save or commit, then what is left of them saves
-    everything, the parts of both lost ones included.
-    """
+def test_second_death_during_a_dump_makes_the_remaining_ranks_save_again(
+    order: type[Save | Commit],
+) -> None:
+    """When another rank dies while the survivors save or commit, then the remaining ranks save all
+    state, including the parts of both lost ranks."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.kill(0)
     while not job.orders(order):
@@ -284,11 +260,9 @@ def test_a_second_death_during_a_dump_is_planned_for_anew(order: type[Save | Com
     )  # fmt: skip
 
 
-def test_a_dump_whose_last_holder_dies_ends_in_failure() -> None:
-    """
-    When the only rank with a shard dies while it saves, then no checkpoint is claimed, and the
-    shard is named.
-    """
+def test_dump_fails_when_the_last_holder_of_a_shard_dies() -> None:
+    """When the only holder of a shard dies while it saves, then no checkpoint is reported, and the
+    reason names the shard."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(groups=groups, enable=CAN_ONLY_DUMP)
     job.kill(3)
@@ -304,10 +278,9 @@ def test_a_dump_whose_last_holder_dies_ends_in_failure() -> None:
     assert job.orders(Commit) == []
 
 
-def test_a_node_lost_during_a_dump_costs_its_part_only() -> None:
-    """
-    When a whole node goes while the last checkpoint is written, then the others write it.
-    """
+def test_other_nodes_write_the_last_checkpoint_when_a_node_is_lost() -> None:
+    """When a whole node is lost while the last checkpoint is written, then the ranks of the other
+    nodes write it."""
     job = trained(placement=TWO_NODES, enable=CAN_ONLY_DUMP)
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -319,10 +292,8 @@ def test_a_node_lost_during_a_dump_costs_its_part_only() -> None:
     assert [s.to for s in job.orders(Save) if s.shards] == [(1,), (2,)]
 
 
-def test_a_pause_is_not_begun_in_a_job_that_ends() -> None:
-    """
-    When a pause is asked for while the last checkpoint is written, then nothing follows from it.
-    """
+def test_pause_requested_during_a_last_checkpoint_is_ignored() -> None:
+    """When a pause is requested while the last checkpoint is written, then nothing changes."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -334,10 +305,8 @@ def test_a_pause_is_not_begun_in_a_job_that_ends() -> None:
     assert job.doing == "dumping"
 
 
-def test_savers_are_spread_over_the_nodes_where_that_is_wanted() -> None:
-    """
-    When the checkpoint is to be spread, then each node writes one of two shards.
-    """
+def test_shards_to_save_are_spread_over_the_nodes_when_enabled() -> None:
+    """When the last checkpoint is to be spread, then each of two nodes writes one of two shards."""
     groups = {"a": (0, 2), "b": (1, 3)}
     job = trained(groups=groups, placement=TWO_NODES, enable=CAN_ONLY_DUMP, spread_savers=True)
     job.stop(0)
@@ -345,11 +314,9 @@ def test_savers_are_spread_over_the_nodes_where_that_is_wanted() -> None:
     assert {s.to: s.shards for s in job.orders(Save) if s.shards} == {(0,): ("a",), (3,): ("b",)}
 
 
-def test_the_end_is_told_to_nodes_at_once_and_again_when_everyone_has_left() -> None:
-    """
-    When the outcome is decided, then the agents are told how long the ranks have; when the last
-    rank is gone, they are told that it is over.
-    """
+def test_agents_get_the_end_at_the_decision_and_after_the_last_rank() -> None:
+    """When the outcome is decided, then the agents are told the grace of the ranks. When the last
+    rank has left, then they are told that the job is over."""
     job = trained()
     job.stop(0)
     job.settle()
@@ -358,11 +325,9 @@ def test_the_end_is_told_to_nodes_at_once_and_again_when_everyone_has_left() -> 
     assert job.machine.next_deadline() is None
 
 
-def test_ranks_that_do_not_leave_are_not_waited_for() -> None:
-    """
-    When the ranks do not answer that they leave, then the job is over all the same after three
-    times what they get.
-    """
+def test_job_ends_when_ranks_do_not_answer_the_end_order() -> None:
+    """When the ranks do not answer the end order, then the job is over after at most three times
+    their grace."""
     job = trained()
     job.script.muted = {(r, "end") for r in range(4)}
     job.stop(0)
@@ -379,11 +344,9 @@ def test_ranks_that_do_not_leave_are_not_waited_for() -> None:
 # ---------------------------------------------------------------- recover: where
 
 
-def test_a_lost_node_comes_back_where_there_is_room() -> None:
-    """
-    When a node is lost and another has room, then its ranks are started there at once, copy the
-    others' state, and everyone goes on at the step that was interrupted.
-    """
+def test_ranks_of_a_lost_node_start_on_a_node_with_room() -> None:
+    """When a node is lost and another node has room, then its ranks are started there at once and
+    copy the state. All ranks resume at the interrupted step."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     assert [(s.node, s.rank, s.incarnation) for s in job.orders(Spawn)] == [(2, 2, 1), (2, 3, 1)]
@@ -400,21 +363,18 @@ def test_a_lost_node_comes_back_where_there_is_room() -> None:
     assert {f.to for f in job.orders(Fetch)} == {(2,), (3,)}
 
 
-def test_a_process_that_dies_comes_back_on_its_own_node() -> None:
-    """
-    When only a process is lost, then it is started on its own node, room elsewhere or not.
-    """
+def test_lost_process_is_started_again_on_its_own_node() -> None:
+    """When only a process is lost, then its successor starts on the same node, also when another
+    node has room."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.kill(3)
     job.settle()
     assert [(s.node, s.rank) for s in job.orders(Spawn)] == [(1, 3)]
 
 
-def test_room_is_given_to_so_many_ranks_only() -> None:
-    """
-    When a lost node had two ranks and the other has room for one, then the job cannot recover;
-    the place that is gone is named.
-    """
+def test_job_is_dumped_when_a_node_has_too_little_room_for_the_lost_ranks() -> None:
+    """When a lost node had two ranks and another node has room for one, then `recover` fails and a
+    last checkpoint is written. The reason names the lost node."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, enable=frozenset({"recover", "dump"}))
     job.lose_node(1)
     job.settle()
@@ -424,10 +384,8 @@ def test_room_is_given_to_so_many_ranks_only() -> None:
     assert tried(job)["recover"] == "node 1 is gone, and its ranks have no other place"
 
 
-def test_ranks_that_moved_come_back_on_their_new_node() -> None:
-    """
-    When a rank that was moved to another node dies there, then it is started there.
-    """
+def test_moved_rank_is_started_again_on_its_new_node() -> None:
+    """When a rank that moved to another node dies there, then its successor starts on that node."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     job.settle()
@@ -439,10 +397,9 @@ def test_ranks_that_moved_come_back_on_their_new_node() -> None:
     assert strategies(job) == ["recover", "recover"]
 
 
-def test_a_node_that_comes_again_can_be_given_ranks_again() -> None:
-    """
-    When an agent is started again after its node was lost, then it has room for what it says.
-    """
+def test_returning_node_can_get_ranks_again() -> None:
+    """When an agent joins again after its node was lost, then its node can get as many ranks as the
+    agent reports room for."""
     job = trained(placement=WITH_ROOM, spare={1: 2, 2: 2})
     job.lose_node(1)
     job.settle()
@@ -455,10 +412,8 @@ def test_a_node_that_comes_again_can_be_given_ranks_again() -> None:
     assert strategies(job) == ["recover", "recover"]
 
 
-def test_a_rank_placed_first_is_like_any_other() -> None:
-    """
-    When the node of rank 0 is lost, then rank 0 comes back elsewhere.
-    """
+def test_rank_0_moves_to_another_node_like_any_other_rank() -> None:
+    """When the node of rank 0 is lost, then rank 0 starts on another node."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(0)
     job.settle()
@@ -470,11 +425,9 @@ def test_a_rank_placed_first_is_like_any_other() -> None:
 # ---------------------------------------------------------------- recover: how much
 
 
-def test_all_of_a_node_is_replaced_where_that_is_the_policy() -> None:
-    """
-    When one process dies and nodes are replaced as a whole, then the node's other processes are
-    ended and come back with it; nobody else is touched, and they are not held guilty.
-    """
+def test_all_processes_of_a_node_are_replaced_with_the_policy_node() -> None:
+    """When one process dies and the policy replaces whole nodes, then the other processes of that
+    node are replaced too. The incident does not count against these ranks."""
     job = trained(placement=TWO_NODES, replace="node")
     job.kill(2)
     job.settle()
@@ -487,11 +440,9 @@ def test_all_of_a_node_is_replaced_where_that_is_the_policy() -> None:
     assert list(job.machine._job.history.troubles) == [2]
 
 
-def test_nobody_is_replaced_with_its_node_where_nobody_is_replaced() -> None:
-    """
-    When nodes are replaced as a whole, but ranks get no other processes, then the others on the node of a lost rank go
-    on.
-    """
+def test_whole_node_policy_replaces_no_process_when_recover_is_disabled() -> None:
+    """When the policy replaces whole nodes but `recover` is not enabled, then the other ranks on
+    the node of a lost rank continue."""
     job = trained(
         placement=TWO_NODES, replace="node", enable=frozenset({"retry", "scale_in", "dump"})
     )
@@ -503,11 +454,9 @@ def test_nobody_is_replaced_with_its_node_where_nobody_is_replaced() -> None:
     assert job.machine.members == {0, 1, 3}
 
 
-def test_nobody_is_replaced_with_its_node_in_a_job_that_ends() -> None:
-    """
-    When nodes are replaced as a whole, and a process dies after the end was asked for, then the
-    others of its node are left alone: they have their part of the last checkpoint to write.
-    """
+def test_whole_node_policy_replaces_no_process_when_the_job_ends() -> None:
+    """When the policy replaces whole nodes and a process dies after the end was requested, then the
+    other processes of its node write their part of the last checkpoint."""
     job = trained(placement=TWO_NODES, replace="node")
     job.stop(0)
     job.kill(2)
@@ -517,11 +466,9 @@ def test_nobody_is_replaced_with_its_node_in_a_job_that_ends() -> None:
     assert job.over.result == "dumped"
 
 
-def test_who_was_lost_and_is_replaced_with_its_node_is_one_fault() -> None:
-    """
-    When a rank was lost, and the next time another one of its node, with which it is replaced,
-    then its loss is told once.
-    """
+def test_rank_lost_and_replaced_again_with_its_node_has_one_fault() -> None:
+    """When a rank is lost and later another rank of its node is lost under the whole-node policy,
+    then the first rank has one fault in the report."""
     job = trained(placement=TWO_NODES, replace="node")
     job.kill(2)
     while not job.orders(Regroup):
@@ -534,11 +481,9 @@ def test_who_was_lost_and_is_replaced_with_its_node_is_one_fault() -> None:
     assert fault["evidence"] == "was ended by signal 9\nits node is replaced with rank 3"
 
 
-def test_where_a_lost_node_moves_to_nobody_is_replaced() -> None:
-    """
-    When nodes are replaced as a whole and one is lost, then its ranks move to a node with room,
-    and the processes that live there are left alone: they have the state.
-    """
+def test_whole_node_policy_keeps_processes_on_the_node_with_room() -> None:
+    """When the policy replaces whole nodes and a node is lost, then its ranks move to a node with
+    room. The processes on that node are not ended."""
     job = trained(placement=TWO_NODES, spare={0: 2}, replace="node")
     job.lose_node(1)
     job.settle()
@@ -548,11 +493,9 @@ def test_where_a_lost_node_moves_to_nobody_is_replaced() -> None:
     assert {f.to for f in job.orders(Fetch)} == {(2,), (3,)}
 
 
-def test_a_rank_is_started_again_three_times_in_one_incident() -> None:
-    """
-    When the replacement of a rank dies again and again, then after the third the job ends with
-    what the others hold, and the sentence says how often.
-    """
+def test_rank_is_started_at_most_three_times_in_one_incident() -> None:
+    """When the successor of a rank dies repeatedly, then the job ends after the third start with a
+    last checkpoint. The reason gives the number of deaths."""
     job = trained(enable=frozenset({"recover", "dump"}))
     for _ in range(4):
         job.kill(1)
@@ -563,10 +506,9 @@ def test_a_rank_is_started_again_three_times_in_one_incident() -> None:
     assert tried(job)["recover"] == "rank 1 has died 4 times in this incident"
 
 
-def test_a_new_incident_counts_its_own_deaths() -> None:
-    """
-    When a rank dies twice with success in between, then the second incident begins at none.
-    """
+def test_each_incident_counts_deaths_separately() -> None:
+    """When a rank dies twice and the job was healthy between the deaths, then the count of the
+    second incident begins at zero."""
     job = trained(respawns=1)
     for _ in range(2):
         job.kill(1)
@@ -575,11 +517,9 @@ def test_a_new_incident_counts_its_own_deaths() -> None:
     assert strategies(job) == ["recover", "recover"]
 
 
-def test_a_replacement_that_never_gets_ready_is_ended_and_tried_again() -> None:
-    """
-    When a new process does not come as far as its session, then after the limit it is ended, and
-    another is started.
-    """
+def test_successor_that_is_not_ready_in_time_is_ended_and_started_again() -> None:
+    """When a new process is not ready before its time limit, then it is ended, and another process
+    is started."""
     job = trained(join=40.0)
     job.script.slow = {1}
     job.kill(1)
@@ -595,11 +535,9 @@ def test_a_replacement_that_never_gets_ready_is_ended_and_tried_again() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_what_an_adaptor_cannot_do_is_not_done() -> None:
-    """
-    When the adaptor takes part in nothing but `dump`, then that is what a death ends in, and no process is started
-    in the place of the one that is lost.
-    """
+def test_job_is_dumped_when_the_adaptor_supports_only_dump() -> None:
+    """When the adaptor supports only `dump` and a process dies, then a last checkpoint is written,
+    and no process is started."""
     job = trained(strategies=("dump",))
     job.kill(1)
     job.settle()
@@ -619,13 +557,11 @@ def test_what_an_adaptor_cannot_do_is_not_done() -> None:
         (("scale_in", "scale_out", "dump"), [1]),
     ],
 )
-def test_a_process_is_started_at_once_where_a_strategy_waits_for_it(
+def test_successor_is_started_at_once_when_a_possible_strategy_needs_it(
     strategies: tuple[str, ...], spawned: list[int]
 ) -> None:
-    """
-    When a rank is lost, then another process is started for it where the others can take part in a strategy that
-    gives it one: in place of it, or when all are to take part again.
-    """
+    """When a rank is lost and the other ranks support a strategy that needs a new process, then the
+    process is started at once. Otherwise no process is started."""
     job = trained(strategies=strategies)
     job.script.slow = {1}
     job.kill(1)
@@ -633,11 +569,9 @@ def test_a_process_is_started_at_once_where_a_strategy_waits_for_it(
     assert [order.rank for order in job.orders(Spawn)] == spawned
 
 
-def test_a_lost_process_whose_state_nobody_has_comes_back_from_a_checkpoint() -> None:
-    """
-    When the only holder of a shard dies, then everyone, not only it, loads the newest checkpoint,
-    and the steps since then count as lost.
-    """
+def test_all_ranks_load_a_checkpoint_when_the_only_holder_is_lost() -> None:
+    """When the only holder of a shard dies, then all ranks load the newest checkpoint, and the
+    steps since that checkpoint count as lost."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(groups=groups)
     job.checkpointed(1)
@@ -652,10 +586,9 @@ def test_a_lost_process_whose_state_nobody_has_comes_back_from_a_checkpoint() ->
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 3, 1)
 
 
-def test_a_checkpoint_that_cannot_be_loaded_is_tried_and_given_up() -> None:
-    """
-    When loading fails again and again, then the job ends with the reason instead of for ever.
-    """
+def test_job_ends_when_a_checkpoint_cannot_be_loaded_repeatedly() -> None:
+    """When the load of a checkpoint fails repeatedly, then the job ends with the reason and does
+    not try without limit."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(groups=groups)
     job.checkpointed(2)
@@ -672,11 +605,9 @@ def test_a_checkpoint_that_cannot_be_loaded_is_tried_and_given_up() -> None:
     assert len(job.orders(Load)) == 2  # it is not offered again
 
 
-def test_without_a_checkpoint_the_shard_that_nobody_has_is_named() -> None:
-    """
-    When the only holder dies and there is no checkpoint, then nothing can go on, and nothing can
-    be saved: the shard is in every sentence.
-    """
+def test_job_fails_and_names_the_lost_shard_without_a_checkpoint() -> None:
+    """When the only holder of a shard dies and there is no checkpoint, then the job fails. The
+    reasons for `recover` and `dump` both name the shard."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(groups=groups)
     job.kill(3)
@@ -687,10 +618,9 @@ def test_without_a_checkpoint_the_shard_that_nobody_has_is_named() -> None:
     assert (tried(job)["recover"], tried(job)["dump"]) == (nobody, nobody)
 
 
-def test_groups_are_formed_at_a_store_of_a_node_that_is_there() -> None:
-    """
-    When groups are formed after a loss, then all members meet under a new name, nobody without.
-    """
+def test_all_members_form_groups_under_a_new_name_after_a_loss() -> None:
+    """When groups are formed after the loss of a node, then one order under a new name goes to all
+    members, and no member is left out."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     job.settle()
@@ -704,11 +634,9 @@ def test_groups_are_formed_at_a_store_of_a_node_that_is_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "hang"])
-def test_a_process_that_is_noticed_to_be_lost_is_ended_and_replaced(kind: str) -> None:
-    """
-    When somebody outside says that a rank has lost its process, or hangs, then it is ended,
-    replaced, and the report has that one fault, in their words.
-    """
+def test_rank_with_an_externally_reported_loss_or_hang_is_replaced(kind: str) -> None:
+    """When an external report says that a rank has lost its process or hangs, then the rank is
+    ended and replaced. The report has this one fault with the given words."""
     job = trained()
     job.notice(2, "process" if kind == "process" else "hang", "its container is gone")
     job.settle()
@@ -723,10 +651,9 @@ def test_a_process_that_is_noticed_to_be_lost_is_ended_and_replaced(kind: str) -
     assert incident["strategy"] == "recover"
 
 
-def test_a_network_fault_that_is_noticed_forms_the_groups_anew() -> None:
-    """
-    When somebody outside sees a link break, then the groups are formed anew with all processes.
-    """
+def test_externally_reported_network_fault_forms_the_groups_again() -> None:
+    """When an external report says that a link is broken, then the groups are formed again with all
+    processes."""
     job = trained()
     job.notice(2, "network", "port 7 is down")
     job.settle()
@@ -736,10 +663,9 @@ def test_a_network_fault_that_is_noticed_forms_the_groups_anew() -> None:
     assert job.orders(Fetch) == []
 
 
-def test_a_software_fault_that_is_noticed_ends_the_job() -> None:
-    """
-    When somebody outside says that the program is wrong, then the job is dumped.
-    """
+def test_externally_reported_software_fault_ends_in_a_dump() -> None:
+    """When an external report says that the program is wrong, then the job ends with a last
+    checkpoint."""
     job = trained()
     job.notice(2, "software", "the data set is empty")
     job.settle()
@@ -748,10 +674,9 @@ def test_a_software_fault_that_is_noticed_ends_the_job() -> None:
     assert "the data set is empty" in job.over.why
 
 
-def test_what_is_noticed_of_strangers_is_absorbed() -> None:
-    """
-    When the rank does not exist, or its process is on the way already, then nothing follows.
-    """
+def test_external_report_of_an_unknown_or_starting_rank_is_ignored() -> None:
+    """When an external report names a rank that does not exist, or a rank whose new process is
+    already starting, then nothing changes."""
     job = trained()
     job.report(_noticed_of(9))
     assert job.said == []
@@ -763,10 +688,9 @@ def test_what_is_noticed_of_strangers_is_absorbed() -> None:
     assert len(job.said) == before
 
 
-def test_a_node_that_is_taken_away_while_its_ranks_start_is_not_trained_on() -> None:
-    """
-    When a node is given up while a process starts there, then that is no reason to wait for it.
-    """
+def test_job_does_not_wait_for_a_process_on_a_node_that_is_excluded() -> None:
+    """When a node is excluded while a process starts there, then the job does not wait for this
+    process, and `scale_in` is used."""
     job = trained(placement=TWO_NODES)
     job.script.slow = {3}
     job.kill(3)

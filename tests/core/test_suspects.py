@@ -8,11 +8,9 @@ from tests.core.lives import strategies, trained
 from tft.protocol.messages import Kill
 
 
-def test_who_does_not_wait_is_suspected_beside_one_that_is_silent() -> None:
-    """
-    When nobody moves, one rank does not answer, and of the others one does not wait for anybody,
-    then both are ended: whoever is silent is not counted among those who could be waiting.
-    """
+def test_computing_rank_is_ended_together_with_a_silent_rank() -> None:
+    """When no rank moves, one rank is silent and only one of the others does not wait, then both
+    are ended. The silent rank does not count as a waiting rank."""
     job = trained(3)
     job.ranks[2].hung = True
     job.ranks[0].loop.waiting = False
@@ -25,11 +23,9 @@ def test_who_does_not_wait_is_suspected_beside_one_that_is_silent() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_silent_rank_is_none_that_could_have_waited() -> None:
-    """
-    When nobody moves, one rank does not answer, and none of the others waits for anybody, then
-    only the silent one is ended.
-    """
+def test_only_the_silent_rank_is_ended_when_no_other_rank_waits() -> None:
+    """When no rank moves, one rank is silent and none of the others waits for another rank, then
+    only the silent rank is ended."""
     job = trained(3)
     job.ranks[2].hung = True
     for rank in (0, 1):
@@ -43,11 +39,9 @@ def test_a_silent_rank_is_none_that_could_have_waited() -> None:
     assert job.doing == "healthy"
 
 
-def test_who_was_suspected_with_all_others_is_not_suspected_the_next_time() -> None:
-    """
-    When nobody moves and nobody waits for anybody, so that nobody stands out, and it happens again
-    when all but one are waiting, then it is that one.
-    """
+def test_earlier_stall_of_all_ranks_does_not_affect_the_next_suspicion() -> None:
+    """When no rank moves and none waits, then no rank is ended. When the next stall has only one
+    rank that does not wait, then this rank is ended."""
     job = trained(3)
     for rank in range(3):
         job.ranks[rank].loop.waiting = False
@@ -63,11 +57,9 @@ def test_who_was_suspected_with_all_others_is_not_suspected_the_next_time() -> N
 
 
 @pytest.mark.parametrize(("window", "step"), [(False, 4), (True, 5)])
-def test_a_stall_without_a_suspect_is_a_fault_of_the_network(*, window: bool, step: int) -> None:
-    """
-    When nobody moves and all are waiting, then the report has a network fault of no rank, at the step after the last one
-    that some rank has begun to update, with the silence as its evidence.
-    """
+def test_stall_without_a_suspect_is_reported_as_a_network_fault(*, window: bool, step: int) -> None:
+    """When no rank moves and all ranks wait, then the report has a network fault without a rank.
+    Its step follows the last updated step, and its evidence is the silence."""
     job = trained(3)
     if window:
         job.window(1)
@@ -81,11 +73,9 @@ def test_a_stall_without_a_suspect_is_a_fault_of_the_network(*, window: bool, st
     assert job.orders(Kill) == []
 
 
-def test_nobody_is_suspected_when_only_a_lost_rank_could_have_waited() -> None:
-    """
-    When nobody moves, a rank is lost, and none of the others waits for anybody, then none of them
-    is taken for the one that hangs.
-    """
+def test_no_rank_is_suspected_when_only_a_lost_rank_could_have_waited() -> None:
+    """When no rank moves, one rank is lost and none of the others waits for another rank, then no
+    rank is ended as a hang."""
     job = trained(3)
     job.script.slow = {2}
     for rank in (0, 1):

@@ -11,11 +11,9 @@ from tft.protocol.messages import Kill, Load, Save, Spawn, Spawned, Stop
 from tft.testing.scripted import ScriptedJob
 
 
-def test_a_process_that_cannot_be_ended_is_given_up_after_its_limit() -> None:
-    """
-    When an agent does not say within ten seconds that a process has ended, then the job goes on
-    without its last word: nobody obeys in its place, and its rank comes back on another node.
-    """
+def test_job_continues_without_a_process_that_does_not_end_in_ten_seconds() -> None:
+    """When an agent does not report within ten seconds that a process has ended, then the job
+    continues without its last words. The rank moves to another node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -31,11 +29,9 @@ def test_a_process_that_cannot_be_ended_is_given_up_after_its_limit() -> None:
     assert [k.rank for k in job.machine.outstanding() if isinstance(k, Kill)] == [3]
 
 
-def test_who_was_to_be_replaced_and_cannot_be_ended_is_done_without() -> None:
-    """
-    When a rank is to get another process, the one it has cannot be ended, and there is no other
-    place for it, then it is not waited for: what was decided is decided again.
-    """
+def test_strategy_is_chosen_again_when_a_process_cannot_be_ended() -> None:
+    """When a process that is to be replaced cannot be ended and no other node has room, then the
+    job does not wait, and the strategy is chosen again."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
     for _ in range(2):
@@ -49,10 +45,9 @@ def test_who_was_to_be_replaced_and_cannot_be_ended_is_done_without() -> None:
     assert job.machine.members == {0, 1, 3}
 
 
-def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> None:
-    """
-    When somebody cannot be ended while a last checkpoint is written, then it is written without.
-    """
+def test_last_checkpoint_is_written_without_a_process_that_cannot_be_ended() -> None:
+    """When a process cannot be ended while a last checkpoint is written, then the checkpoint is
+    written without this process."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
     job.stop(0)
@@ -64,11 +59,9 @@ def test_a_job_that_ends_does_not_wait_for_a_process_that_cannot_be_ended() -> N
     assert job.over.result == "dumped"
 
 
-def test_what_is_left_by_a_process_that_was_given_up_counts_all_the_same() -> None:
-    """
-    When a process ends after all that was given up, then what it had captured of its own is in the
-    last checkpoint.
-    """
+def test_captured_state_of_a_process_that_ends_late_is_saved() -> None:
+    """When a process ends after its time limit, then its captured state is still in the last
+    checkpoint."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -80,11 +73,9 @@ def test_what_is_left_by_a_process_that_was_given_up_counts_all_the_same() -> No
     assert [s.private for s in job.orders(Save) if s.private] == [{3: "00"}]
 
 
-def test_a_process_that_ends_late_after_all_makes_room_for_the_next() -> None:
-    """
-    When a process could not be ended in time, and its end is reported before the strategy is
-    chosen, then its node is a place for the rank again.
-    """
+def test_process_that_ends_late_makes_its_node_available_again() -> None:
+    """When a process did not end in time and its end is reported before the strategy is chosen,
+    then its node is available again for the rank."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -99,11 +90,9 @@ def test_a_process_that_ends_late_after_all_makes_room_for_the_next() -> None:
     assert [(s.rank, s.node) for s in job.orders(Spawn)][-1] == (3, 1)
 
 
-def test_a_node_is_a_place_again_also_for_a_rank_that_has_moved() -> None:
-    """
-    When the process that could not be ended ends after its rank has moved to another node, and that
-    node is lost later, then the rank comes back to the first node.
-    """
+def test_moved_rank_can_return_to_its_first_node_after_a_late_process_end() -> None:
+    """When a process ends late, after its rank has moved to another node, and that node is lost
+    later, then the rank returns to its first node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -122,11 +111,9 @@ def test_a_node_is_a_place_again_also_for_a_rank_that_has_moved() -> None:
     assert job.ranks[3].node == 1
 
 
-def test_a_node_that_is_there_is_not_said_to_be_gone() -> None:
-    """
-    When a rank has no place because a process of it may still run on its node, then the report says
-    so.
-    """
+def test_report_says_that_a_process_may_still_run_on_the_node() -> None:
+    """When a rank has no place because its process may still run on its node, then the report says
+    this."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -136,11 +123,9 @@ def test_a_node_that_is_there_is_not_said_to_be_gone() -> None:
     assert "a process of rank 3 may still run on node 1" in tried(job)["recover"]
 
 
-def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:
-    """
-    When everyone was brought back behind a pollution, and a rank dies much later, but before the
-    success was announced, then what they have trained since then is sound.
-    """
+def test_step_ceiling_ends_when_all_ranks_have_rolled_back() -> None:
+    """When all ranks rolled back because of pollution and a rank dies later, before success was
+    announced, then the steps trained since the rollback count as sound."""
     job = trained(steps=6, keeps=2)
     job.fault(1, "memory", polluted=True)
     job.settle()
@@ -155,11 +140,9 @@ def test_a_ceiling_holds_until_everyone_has_gone_back() -> None:
     assert (incident["strategy"], incident["step"]) == ("recover", held + 1)
 
 
-def test_all_can_be_lost_and_come_back_more_than_once() -> None:
-    """
-    When all processes are lost, and one replacement dies before it has joined, then that is no
-    script that never calls `tft.init`: it is started again.
-    """
+def test_all_ranks_can_be_lost_and_a_successor_can_die_before_it_joins() -> None:
+    """When all processes are lost and one successor dies before it joins, then it is started again.
+    The job does not treat its script as one that never calls `tft.init`."""
     job = ScriptedJob(2, resume=("/checkpoints/step-4", 4)).start()
     job.train(2)
     job.script.slow = {0, 1}
@@ -175,11 +158,9 @@ def test_all_can_be_lost_and_come_back_more_than_once() -> None:
     assert len(job.orders(Spawn)) == 5
 
 
-def test_who_was_furthest_before_everyone_went_back_does_not_say_where_to_stop() -> None:
-    """
-    When everyone was brought back to a checkpoint and a fault comes then, then nobody is told to
-    finish a step that lies far ahead.
-    """
+def test_stop_after_a_rollback_uses_the_step_of_the_rollback() -> None:
+    """When all ranks rolled back from step 9 to the checkpoint of step 4 and another fault occurs,
+    then the stop order names step 4 and not step 9."""
     job = trained(steps=9, groups={"a": (0, 1), "b": (2,), "c": (3,)})
     job.checkpointed(4)
     job.kill(3)
@@ -190,11 +171,9 @@ def test_who_was_furthest_before_everyone_went_back_does_not_say_where_to_stop()
     assert [stop.finish for stop in job.orders(Stop)] == [9, 4]
 
 
-def test_asking_twice_for_the_end_does_not_begin_it_anew() -> None:
-    """
-    When SIGTERM comes while a last checkpoint is written already, then it is not written twice;
-    that somebody asked is how the job is said to have ended.
-    """
+def test_sigterm_during_a_last_checkpoint_does_not_start_a_second_one() -> None:
+    """When SIGTERM arrives while a last checkpoint is written, then it is not written twice. The
+    job ends as `cancelled`."""
     job = trained()
     job.script.muted = {(0, "save")}
     job.fault(1, "software")
@@ -209,11 +188,9 @@ def test_asking_twice_for_the_end_does_not_begin_it_anew() -> None:
     assert (job.over.result, job.over.code) == ("cancelled", 143)
 
 
-def test_whoever_has_ended_is_not_ended_again_with_its_node() -> None:
-    """
-    When a node is given up, and the process of a rank there has ended long ago, then nobody waits
-    for its end: the others go on at once.
-    """
+def test_ended_process_is_not_ended_again_with_its_node() -> None:
+    """When a node is excluded and the process of one of its ranks has already ended, then only the
+    other rank is told to end. The job does not wait for the ended process."""
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=enable)
     job.kill(3)
@@ -227,11 +204,9 @@ def test_whoever_has_ended_is_not_ended_again_with_its_node() -> None:
     assert job.machine.members == {0, 1}
 
 
-def test_whoever_is_being_ended_is_not_told_so_twice() -> None:
-    """
-    When a process was told to end, and then its node is given up, then only the others there are
-    told to end, and the job goes on when each of them has.
-    """
+def test_terminating_process_is_not_told_to_end_again_with_its_node() -> None:
+    """When a process was told to end and its node is excluded after that, then only the other
+    processes there are told to end. The job continues when all have ended."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups={"a": (0, 2), "b": (1, 3)})
     job.notice(3, "process", "its card is gone")
     job.notice(2, "node", "its fan has failed")
@@ -244,11 +219,9 @@ def test_whoever_is_being_ended_is_not_told_so_twice() -> None:
     assert job.machine.members == {0, 1}
 
 
-def test_who_starts_after_it_was_given_up_is_ended_all_the_same() -> None:
-    """
-    When a process was to be ended because it took too long to start, and only then its agent says
-    that it has started, then it is still to be ended.
-    """
+def test_process_that_starts_after_its_kill_order_is_still_ended() -> None:
+    """When a process is to be ended because its start took too long and its agent then reports the
+    start, then the kill order stays outstanding."""
     job = trained()
     job.script.gone = {0}  # its agent hears nothing
     job.kill(1)
