@@ -22,6 +22,7 @@ def without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{place}:{known}" if known else str(place))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("without_megatron")
 def test_a_job_without_megatron_is_told_what_to_install(tmp_path: Path) -> None:
     """

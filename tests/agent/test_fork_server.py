@@ -46,10 +46,11 @@ async def _agent(stage: Stage, way: str, script: str, *arguments: str, nproc: in
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_rank_ends_as_python_does(stage: Stage, way: str, end: str) -> None:
-    """
-    When a script ends, in whatever way, the status and what it says at its end are Python's.
-    """
+async def test_rank_has_the_exit_status_and_output_of_python(
+    stage: Stage, way: str, end: str
+) -> None:
+    """When a script ends in any way, then its exit status and last output are the same as with
+    plain Python."""
     script, code = ENDS[end]
     await _agent(stage, way, script)
     await stage.start()
@@ -72,11 +73,9 @@ async def test_a_rank_ends_as_python_does(stage: Stage, way: str, end: str) -> N
 
 
 @pytest.mark.soak
-async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
-    """
-    When a rank is forked, it has the variables, signals and descriptors that one started
-    from nothing has, and leads a session of its own.
-    """
+async def test_forked_and_executed_ranks_have_the_same_environment(stage: Stage) -> None:
+    """When a rank is forked, then it has the same variables, signals and file descriptors as an
+    executed rank, and leads its own session."""
     script = (
         "import json, os, signal, sys\n"
         "number = lambda name: int(os.environ.pop(name))\n"
@@ -111,10 +110,8 @@ async def test_both_ways_give_a_script_the_same(stage: Stage) -> None:
     assert "fork_server_silent" in (stage.tmp / "err").read_text()
 
 
-async def test_forked_ranks_share_no_randomness(stage: Stage) -> None:
-    """
-    When two ranks are forked from the same process, they do not draw the same numbers.
-    """
+async def test_forked_ranks_draw_different_random_numbers(stage: Stage) -> None:
+    """When two ranks are forked from the same process, then they draw different random numbers."""
     await _agent(
         stage,
         "forked",
@@ -130,10 +127,9 @@ async def test_forked_ranks_share_no_randomness(stage: Stage) -> None:
     assert not drawn[0] & drawn[1]
 
 
-async def test_a_killed_fork_server_costs_nothing(stage: Stage) -> None:
-    """
-    When the fork server is killed, the ranks live on, another takes its place, and forks.
-    """
+async def test_killed_fork_server_is_replaced_and_its_ranks_live_on(stage: Stage) -> None:
+    """When the fork server is killed, then its ranks continue, a new fork server starts, and the
+    new one forks ranks."""
     await _agent(stage, "forked", PAGE + "say(1); signal.pause()", nproc=2)
     await stage.start(rank=0)
     await stage.said(1, rank=0)
@@ -150,10 +146,9 @@ async def test_a_killed_fork_server_costs_nothing(stage: Stage) -> None:
     assert not any(isinstance(report, Exited) for report in stage.reports)
 
 
-async def test_a_module_with_threads_is_not_forked(stage: Stage) -> None:
-    """
-    When the adaptor has threads once it is loaded, the agent says so once and forks no rank.
-    """
+async def test_adaptor_that_starts_threads_is_not_forked(stage: Stage) -> None:
+    """When the import of the adaptor starts threads, then the agent logs this once and forks no
+    rank."""
     await _agent(stage, "executed", "pass", nproc=2)
     for rank in range(2):
         await stage.start(rank=rank)
@@ -202,9 +197,8 @@ async def test_store_is_opened_when_the_fork_server_dies_first(stage: Stage) -> 
 
 
 async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
-    """
-    When the agent is killed, forked ranks and the fork server end, and nothing is left.
-    """
+    """When the agent is killed, then the forked ranks and the fork server end, and no process
+    remains."""
     agent = await stage.agent(PAGE + "say(1); signal.pause()", nproc=2)
     for rank in range(2):
         await stage.start(rank=rank)
@@ -219,9 +213,8 @@ async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
 
 
 async def test_orphans_of_a_rank_are_reaped(stage: Stage) -> None:
-    """
-    When what a rank has started outlives it, the agent takes it in and leaves no zombie.
-    """
+    """When a child process outlives its rank, then the agent adopts it, and no zombie process
+    remains."""
     await _agent(
         stage,
         "forked",

@@ -36,10 +36,9 @@ HANGS = {
 
 
 @pytest.mark.parametrize("hang", HANGS)
-async def test_a_hanging_rank_says_where_it_hangs(stage: Stage, hang: str) -> None:
-    """
-    When a hanging rank is ended with last words, the stacks of all its threads come back.
-    """
+async def test_hanging_rank_reports_the_stacks_of_all_threads(stage: Stage, hang: str) -> None:
+    """When a hanging rank is killed with last words, then its exit report has the stacks of all its
+    threads."""
     await stage.agent(PRELUDE + HANGS[hang])
     await stage.start()
     spawned = await stage.report(Spawned)
@@ -57,10 +56,9 @@ async def test_a_hanging_rank_says_where_it_hangs(stage: Stage, hang: str) -> No
     assert exited.stopped == (hang == "stopped")
 
 
-async def test_a_rank_that_is_deaf_is_ended_without_a_word(stage: Stage) -> None:
-    """
-    When a rank blocks the signal, it is killed after the limit, and its stack is empty.
-    """
+async def test_rank_that_blocks_the_signal_is_killed_without_a_stack(stage: Stage) -> None:
+    """When a rank blocks the signal for last words, then it is killed after the limit, and its
+    reported stack is empty."""
     await stage.agent(
         PAGE + "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); say(1); signal.pause()"
     )
@@ -75,10 +73,9 @@ async def test_a_rank_that_is_deaf_is_ended_without_a_word(stage: Stage) -> None
     assert LAST_WORDS_LIMIT <= time.monotonic() - asked < LAST_WORDS_LIMIT + 0.5
 
 
-async def test_a_rank_that_is_killed_without_last_words_has_none(stage: Stage) -> None:
-    """
-    When no last words are asked for, a stopped rank is killed at once, and said to be stopped.
-    """
+async def test_rank_that_is_killed_without_last_words_reports_no_stack(stage: Stage) -> None:
+    """When no last words are requested, then a stopped rank is killed at once, and its exit report
+    says that it was stopped."""
     await stage.agent(PRELUDE + HANGS["stopped"])
     await stage.start()
     spawned = await stage.report(Spawned)

@@ -60,11 +60,9 @@ def launch(tmp_path: Path) -> Launch:
     return run
 
 
-def test_a_module_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
-    """
-    When a module is started in place of a script, then it is found where Python finds it, and sees the
-    same of itself.
-    """
+def test_module_runs_as_with_python_m(launch: Launch, tmp_path: Path) -> None:
+    """When a module is started instead of a script, then it is found on the same path, and has the
+    same name and arguments, as with `python -m`."""
     done = launch(
         "import sys; print(__name__, __spec__.name, sys.argv, sys.path[0], sep='|')",
         "-c",
@@ -75,10 +73,9 @@ def test_a_module_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
     assert done.stdout.strip().split("|") == expected, done.stderr
 
 
-def test_a_script_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
-    """
-    When a script is launched, it is `__main__`, with its arguments, and finds its neighbours.
-    """
+def test_script_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
+    """When a script is launched, then it is `__main__`, has its arguments, and can import modules
+    from its directory."""
     (tmp_path / "neighbour.py").write_text("word = 'here'")
     done = launch(
         "import sys, pickle, neighbour\n"
@@ -94,10 +91,8 @@ def test_a_script_runs_as_with_python(launch: Launch, tmp_path: Path) -> None:
     assert done.stdout == "__main__ ['--lr', '1'] here\n"
 
 
-def test_a_script_that_raises_is_shown(launch: Launch) -> None:
-    """
-    When a script raises, its traceback is on stderr and the status is 1.
-    """
+def test_traceback_of_a_script_that_raises_is_shown(launch: Launch) -> None:
+    """When a script raises, then its traceback is on stderr and the exit status is 1."""
     done = launch("def train():\n    raise ValueError('a bug')\ntrain()")
 
     assert done.returncode == 1
@@ -105,10 +100,8 @@ def test_a_script_that_raises_is_shown(launch: Launch) -> None:
     assert done.stderr.endswith("ValueError: a bug\n")
 
 
-def test_the_adaptor_is_preloaded_and_kept(launch: Launch) -> None:
-    """
-    When the script asks for its adaptor, it gets the one that was preloaded.
-    """
+def test_script_gets_the_preloaded_adaptor(launch: Launch) -> None:
+    """When the script asks for its adaptor, then it gets the adaptor that was preloaded once."""
     done = launch(
         "from tft.plugins import load_adaptor\n"
         "print(load_adaptor('staged').get_plugin('staged').preloaded)"
@@ -125,12 +118,11 @@ def test_the_adaptor_is_preloaded_and_kept(launch: Launch) -> None:
         ({"TFT_WORDS": "none"}, "start your script with `tft run SCRIPT`"),
     ],
 )
-def test_a_wrong_start_is_refused(
+def test_script_does_not_run_with_missing_or_wrong_settings(
     launch: Launch, environment: Mapping[str, str], sentence: str
 ) -> None:
-    """
-    When the process is not told what it needs, it says so and does not begin the script.
-    """
+    """When a required setting is missing or wrong, then the process prints an error, exits with 2
+    and does not run the script."""
     done = launch("print('begun')", **environment)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -138,10 +130,8 @@ def test_a_wrong_start_is_refused(
     assert sentence in done.stderr
 
 
-def test_a_child_dies_with_its_parent() -> None:
-    """
-    When the parent is killed, the child that is tied to it ends too.
-    """
+def test_tied_child_ends_with_its_parent() -> None:
+    """When the parent is killed, then the child that is tied to it ends too."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],
         cwd=ROOT,
@@ -159,19 +149,16 @@ def test_a_child_dies_with_its_parent() -> None:
         os.close(child)
 
 
-def test_a_child_whose_parent_was_gone_before_ends_at_once() -> None:
-    """
-    When the parent named in the tie is no longer the parent, the child ends itself.
-    """
+def test_child_ends_at_once_when_its_parent_has_ended_already() -> None:
+    """When the parent named in `TFT_PARENT` is no longer the parent, then the child kills itself."""
     late = {"TFT_PARENT": str(os.getppid())}
     done = _run(CHILD + "print('lives')", late)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
-def test_a_process_without_a_parent_death_tie_lives_on_its_own() -> None:
-    """
-    When a process was started by hand it is tied to nobody; and a tie is not handed down.
-    """
+def test_process_without_tft_parent_is_not_tied() -> None:
+    """When a process is started without `TFT_PARENT`, then it is tied to no parent. A tied process
+    does not pass `TFT_PARENT` to its children."""
     assert _run(CHILD + "print('lives')", {}).stdout == "lives\n"
     tied = {"TFT_PARENT": str(os.getpid())}
     done = _run(CHILD + "import os; print(os.environ.get('TFT_PARENT'))", tied)

@@ -21,9 +21,8 @@ while data:  # in pieces that end anywhere, from both ends of the process
 
 
 async def test_lines_of_several_ranks_do_not_mix(stage: Stage) -> None:
-    """
-    When two ranks write a lot at once, each has its raw log and its own whole lines in the output.
-    """
+    """When two ranks write much output at once, then each has its complete raw log, and the shown
+    output has only complete lines of one rank each."""
     agent = await stage.agent(TALK, nproc=2)
     for rank in range(2):
         await stage.start(rank=rank)
@@ -44,10 +43,8 @@ async def test_lines_of_several_ranks_do_not_mix(stage: Stage) -> None:
     assert all(line.startswith(b"[rank ") for line in shown.split(b"\n")[:-1])
 
 
-async def test_an_endless_line_is_shown_in_parts(stage: Stage) -> None:
-    """
-    When a rank never ends its line, what it prints is shown all the same.
-    """
+async def test_very_long_line_is_shown_in_parts(stage: Stage) -> None:
+    """When a rank writes a line that never ends, then its output is shown in several parts."""
     agent = await stage.agent("import os; os.write(1, b'=' * 200_000)")
     await stage.start()
     await stage.report(Exited)
@@ -59,10 +56,9 @@ async def test_an_endless_line_is_shown_in_parts(stage: Stage) -> None:
     assert len(shown) > 1
 
 
-async def test_a_terminal_that_is_not_read_holds_up_nobody(stage: Stage) -> None:
-    """
-    When the agent's stdout is full, ranks run on and beats go on; lines left out are counted.
-    """
+async def test_full_terminal_does_not_block_the_ranks(stage: Stage) -> None:
+    """When the agent's stdout is full, then the ranks and the heartbeats continue. The number of
+    lines that are not shown is printed."""
     reading, writing = os.pipe()
     agent = await stage.agent(
         PAGE + "line = b'y' * 999 + b'\\n'\n"

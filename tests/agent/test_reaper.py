@@ -39,10 +39,9 @@ signal.pause()
 )
 
 
-async def test_a_killed_agent_leaves_no_process(stage: Stage) -> None:
-    """
-    When the agent is killed with SIGKILL, everything it or its ranks have started ends.
-    """
+async def test_no_process_remains_after_the_agent_is_killed(stage: Stage) -> None:
+    """When the agent is killed with SIGKILL, then every process that it or its ranks started ends
+    within 2 seconds."""
     agent = await stage.agent(FAMILY, nproc=2)
     for rank in range(2):
         await stage.start(rank=rank)
@@ -58,10 +57,9 @@ async def test_a_killed_agent_leaves_no_process(stage: Stage) -> None:
     assert stage.alive() == []
 
 
-async def test_a_lost_reaper_is_replaced(stage: Stage) -> None:
-    """
-    When the reaper is killed, another one takes its place and does its work.
-    """
+async def test_killed_reaper_is_replaced(stage: Stage) -> None:
+    """When the reaper is killed, then a new reaper starts. After the agent is killed, the new
+    reaper ends all processes."""
     agent = await stage.agent(FAMILY)
     await stage.start()
     await stage.said(1)
@@ -78,10 +76,9 @@ async def test_a_lost_reaper_is_replaced(stage: Stage) -> None:
     assert stage.alive() == []
 
 
-async def test_the_reaper_does_not_end_before_its_agent(stage: Stage) -> None:
-    """
-    When somebody ends everything politely, the reaper stays until the agent has ended.
-    """
+async def test_reaper_ignores_signals_until_its_agent_has_ended(stage: Stage) -> None:
+    """When SIGTERM, SIGINT and SIGHUP are sent to the reaper, then the reaper stays until the agent
+    has ended, and no process remains."""
     agent = await stage.agent(FAMILY)
     await stage.report(StoreOpened)
     [reaper] = _reapers(stage)

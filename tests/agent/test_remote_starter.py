@@ -11,11 +11,9 @@ from tft.agent.remote_starter import Elsewhere
 from tft.spi.launcher import Ask
 
 
-async def test_a_kill_waits_for_a_busy_program() -> None:
-    """
-    When the program reads nothing for a while and its socket is full, then the requests to kill
-    arrive later, all of them and in order; a start that was asked for last comes last.
-    """
+async def test_kill_requests_arrive_in_order_at_a_busy_program() -> None:
+    """When the program reads nothing for a while and its socket is full, then all kill requests
+    arrive later and in order. A start request that was made last arrives last."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(5.0)
     elsewhere = Elsewhere(ours.detach(), lost=lambda error: None)

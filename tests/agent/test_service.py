@@ -17,10 +17,9 @@ WAIT = PAGE + "say(1); signal.pause()"
 """A rank that has started, and does nothing."""
 
 
-async def test_an_agent_joins_and_starts_nothing_that_was_not_ordered(stage: Stage) -> None:
-    """
-    When an agent starts, it reports its ranks and its store; a rank has no process before `Spawn`.
-    """
+async def test_agent_joins_and_starts_only_ordered_ranks(stage: Stage) -> None:
+    """When an agent starts, then it reports its ranks and its store. A rank has no process before
+    `Spawn`."""
     agent = await stage.agent(WAIT, nproc=2)
     joined = await stage.report(NodeJoined)
     opened = await stage.report(StoreOpened)
@@ -36,10 +35,8 @@ async def test_an_agent_joins_and_starts_nothing_that_was_not_ordered(stage: Sta
     assert (await stage.pulse(lambda p: True)).rank == 1
 
 
-async def test_a_rank_finds_what_torchrun_would_give_it(stage: Stage) -> None:
-    """
-    When a rank starts, its script sees the variables of torchrun and its own arguments.
-    """
+async def test_rank_has_the_environment_variables_of_torchrun(stage: Stage) -> None:
+    """When a rank starts, then its script sees the variables of torchrun and its own arguments."""
     await stage.agent(
         "import json, os, sys; from pathlib import Path\n"
         "print(json.dumps([dict(os.environ), sys.argv, sys.path[0], __name__, __file__]))",
@@ -73,10 +70,9 @@ async def test_a_rank_finds_what_torchrun_would_give_it(stage: Stage) -> None:
     assert {name: environment.get(name) for name in expected} == expected
 
 
-def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path) -> None:
-    """
-    When another launcher says where the only rank of a node is, then that is what its script finds.
-    """
+def test_rank_keeps_the_place_that_another_launcher_gave_it(tmp_path: Path) -> None:
+    """When another launcher gives the place of the only rank of a node, then the script of the rank
+    sees this place."""
     job = JobSettings(job="j", run_dir=tmp_path, broker="h:1", nnodes=8)
     settings = AgentSettings(
         job=job, node=5, script="train.py", arguments=(), host="h", environment={},
@@ -91,10 +87,9 @@ def test_a_rank_that_another_launcher_has_placed_keeps_its_place(tmp_path: Path)
     assert [found[name] for name in names] == ["5", "1", "4", "2", "2"]
 
 
-async def test_the_end_of_a_rank_is_reported_at_once_with_what_it_left(stage: Stage) -> None:
-    """
-    When a rank is killed, `Exited` says so before the next beat could, with its page.
-    """
+async def test_end_of_a_rank_is_reported_at_once_with_its_page(stage: Stage) -> None:
+    """When a rank is killed, then `Exited` comes within 0.1 seconds, with the position and the
+    private state of its page."""
     await stage.agent(
         PAGE + "page.capture(7, b'rng', True); page.move(7, True, 1.0); signal.pause()"
     )
@@ -111,10 +106,9 @@ async def test_the_end_of_a_rank_is_reported_at_once_with_what_it_left(stage: St
     assert exited.at - killed < 0.1  # half a millisecond on an idle machine
 
 
-async def test_the_next_incarnation_inherits_the_page(stage: Stage) -> None:
-    """
-    When a rank is started again, it reads what the process before has captured.
-    """
+async def test_next_incarnation_reads_the_page_of_the_last_one(stage: Stage) -> None:
+    """When a rank is started again, then the new process reads the private state that the process
+    before has captured."""
     await stage.agent(
         PAGE + "print(page.private(), page.training())\n"
         "page.capture(3, b'state', True); page.train(True, 1.0)"
@@ -127,10 +121,9 @@ async def test_the_next_incarnation_inherits_the_page(stage: Stage) -> None:
     assert log.read_text() == "{3: b'state'} False\n"
 
 
-async def test_a_repeated_order_is_answered_again_and_starts_nothing(stage: Stage) -> None:
-    """
-    When `Spawn` comes again, the same `Spawned` comes again; after the end, also `Exited`.
-    """
+async def test_repeated_spawn_order_is_answered_and_starts_no_process(stage: Stage) -> None:
+    """When `Spawn` is repeated, then the agent repeats the same `Spawned`. After the end of the
+    process it also repeats `Exited`."""
     await stage.agent(WAIT)
     await stage.start()
     first = await stage.report(Spawned)
@@ -147,9 +140,8 @@ async def test_a_repeated_order_is_answered_again_and_starts_nothing(stage: Stag
 
 
 async def test_reports_are_repeated_until_they_are_acknowledged(stage: Stage) -> None:
-    """
-    When nobody acknowledges, a report is sent again; acknowledged, it is not.
-    """
+    """When a report is not acknowledged, then the agent sends it again. After the acknowledgement
+    the agent sends nothing again."""
     stage.acknowledging = False
     await stage.agent(WAIT)
     await stage.report(StoreOpened)
@@ -166,9 +158,8 @@ async def test_reports_are_repeated_until_they_are_acknowledged(stage: Stage) ->
 
 
 async def test_an_order_of_an_old_epoch_is_ignored(stage: Stage) -> None:
-    """
-    When a controller that no longer leads orders a kill, the rank lives.
-    """
+    """When a controller of an old epoch orders a kill or the end of the node, then the rank stays
+    alive."""
     await stage.agent(WAIT)
     await stage.start()
     await stage.report(Spawned)
@@ -185,10 +176,9 @@ async def test_an_order_of_an_old_epoch_is_ignored(stage: Stage) -> None:
     assert not any(isinstance(report, Exited) for report in stage.reports)
 
 
-async def test_a_newer_incarnation_ends_the_older(stage: Stage) -> None:
-    """
-    When a rank is ordered anew while its process lives, that one is ended first.
-    """
+async def test_newer_incarnation_ends_the_older_one_first(stage: Stage) -> None:
+    """When a new incarnation of a rank is ordered while its process is alive, then the old process
+    is killed before the new one starts."""
     await stage.agent(WAIT)
     await stage.start()
     await stage.said(1)
@@ -200,10 +190,9 @@ async def test_a_newer_incarnation_ends_the_older(stage: Stage) -> None:
     assert stage.reports.index(exited) < stage.reports.index(spawned)
 
 
-async def test_what_was_never_started_can_be_killed(stage: Stage) -> None:
-    """
-    When `Kill` names a process that was never started, it is reported as gone, and stays so.
-    """
+async def test_kill_of_a_process_that_was_never_started_is_answered(stage: Stage) -> None:
+    """When `Kill` names a process that was never started, then the agent reports `Exited`. A later
+    `Spawn` of this process gets the same answer and starts nothing."""
     await stage.agent(WAIT)
     await stage.report(StoreOpened)
     stage.order(_kill(incarnation=2))
@@ -216,9 +205,7 @@ async def test_what_was_never_started_can_be_killed(stage: Stage) -> None:
 
 
 async def test_a_rank_that_cannot_be_started_is_reported(stage: Stage) -> None:
-    """
-    When the process cannot be started, `Exited` comes with status 127.
-    """
+    """When the process cannot be started, then `Exited` comes with status 127."""
     await stage.agent(WAIT)
     await stage.report(StoreOpened)
     (stage.run_dir / "logs" / "rank-0.0.log").mkdir()  # where its output is to go
@@ -228,9 +215,7 @@ async def test_a_rank_that_cannot_be_started_is_reported(stage: Stage) -> None:
 
 
 async def test_a_lost_store_is_opened_again(stage: Stage) -> None:
-    """
-    When the store is killed, a new one is reported, and ranks started after that find it.
-    """
+    """When the store is killed, then a new store is reported, and ranks that start later find it."""
     await stage.agent("import os; print(os.environ['MASTER_PORT'])")
     await stage.report(StoreOpened)
     heard = len(stage.reports)
@@ -245,10 +230,9 @@ async def test_a_lost_store_is_opened_again(stage: Stage) -> None:
     assert log.read_text() == f"{second.port}\n"
 
 
-async def test_a_store_that_cannot_open_ends_the_agent_with_its_reason(stage: Stage) -> None:
-    """
-    When the store never opens, the agent says what the store said.
-    """
+async def test_agent_ends_with_the_reason_when_its_store_cannot_open(stage: Stage) -> None:
+    """When the store cannot open, then the agent ends with status 1 and prints the reason of the
+    store."""
     agent = await stage.agent(WAIT, NO_STORE="1")
     await gone(agent.pid)
 
@@ -258,10 +242,9 @@ async def test_a_store_that_cannot_open_ends_the_agent_with_its_reason(stage: St
     assert "the door is locked" in said
 
 
-async def test_plugins_hear_of_progress_and_may_fail(stage: Stage) -> None:
-    """
-    When the first rank completes a step, plugins are told once; the agent outlives their errors.
-    """
+async def test_plugins_are_told_of_the_first_step_and_may_fail(stage: Stage) -> None:
+    """When the first rank completes a step, then plugins are told once. An error of a plugin does
+    not end the agent."""
     package(stage.tmp / "packages", "observer", PLUGIN, "tft.plugins")
     await stage.agent(
         PAGE + "say(int(sys.argv[1]) + int(os.environ['RANK'])); signal.pause()", "4", nproc=2
@@ -274,10 +257,9 @@ async def test_plugins_hear_of_progress_and_may_fail(stage: Stage) -> None:
     assert (stage.run_dir / "progress-0").read_text() == "5\n"
 
 
-async def test_the_end_of_the_node_leaves_nothing(stage: Stage) -> None:
-    """
-    When the job is over, ranks may leave by themselves; what has not left is ended, and 0 returned.
-    """
+async def test_no_process_remains_after_the_end_of_the_node(stage: Stage) -> None:
+    """When `EndNode` comes, then ranks may exit by themselves during the grace time. Remaining
+    processes are killed, and the agent exits with 0."""
     agent = await stage.agent(
         PAGE + "say(1)\n"
         "if os.environ['RANK'] == '0':\n"
@@ -301,10 +283,8 @@ async def test_the_end_of_the_node_leaves_nothing(stage: Stage) -> None:
     assert stage.alive() == []
 
 
-async def test_sigterm_ends_the_agent_and_all_it_started(stage: Stage) -> None:
-    """
-    When the agent gets SIGTERM, it leaves with 143 at once and nothing is left.
-    """
+async def test_sigterm_ends_the_agent_and_all_its_processes(stage: Stage) -> None:
+    """When the agent gets SIGTERM, then it exits with 143 within 2 seconds, and no process remains."""
     agent = await stage.agent(WAIT, nproc=2)
     for rank in range(2):
         await stage.start(rank=rank)

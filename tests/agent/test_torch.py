@@ -15,10 +15,8 @@ dist.destroy_process_group()
 """
 
 
-async def test_an_ordinary_torch_script_just_runs(stage: Stage) -> None:
-    """
-    When a script knows nothing of tft, its process group forms and it ends with 0.
-    """
+async def test_torch_script_without_tft_runs_unchanged(stage: Stage) -> None:
+    """When a script does not use tft, then its process group forms and the script ends with 0."""
     await stage.agent(SCRIPT, nproc=2, adaptor="pytorch")
     for rank in range(2):
         await stage.start(rank=rank)

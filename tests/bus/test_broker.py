@@ -45,18 +45,16 @@ def refusal(processes: Processes, host: str, port: int, files: str = "") -> str:
     return line
 
 
-def test_it_listens_at_its_port_and_the_next(broker: Broker) -> None:
-    """
-    When the port is left to the broker, then it announces the first of two that both accept.
-    """
+def test_broker_listens_at_its_port_and_the_next(broker: Broker) -> None:
+    """When the broker chooses the port itself, then it announces the first of two ports, and both
+    accept connections."""
     for port in (broker.port, broker.port + 1):
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_it_picks_no_port_that_the_kernel_gives_to_others(broker: Broker) -> None:
-    """
-    When the port is left to the broker, then it is one nobody else is given while it is away.
-    """
+def test_broker_picks_ports_outside_the_ephemeral_range_of_the_kernel(broker: Broker) -> None:
+    """When the broker chooses the port itself, then both ports are outside the range that the
+    kernel gives to other processes."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
 
     assert not low <= broker.port <= high
@@ -64,10 +62,11 @@ def test_it_picks_no_port_that_the_kernel_gives_to_others(broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("first", [0, -1], ids=["its port is taken", "the next is taken"])
-def test_a_taken_address_is_named(processes: Processes, broker: Broker, first: int) -> None:
-    """
-    When something listens at either of the two ports already, then the refusal names the address.
-    """
+def test_error_names_an_address_that_is_taken(
+    processes: Processes, broker: Broker, first: int
+) -> None:
+    """When another process listens at one of the two ports, then the broker is refused and the
+    error names the address."""
     assert refusal(processes, "127.0.0.1", broker.port + first) == (
         f"AddressTaken the broker cannot listen at 127.0.0.1:{broker.port}: another process does; "
         "end it, or choose another port (the broker takes that one and the next)"
@@ -75,60 +74,54 @@ def test_a_taken_address_is_named(processes: Processes, broker: Broker, first: i
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "*", "node-1"])
-def test_beyond_loopback_it_listens_only_when_told_to(processes: Processes, host: str) -> None:
-    """
-    When the address can be reached from elsewhere, then the broker refuses it, and says how to
-    insist.
-    """
+def test_broker_refuses_a_public_address_without_insecure(processes: Processes, host: str) -> None:
+    """When the address can be reached from other machines, then the broker is refused, and the
+    error names the option `--insecure`."""
     line = refusal(processes, host, 0)
 
     assert line.startswith(f"UsageError a broker at {host} would take orders from anybody")
     assert "--insecure" in line
 
 
-def test_beyond_loopback_it_listens_when_told_to(processes: Processes) -> None:
-    """
-    When it is told that the network is to be trusted, then it listens at every address.
-    """
+def test_insecure_broker_listens_at_every_address(processes: Processes) -> None:
+    """When the broker is started as insecure for a trusted network, then it listens at every
+    address."""
     _, port = processes.start(OPENLY)
 
     socket.create_connection(("127.0.0.1", int(port))).close()
 
 
 def test_an_address_of_another_machine_is_refused(processes: Processes) -> None:
-    """
-    When it cannot listen for another reason than a taken port, then that is said.
-    """
+    """When the broker cannot listen for a reason other than a taken port, then the error names the
+    address."""
     assert refusal(processes, "::1", 5000).startswith(
         "UsageError the broker cannot listen at ::1:5000: "
     )
 
 
-def test_too_few_open_files_are_refused_at_the_start(processes: Processes) -> None:
-    """
-    When the system allows it too few connections, then it says so before anyone connects.
-    """
+def test_broker_refuses_to_start_with_too_few_open_files(processes: Processes) -> None:
+    """When the system allows the broker only 100 open files, then the broker refuses to start and
+    names the needed number."""
     assert refusal(processes, "127.0.0.1", 0, files="100") == (
         "UsageError the broker may open only 100 files and needs 256 or more, two for each "
         "participant of a job: raise the hard limit (ulimit -Hn)"
     )
 
 
-def test_it_takes_all_the_open_files_it_is_allowed(processes: Processes) -> None:
-    """
-    When the soft limit is lower than the hard one, then it is raised: it is a shell's habit, and
-    no limit to respect.
-    """
+def test_broker_raises_its_limit_of_open_files_to_the_hard_limit(processes: Processes) -> None:
+    """When the soft limit of open files is lower than the hard limit, then the broker raises the
+    soft limit to the hard limit."""
     process, _ = processes.start(FEW_FILES)
 
     assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (300, 300)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_it_cleanly_under_load(broker: Broker, ending: signal.Signals) -> None:
-    """
-    When it is told to end while messages pass through it, then it ends with 0 and says nothing.
-    """
+async def test_signal_ends_the_broker_cleanly_under_load(
+    broker: Broker, ending: signal.Signals
+) -> None:
+    """When SIGTERM or SIGINT comes while messages pass through the broker, then the broker exits
+    with 0 and prints nothing."""
     async with open_bus(broker.address, job="job", sender="run", topics=[ORDERS]) as bus:
         await bus.listened(ORDERS)
         for epoch in range(1000):
@@ -140,10 +133,8 @@ async def test_a_signal_ends_it_cleanly_under_load(broker: Broker, ending: signa
         assert output(broker.process).read() == ""
 
 
-async def test_it_goes_on_after_being_stopped(broker: Broker) -> None:
-    """
-    When it is stopped and continued, which interrupts its waiting, then it forwards as before.
-    """
+async def test_broker_continues_after_sigstop_and_sigcont(broker: Broker) -> None:
+    """When the broker is stopped and continued, then it forwards messages as before."""
     broker.process.send_signal(signal.SIGSTOP)
     broker.process.send_signal(signal.SIGCONT)
 

@@ -114,11 +114,11 @@ async def epochs(bus: Bus, count: int) -> list[int]:
 # ---------------------------------------------------------------- messages
 
 
-async def test_what_is_published_is_heard_by_who_listens(controller: Bus, rank: Bus) -> None:
-    """
-    When a message is published on a topic somebody listens to, then they hear it, with its
-    sender, its number and its job.
-    """
+async def test_published_message_reaches_a_listener_of_its_topic(
+    controller: Bus, rank: Bus
+) -> None:
+    """When a message is published on a topic with a listener, then the listener receives the
+    message with its sender, number and job."""
     assert await rank.receive() == Present(sender="controller/1")
     await controller.listened(ORDERS)
 
@@ -130,10 +130,8 @@ async def test_what_is_published_is_heard_by_who_listens(controller: Bus, rank: 
     )
 
 
-async def test_a_topic_that_was_not_asked_for_is_not_heard(controller: Bus, rank: Bus) -> None:
-    """
-    When something is published on another topic, then one hears only one's own.
-    """
+async def test_listener_receives_only_its_own_topics(controller: Bus, rank: Bus) -> None:
+    """When a message is published on another topic, then the listener does not receive it."""
     await controller.listened(ORDERS)
     await controller.listened(BEATS)
 
@@ -143,10 +141,10 @@ async def test_a_topic_that_was_not_asked_for_is_not_heard(controller: Bus, rank
     assert await epochs(rank, 1) == [2]
 
 
-async def test_who_listens_to_his_own_topic_hears_himself(exchange: Exchange) -> None:
-    """
-    When a sender listens to the topic it publishes on, then it hears what it sends.
-    """
+async def test_sender_that_listens_to_its_topic_receives_its_own_messages(
+    exchange: Exchange,
+) -> None:
+    """When a sender listens to the topic on which it publishes, then it receives its own messages."""
     async with exchange.open("controller/1", ORDERS) as bus:
         await bus.listened(ORDERS)
 
@@ -155,10 +153,10 @@ async def test_who_listens_to_his_own_topic_hears_himself(exchange: Exchange) ->
         assert await epochs(bus, 1) == [1]
 
 
-async def test_everybody_who_listens_hears(controller: Bus, exchange: Exchange) -> None:
-    """
-    When several listen to a topic, then each hears every message.
-    """
+async def test_every_listener_of_a_topic_receives_each_message(
+    controller: Bus, exchange: Exchange
+) -> None:
+    """When several participants listen to a topic, then each participant receives every message."""
     async with exchange.open("rank.1/0", ORDERS) as one, exchange.open("rank.2/0", ORDERS) as other:
         await controller.listened(presence("rank.1/0"))
         await controller.listened(presence("rank.2/0"))
@@ -168,12 +166,10 @@ async def test_everybody_who_listens_hears(controller: Bus, exchange: Exchange) 
         assert [await epochs(one, 1), await epochs(other, 1)] == [[1], [1]]
 
 
-async def test_a_flood_from_one_sender_arrives_whole_and_in_order(
+async def test_many_messages_of_one_sender_arrive_complete_and_in_order(
     controller: Bus, rank: Bus
 ) -> None:
-    """
-    When thousands of messages are published at once, then none is dropped and none overtakes.
-    """
+    """When 5000 messages are published at once, then all arrive in order."""
     await controller.listened(ORDERS)
 
     for epoch in range(5000):
@@ -182,10 +178,9 @@ async def test_a_flood_from_one_sender_arrives_whole_and_in_order(
     assert await epochs(rank, 5000) == list(range(5000))
 
 
-async def test_what_nobody_listens_to_is_dropped(controller: Bus, exchange: Exchange) -> None:
-    """
-    When nobody listens, then publishing is no error, and who comes later hears what is later.
-    """
+async def test_message_without_a_listener_is_dropped(controller: Bus, exchange: Exchange) -> None:
+    """When a topic has no listener, then a publish causes no error. A participant that listens
+    later receives only later messages."""
     controller.publish(ORDERS, lead(1))
 
     async with exchange.open("rank.0/0", ORDERS) as rank:
@@ -195,10 +190,8 @@ async def test_what_nobody_listens_to_is_dropped(controller: Bus, exchange: Exch
         assert await epochs(rank, 1) == [2]
 
 
-async def test_a_cancelled_receive_loses_nothing(controller: Bus, rank: Bus) -> None:
-    """
-    When receives are cancelled while messages come in, then every message is still received once.
-    """
+async def test_cancelled_receive_loses_no_message(controller: Bus, rank: Bus) -> None:
+    """When receives are cancelled while messages arrive, then every message is still received once."""
     await controller.listened(ORDERS)
 
     heard: list[int] = []
@@ -218,12 +211,11 @@ async def test_a_cancelled_receive_loses_nothing(controller: Bus, rank: Bus) -> 
     assert heard == list(range(200))
 
 
-async def test_publishing_after_the_bus_was_closed_is_no_error(
+async def test_publish_after_the_bus_is_closed_causes_no_error(
     controller: Bus, exchange: Exchange
 ) -> None:
-    """
-    When a task still publishes while its bus is closed, then it is as if nobody listened.
-    """
+    """When a task publishes after its bus was closed, then no error is raised and no listener
+    receives the message."""
     async with exchange.open("rank.0/0") as bus:
         await bus.listened(REPORTS)
 
@@ -239,20 +231,20 @@ async def test_publishing_after_the_bus_was_closed_is_no_error(
 # ---------------------------------------------------------------- presence
 
 
-async def test_who_comes_and_who_leaves_is_told(controller: Bus, exchange: Exchange) -> None:
-    """
-    When another participant opens its bus, it is present; when it closes it, it is gone.
-    """
+async def test_participants_are_told_who_joins_and_leaves(
+    controller: Bus, exchange: Exchange
+) -> None:
+    """When another participant opens its bus, then it is reported as present. When it closes its
+    bus, then it is reported as gone."""
     async with exchange.open("rank.0/0", ORDERS):
         assert await controller.receive() == Present(sender="rank.0/0")
 
     assert await controller.receive() == Gone(sender="rank.0/0")
 
 
-async def test_who_comes_late_is_told_who_is_there(exchange: Exchange) -> None:
-    """
-    When others are present already, then a newcomer hears of each of them, and not of itself.
-    """
+async def test_new_participant_is_told_who_is_present(exchange: Exchange) -> None:
+    """When others are present already, then a new participant is told of each of them, and not of
+    itself."""
     async with exchange.open("rank.0/0") as first, exchange.open("rank.1/0"):
         assert await first.receive() == Present(sender="rank.1/0")
 
@@ -267,10 +259,11 @@ async def test_who_comes_late_is_told_who_is_there(exchange: Exchange) -> None:
     ]
 
 
-async def test_listened_is_a_fact_about_now(controller: Bus, exchange: Exchange) -> None:
-    """
-    When the only listener of a topic leaves, then waiting for a listener is waiting again.
-    """
+async def test_wait_for_a_listener_uses_the_current_listeners(
+    controller: Bus, exchange: Exchange
+) -> None:
+    """When the only listener of a topic has left, then a wait for a listener of this topic blocks
+    until a new listener joins."""
     async with exchange.open("rank.0/0", ORDERS):
         await controller.listened(ORDERS)
         assert await controller.receive() == Present(sender="rank.0/0")
@@ -302,10 +295,8 @@ async def next_but_notices(bus: Bus) -> Arrival:
     return arrival
 
 
-async def test_another_job_on_the_same_broker_is_not_heard(exchange: Exchange, rank: Bus) -> None:
-    """
-    When another job publishes on the same topics, then nothing of it arrives.
-    """
+async def test_messages_of_another_job_are_ignored(exchange: Exchange, rank: Bus) -> None:
+    """When another job publishes on the same topics, then none of its messages arrives."""
     frames: Sequence[bytes] = [frame(job="other", epoch=1), frame(job="job", epoch=2)]
     await rank.listened(ORDERS)
 
@@ -314,10 +305,11 @@ async def test_another_job_on_the_same_broker_is_not_heard(exchange: Exchange, r
     assert await epochs(rank, 1) == [2]
 
 
-async def test_another_version_arrives_as_a_sentence(exchange: Exchange, rank: Bus) -> None:
-    """
-    When a peer speaks another version, then one is told so, and goes on hearing others.
-    """
+async def test_message_of_another_version_is_reported_in_a_sentence(
+    exchange: Exchange, rank: Bus
+) -> None:
+    """When a peer uses another protocol version, then the receiver gets a sentence about it, and
+    still receives the messages of other peers."""
     await rank.listened(ORDERS)
 
     exchange.post(ORDERS, frame(v=VERSION + 1), frame(epoch=5))
@@ -329,10 +321,11 @@ async def test_another_version_arrives_as_a_sentence(exchange: Exchange, rank: B
     assert await epochs(rank, 1) == [5]
 
 
-async def test_garbage_arrives_as_a_sentence(exchange: Exchange, rank: Bus) -> None:
-    """
-    When bytes come that are no message, then one is told, and goes on hearing others.
-    """
+async def test_bytes_that_are_no_message_are_reported_in_a_sentence(
+    exchange: Exchange, rank: Bus
+) -> None:
+    """When bytes arrive that are not a message, then the receiver gets a sentence about them, and
+    still receives valid messages."""
     await rank.listened(ORDERS)
 
     exchange.post(ORDERS, b"\xc1", frame(epoch=5))

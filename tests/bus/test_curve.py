@@ -87,13 +87,11 @@ async def without(
 # ---------------------------------------------------------------- who is not let in
 
 
-async def test_who_has_no_keys_is_not_let_in_and_knows_why(
+async def test_participant_without_keys_is_refused_with_a_reason(
     guarded: Broker, member: Bus, tmp_path: Path
 ) -> None:
-    """
-    When a participant comes without --curve, then it hears what is missing, and the broker writes
-    down that it was there.
-    """
+    """When a participant comes without `--curve`, then it is told that `--curve` may be missing,
+    and the broker logs the refusal."""
     async with without(guarded.address, None) as outside:
         await is_told(
             outside,
@@ -104,12 +102,11 @@ async def test_who_has_no_keys_is_not_let_in_and_knows_why(
         await assert_unheard(member, outside)
 
 
-async def test_who_has_keys_of_another_job_is_not_let_in_and_knows_why(
+async def test_participant_with_keys_of_another_job_is_refused_with_a_reason(
     guarded: Broker, member: Bus, others: Path, tmp_path: Path
 ) -> None:
-    """
-    When a participant has the keys of another job, then it is asked whether they are the same.
-    """
+    """When a participant has the keys of another job, then the participant is refused, and the
+    error asks whether its `--curve` is the same."""
     async with without(guarded.address, others) as outside:
         await is_told(
             outside,
@@ -120,13 +117,11 @@ async def test_who_has_keys_of_another_job_is_not_let_in_and_knows_why(
         await assert_unheard(member, outside)
 
 
-async def test_who_knows_the_broker_but_has_no_key_of_the_job_is_not_let_in(
+async def test_participant_without_a_key_of_the_job_is_refused(
     guarded: Broker, member: Bus, keys: Path, others: Path, tmp_path: Path
 ) -> None:
-    """
-    When somebody knows the public key of the broker, which is no secret, and has a pair of their own,
-    then the broker has not let them in, and says so to both sides.
-    """
+    """When a participant knows the public key of the broker but has its own key pair, then the
+    broker refuses it. The participant and the log of the broker get the reason."""
     for name in ("broker.pub",):
         (tmp_path / name).write_bytes((keys / name).read_bytes())
     for name in ("job.key", "job.pub"):
@@ -176,13 +171,11 @@ async def arriving(bus: Bus, seconds: float) -> list[Arrival]:
     return arrivals
 
 
-async def test_a_subscriber_without_keys_gets_nothing_however_it_asks(
+async def test_subscriber_without_keys_of_the_job_receives_nothing(
     guarded: Broker, member: Bus, others: Path
 ) -> None:
-    """
-    When sockets of ZeroMQ itself subscribe to everything, plain, with the keys of another job, or with
-    a pair of their own, then what others are sent does not reach them.
-    """
+    """When ZeroMQ sockets subscribe to everything without keys, with keys of another job or with
+    their own pair, then no message of the job reaches them."""
     known = read_keys(guarded.curve or others).broker
     public, secret = zmq.curve_keypair()
     theirs = read_keys(others)
@@ -203,11 +196,11 @@ async def test_a_subscriber_without_keys_gets_nothing_however_it_asks(
             assert each.poll(0) == 0
 
 
-async def test_a_broker_without_keys_is_not_the_jobs(broker: Broker, keys: Path) -> None:
-    """
-    When a participant with keys finds a broker without, then it does not speak to it, and says what may
-    be wrong.
-    """
+async def test_participant_with_keys_refuses_a_broker_without_keys(
+    broker: Broker, keys: Path
+) -> None:
+    """When a participant with keys connects to a broker without keys, then it refuses the broker,
+    and the error says what may be wrong."""
     async with without(broker.address, keys) as bus:
         await is_told(
             bus,
@@ -219,12 +212,11 @@ async def test_a_broker_without_keys_is_not_the_jobs(broker: Broker, keys: Path)
         )
 
 
-async def test_a_broker_that_pretends_is_not_believed(
+async def test_participant_refuses_a_broker_with_other_keys(
     processes: Processes, keys: Path, others: Path
 ) -> None:
-    """
-    When another broker sits at the address, then nobody with the keys of the job speaks to it.
-    """
+    """When a broker with the keys of another job listens at the address, then a participant with
+    the keys of the job refuses it."""
     pretending = Broker(processes, others)
 
     async with without(pretending.address, keys) as bus:
@@ -234,10 +226,9 @@ async def test_a_broker_that_pretends_is_not_believed(
     assert arrival.why.endswith("is its --curve the same?")
 
 
-async def test_what_is_no_broker_at_all_is_named() -> None:
-    """
-    When the address is that of something else, then that is said, with keys and without.
-    """
+async def test_process_that_is_not_a_broker_is_reported() -> None:
+    """When a process that is not a broker listens at the address, then the error names this
+    address."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3 and more than a greeting has\r\n")
@@ -253,10 +244,8 @@ async def test_what_is_no_broker_at_all_is_named() -> None:
     assert f"the process that listens at 127.0.0.1:{port}" in arrival.why
 
 
-async def test_it_says_once_what_it_is_not_let_in_for(guarded: Broker) -> None:
-    """
-    When a participant is refused again and again, then it is told once.
-    """
+async def test_repeated_refusal_is_reported_once(guarded: Broker) -> None:
+    """When a participant is refused again and again, then each reason is reported once."""
     async with without(guarded.address, None) as outside:
         arrivals = await arriving(outside, 2.5)  # two tries on each line, or more
 
@@ -267,13 +256,11 @@ async def test_it_says_once_what_it_is_not_let_in_for(guarded: Broker) -> None:
 # ---------------------------------------------------------------- who is
 
 
-async def test_who_was_refused_comes_in_when_the_right_broker_is_there(
+async def test_refused_participant_connects_when_the_right_broker_starts(
     processes: Processes, broker: Broker, keys: Path
 ) -> None:
-    """
-    When a broker of somebody else leaves the address to the job's, then it is found, though ZeroMQ does
-    not try again where it was refused.
-    """
+    """When a broker without the keys is replaced by the broker of the job at the same address, then
+    the participant connects. ZeroMQ alone does not try again after a refusal."""
     async with without(broker.address, keys) as bus:
         assert isinstance(await bus.receive(), NotLetIn)
 
@@ -289,12 +276,11 @@ async def test_who_was_refused_comes_in_when_the_right_broker_is_there(
         assert isinstance(arrival, Heard)
 
 
-async def test_the_bus_works_again_after_its_broker_was_killed(
+async def test_bus_with_keys_works_again_after_its_broker_was_killed(
     guarded: Broker, member: Bus, keys: Path
 ) -> None:
-    """
-    When a broker with keys is killed and started again, then those it had let in come in again.
-    """
+    """When a broker with keys is killed and started again, then its participants connect again and
+    receive messages."""
     async with open_bus(
         guarded.address, job="job", sender="rank.0/0", topics=[ORDERS], curve=keys
     ) as rank:
@@ -313,11 +299,9 @@ async def test_the_bus_works_again_after_its_broker_was_killed(
         assert (await heard(member)).epoch == 3
 
 
-def test_a_port_that_is_only_knocked_at_stays_open(guarded: Broker, tmp_path: Path) -> None:
-    """
-    When something connects and leaves, or speaks another language, then the broker goes on and writes
-    down who that was.
-    """
+def test_port_stays_open_after_connections_without_a_key(guarded: Broker, tmp_path: Path) -> None:
+    """When a connection closes at once or sends another protocol, then the broker continues and
+    logs its address."""
     for word in (b"", b"GET / HTTP/1.0\r\n\r\n" * 10):
         with socket.create_connection(("127.0.0.1", guarded.port)) as knocking:
             knocking.sendall(word)
@@ -327,12 +311,11 @@ def test_a_port_that_is_only_knocked_at_stays_open(guarded: Broker, tmp_path: Pa
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_a_broker_with_keys_cleanly(
+async def test_signal_ends_the_broker_with_keys_cleanly(
     guarded: Broker, member: Bus, ending: signal.Signals
 ) -> None:
-    """
-    When it is told to end while messages pass and somebody knocks, then it ends with 0.
-    """
+    """When SIGTERM or SIGINT comes while messages pass and a process without keys connects, then
+    the broker exits with 0."""
     async with without(guarded.address, None):
         for epoch in range(1000):
             member.publish(ORDERS, Lead(epoch=epoch, heard={}))
@@ -343,12 +326,11 @@ async def test_a_signal_ends_a_broker_with_keys_cleanly(
 
 
 @pytest.mark.parametrize("first", [0, -1], ids=["its port is taken", "the next is taken"])
-def test_a_taken_address_is_refused_with_keys_as_well(
+def test_broker_with_keys_refuses_a_taken_address(
     processes: Processes, guarded: Broker, keys: Path, tmp_path: Path, first: int
 ) -> None:
-    """
-    When a broker with keys cannot listen, then it says so and ends.
-    """
+    """When a broker with keys cannot listen because one of its ports is taken, then it reports this
+    and exits with 1."""
     second, line = processes.start(
         BROKER, "127.0.0.1", str(guarded.port + first), str(keys), errors=tmp_path / "second.log"
     )
@@ -362,13 +344,11 @@ def test_a_taken_address_is_refused_with_keys_as_well(
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-async def test_nobody_on_the_way_reads_along(
+async def test_traffic_with_keys_cannot_be_read_on_the_network(
     request: pytest.FixtureRequest, keys: Path, encrypted: bool
 ) -> None:
-    """
-    When somebody sees every byte between a participant and the broker, then neither the name of the job
-    nor what is said is among them; without keys both are.
-    """
+    """When all bytes between a participant and the broker are recorded, then they contain neither
+    the job name nor the topic. Without keys they contain both."""
     target: Broker = request.getfixturevalue("guarded" if encrypted else "broker")
     curve = keys if encrypted else None
     passed = bytearray()
@@ -405,9 +385,7 @@ async def relayed(tap: Tap, curve: Path | None) -> AsyncIterator[zmq.Socket[byte
 
 
 async def test_keys_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """
-    When the keys are not there, then a bus is not opened.
-    """
+    """When the directory of the keys does not exist, then the bus is not opened."""
     with pytest.raises(UsageError, match="there is no such directory"):
         async with without("127.0.0.1:5000", tmp_path / "none"):
             pass

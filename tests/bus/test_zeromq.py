@@ -30,11 +30,11 @@ async def heard(bus: Bus) -> Lead:
 # ---------------------------------------------------------------- participants
 
 
-async def test_a_killed_process_is_gone_at_once(broker: Broker, participants: Participants) -> None:
-    """
-    When a participant is killed with SIGKILL, then the others hear so from the broker, without
-    waiting for any silence to grow long.
-    """
+async def test_killed_participant_is_reported_as_gone_at_once(
+    broker: Broker, participants: Participants
+) -> None:
+    """When a participant is killed with SIGKILL, then the broker reports it as gone to the others
+    before a missed heartbeat could do so."""
     async with open_bus(broker.address, job="job", sender="controller/1", topics=[]) as bus:
         process = participants.start("rank.0/0")
         assert await bus.receive() == Present(sender="rank.0/0")
@@ -46,14 +46,11 @@ async def test_a_killed_process_is_gone_at_once(broker: Broker, participants: Pa
         assert monotonic() - killed < 1.4  # by a heartbeat it would be 1.5 s and more
 
 
-async def test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays(
+async def test_stopped_process_is_gone_and_busy_process_stays_present(
     broker: Broker, participants: Participants
 ) -> None:
-    """
-    When a process is stopped, so that it is silent but its connections stand, then it is gone
-    within seconds, and present when it goes on. One whose Python reads nothing stays present,
-    however much it is sent.
-    """
+    """When a process is stopped, then it is reported as gone within seconds, and as present when it
+    continues. A process that reads no messages stays present."""
     async with open_bus(broker.address, job="job", sender="controller/1", topics=[]) as bus:
         participants.start("rank.0/0", deaf=True)
         assert await bus.receive() == Present(sender="rank.0/0")
@@ -71,11 +68,9 @@ async def test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays(
 # ---------------------------------------------------------------- the broker
 
 
-async def test_the_bus_works_again_by_itself_after_its_broker_was_killed(broker: Broker) -> None:
-    """
-    When the broker is killed, everyone is gone; when it is started again at the same port, they
-    are present and hear each other, though nobody did anything about it.
-    """
+async def test_bus_reconnects_after_its_broker_was_killed(broker: Broker) -> None:
+    """When the broker is killed, then all participants are gone. When it starts again at the same
+    port, then they are present again and receive messages without any action."""
     address = broker.address
     async with (
         open_bus(address, job="job", sender="controller/1", topics=[REPORTS]) as controller,
@@ -104,11 +99,9 @@ async def test_the_bus_works_again_by_itself_after_its_broker_was_killed(broker:
         assert (await heard(controller)).epoch == 3
 
 
-async def test_a_bus_may_be_opened_before_its_broker(broker: Broker) -> None:
-    """
-    When there is no broker yet, then publishing is no error, and the broker is found when it is
-    there.
-    """
+async def test_bus_can_be_opened_before_its_broker_starts(broker: Broker) -> None:
+    """When there is no broker yet, then a publish causes no error. The bus connects when the broker
+    starts."""
     broker.kill()
     async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
         bus.publish(ORDERS, Lead(epoch=1, heard={}))
@@ -124,10 +117,9 @@ async def test_a_bus_may_be_opened_before_its_broker(broker: Broker) -> None:
 # ---------------------------------------------------------------- strangers
 
 
-async def test_a_message_of_other_than_two_frames_arrives_as_a_sentence(broker: Broker) -> None:
-    """
-    When something publishes a message that is not a topic and a body, then one is told.
-    """
+async def test_message_with_three_frames_is_reported_in_a_sentence(broker: Broker) -> None:
+    """When a message does not have exactly the two frames topic and body, then the receiver gets a
+    sentence about it."""
     async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
         await bus.listened(ORDERS)
 
@@ -138,11 +130,9 @@ async def test_a_message_of_other_than_two_frames_arrives_as_a_sentence(broker: 
         )
 
 
-async def test_a_frame_beyond_the_limit_does_not_get_past_the_broker(broker: Broker) -> None:
-    """
-    When a stranger publishes more than any message of ours takes, then its connection is closed
-    before it has cost anybody else memory, and the bus goes on.
-    """
+async def test_frame_over_the_size_limit_does_not_pass_the_broker(broker: Broker) -> None:
+    """When a process publishes a frame above the size limit, then no participant receives it, and
+    the bus continues."""
     async with open_bus(broker.address, job="job", sender="rank.0/0", topics=[ORDERS]) as bus:
         await bus.listened(ORDERS)
 
@@ -169,19 +159,16 @@ def post(broker: Broker, topic: bytes, frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":5000", "host:0", "host:65535", "h:-1"])
-async def test_what_cannot_be_a_brokers_address_is_refused(address: str) -> None:
-    """
-    When an address is not HOST:PORT with room for a second port, then the error says so.
-    """
+async def test_malformed_broker_address_is_refused(address: str) -> None:
+    """When an address is not HOST:PORT with a possible second port after it, then the error says
+    so."""
     with pytest.raises(UsageError, match="HOST:PORT"):
         async with open_bus(address, job="job", sender="rank.0/0", topics=[]):
             pass
 
 
-async def test_an_address_that_the_network_cannot_have_is_refused() -> None:
-    """
-    When the host's name cannot be one, then the error is ours, and names the address.
-    """
+async def test_invalid_host_name_is_refused() -> None:
+    """When the host name of the address is invalid, then a `UsageError` names the address."""
     with pytest.raises(UsageError, match="no host:5000 cannot be"):
         async with open_bus("no host:5000", job="job", sender="rank.0/0", topics=[]):
             pass

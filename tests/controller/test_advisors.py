@@ -45,20 +45,16 @@ def _saying(advice: object) -> Callable[[IncidentView], object]:
     "strange",
     ["recover", 7, Advice(veto="recover", wait="soon")],  # type: ignore[arg-type] # that is the point
 )
-async def test_what_is_no_advice_is_none(strange: object) -> None:
-    """
-    When a plugin returns something else than an `Advice`, or one with fields of other types, then
-    that is as if it had said nothing.
-    """
+async def test_invalid_advice_is_ignored(strange: object) -> None:
+    """When a plugin returns something other than an `Advice`, or an `Advice` with fields of wrong
+    types, then the result is the same as without advice."""
     advised = await advisors(strange).advise(CONSULT)
     assert (advised.incident, advised.round, advised.strategy) == (3, 2, "")
     assert (advised.veto, advised.wait) == ((), 0.0)
 
 
-async def test_the_others_are_heard_all_the_same() -> None:
-    """
-    When one of two plugins returns what is no advice, then the other one's counts.
-    """
+async def test_valid_advice_counts_beside_an_invalid_one() -> None:
+    """When one of two plugins returns invalid advice, then the advice of the other plugin counts."""
     advised = await advisors("recover", Advice(strategy="dump", why="enough")).advise(CONSULT)
     assert (advised.strategy, advised.why) == ("dump", "enough")
 
@@ -67,11 +63,9 @@ async def test_the_others_are_heard_all_the_same() -> None:
     "strange",
     ["hello", None, Noticed(rank=1, kind="tired", evidence="", at=0.0)],  # type: ignore[arg-type] # that is the point
 )
-def test_what_is_no_report_is_refused_where_it_is_made(strange: Any) -> None:  # Any: no report
-    """
-    When a plugin reports what is no message, or one that could not be read, then it is told so
-    with a sentence, and nothing comes to the machine.
-    """
+def test_invalid_report_of_a_plugin_is_refused(strange: Any) -> None:  # Any: no report
+    """When a plugin reports something that is not a message, or a message with an invalid field,
+    then it gets a `UsageError`. The controller gets only the valid report."""
     heard: list[object] = []
     given: list[Callable[[Any], None]] = []  # Any: as above
 
@@ -91,9 +85,8 @@ def test_what_is_no_report_is_refused_where_it_is_made(strange: Any) -> None:  #
     assert heard == [sound]
 
 
-def test_a_verdict_nobody_knows_is_refused_where_it_is_made() -> None:
-    """
-    When a check says something else than `pass`, `isolate` or `end`, then it is told so.
-    """
+def test_unknown_verdict_of_a_check_is_refused() -> None:
+    """When the verdict of a check is not `pass`, `isolate` or `end`, then the error names these
+    three values."""
     with pytest.raises(UsageError, match="verdict must be one of pass, isolate, end"):
         CheckResult(verdict="maybe")  # type: ignore[arg-type] # that is the point

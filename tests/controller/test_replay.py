@@ -142,11 +142,11 @@ def lived(life: Callable[[ScriptedJob], None], path: Path) -> Run:
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_the_same_is_commanded_again(life: Callable[[ScriptedJob], None], tmp_path: Path) -> None:
-    """
-    When a story is judged once more, then each event has the commands it had, and the machine
-    stands where it stood.
-    """
+def test_replay_gives_the_same_commands(
+    life: Callable[[ScriptedJob], None], tmp_path: Path
+) -> None:
+    """When a story is replayed, then each event gives the commands that were recorded, and the
+    replay has no differences."""
     run = lived(life, tmp_path / "story.jsonl")
     again = replay(run)
 
@@ -159,12 +159,10 @@ def test_the_same_is_commanded_again(life: Callable[[ScriptedJob], None], tmp_pa
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_a_pasted_story_gives_what_the_story_gave(
+def test_story_printed_as_a_test_passes(
     life: Callable[[ScriptedJob], None], tmp_path: Path
 ) -> None:
-    """
-    When the run is printed as a test, then that test is short of nothing: it passes as it is.
-    """
+    """When a run is printed as a test, then this test is complete and passes without changes."""
     judged = replay(lived(life, tmp_path / "story.jsonl"))
     names: dict[str, Callable[[], None]] = {}
 
@@ -172,11 +170,9 @@ def test_a_pasted_story_gives_what_the_story_gave(
     names["test_it"]()
 
 
-def test_little_of_what_ranks_had_captured_is_printed(tmp_path: Path) -> None:
-    """
-    When a process has ended, or could not save, then of what it told of its own the beginning is
-    printed: the rest is long, and nothing is judged by it.
-    """
+def test_printed_test_shortens_the_private_state_of_ranks(tmp_path: Path) -> None:
+    """When a process has ended or could not save, then the printed test has only the beginning of
+    its private state. No decision depends on the rest."""
     job, machine = scripted()
     job.start()
     job.train(1)
@@ -199,11 +195,8 @@ def test_little_of_what_ranks_had_captured_is_printed(tmp_path: Path) -> None:
     assert "012345678" not in printed
 
 
-def test_a_test_that_expects_something_else_fails(tmp_path: Path) -> None:
-    """
-    When whoever pastes the test writes there what should have been done, then it fails until it
-    is.
-    """
+def test_printed_test_with_another_expectation_fails(tmp_path: Path) -> None:
+    """When the expected strategy in the printed test is changed, then the test fails."""
     printed = as_test(replay(lived(loses_a_node, tmp_path / "story.jsonl")), "test_it")
     names: dict[str, Callable[[], None]] = {}
 
@@ -212,10 +205,8 @@ def test_a_test_that_expects_something_else_fails(tmp_path: Path) -> None:
         names["test_it"]()
 
 
-def test_nothing_in_a_story_can_end_the_literal_it_is_printed_in(tmp_path: Path) -> None:
-    """
-    When a text in the story has quotes and backslashes, then it is the same text in the test.
-    """
+def test_quotes_and_backslashes_of_a_story_survive_in_the_printed_test(tmp_path: Path) -> None:
+    """When a text in the story has quotes and backslashes, then the printed test has the same text."""
     evil = "''' + \\ \" \n \udc80 '''"
     job, machine = scripted()
     job.start()
@@ -237,11 +228,9 @@ def test_nothing_in_a_story_can_end_the_literal_it_is_printed_in(tmp_path: Path)
 # ---------------------------------------------------------------- what is different
 
 
-def test_other_limits_are_other_commands(tmp_path: Path) -> None:
-    """
-    When a run is judged by other limits than its own, then the first difference is where they
-    first mattered.
-    """
+def test_replay_with_another_policy_shows_the_first_difference(tmp_path: Path) -> None:
+    """When a run is replayed with another policy, then the first difference is the event at which
+    the policy first mattered."""
     run = lived(recovers, tmp_path / "story.jsonl")
     other = replace(run, opened=replace(run.opened, policy=Policy(enable=frozenset({"dump"}))))
     judged = replay(other)
@@ -253,10 +242,8 @@ def test_other_limits_are_other_commands(tmp_path: Path) -> None:
     assert not any(type(command).__name__ == "Spawn" for command in first.commands)
 
 
-def test_what_is_not_known_is_no_difference(tmp_path: Path) -> None:
-    """
-    When a story does not say what was commanded, then it is judged and nothing is missed.
-    """
+def test_story_without_recorded_commands_gives_no_difference(tmp_path: Path) -> None:
+    """When a story does not have the recorded commands, then it is replayed without differences."""
     path = tmp_path / "story.jsonl"
     lived(retries, path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -268,11 +255,9 @@ def test_what_is_not_known_is_no_difference(tmp_path: Path) -> None:
     assert [strategy for strategy, _, _ in judged.incidents] == ["retry", "retry"]
 
 
-def test_an_event_the_machine_fails_at_ends_the_replay(tmp_path: Path) -> None:
-    """
-    When the machine fails at an event, then the replay says where and how. It is the same as then
-    if it failed then, and a difference if it did not.
-    """
+def test_event_that_makes_the_machine_fail_ends_the_replay(tmp_path: Path) -> None:
+    """When the machine fails at an event, then the replay says where and why. It is a difference
+    only if the machine did not fail at this event in the recorded run."""
     run = lived(retries, tmp_path / "s")
     line = run.told[-1].line + 1
     order: Any = EndNode(epoch=1, grace=1.0, why="w")  # Any: nobody can report it
@@ -300,21 +285,17 @@ def told(life: Callable[[ScriptedJob], None], tmp_path: Path) -> list[str]:
     return [line.strip() for line in timeline(replay(lived(life, tmp_path / "story.jsonl")))]
 
 
-def test_answers_of_many_ranks_are_one_line(tmp_path: Path) -> None:
-    """
-    When all ranks answer an order, then one line says so, how long the last of them took, and
-    where they stand.
-    """
+def test_answers_of_all_ranks_are_one_line_of_the_timeline(tmp_path: Path) -> None:
+    """When all ranks answer an order, then one line says so, with the time of the last answer and
+    the step of the ranks."""
     lines = told(retries, tmp_path)
 
     assert "all 4 ranks froze within 4 ms; standing at step 2" in " | ".join(lines)
     assert sum("froze" in line for line in lines) == 2
 
 
-def test_ranks_at_different_steps_are_told_apart(tmp_path: Path) -> None:
-    """
-    When ranks stand at different steps, then the line says who stands where.
-    """
+def test_timeline_lists_ranks_at_different_steps(tmp_path: Path) -> None:
+    """When ranks stand at different steps, then the line says which ranks stand at which step."""
 
     def apart(job: ScriptedJob) -> None:
         job.train(40)
@@ -332,11 +313,9 @@ def test_ranks_at_different_steps_are_told_apart(tmp_path: Path) -> None:
     )
 
 
-def test_a_choice_has_its_reasons(tmp_path: Path) -> None:
-    """
-    When a strategy is chosen, then the line says which, and those that were passed over stand
-    below, with what spoke against them.
-    """
+def test_timeline_gives_the_reasons_of_a_choice(tmp_path: Path) -> None:
+    """When a strategy is chosen, then the line names it. The lines below name the strategies that
+    were not chosen, with the reasons."""
     lines = told(recovers, tmp_path)
     [chosen] = [n for n, line in enumerate(lines) if line.startswith("chosen: recover: ranks [1")]
 
@@ -347,10 +326,8 @@ def test_a_choice_has_its_reasons(tmp_path: Path) -> None:
     assert lines[-1] == "[ended]"
 
 
-def test_every_run_is_told_to_its_end(tmp_path: Path) -> None:
-    """
-    When the state of the job changes, then a line says so: each state it came to is there.
-    """
+def test_timeline_shows_every_state_of_the_job(tmp_path: Path) -> None:
+    """When the state of the job changes, then the timeline has a line for the new state."""
     for number, life in enumerate(LIVES):
         run = lived(life, tmp_path / f"{number}")
         judged = replay(run)
@@ -359,10 +336,9 @@ def test_every_run_is_told_to_its_end(tmp_path: Path) -> None:
         assert [line for line in lines if line.startswith("[")] == [f"[{state}]" for state in came]
 
 
-def test_an_incident_that_is_not_over_says_so(tmp_path: Path) -> None:
-    """
-    When the story stops within an incident, then that is its last line.
-    """
+def test_timeline_marks_an_incident_that_is_not_over(tmp_path: Path) -> None:
+    """When the story ends during an incident, then the last line says that the incident is not
+    over."""
 
     def dies(job: ScriptedJob) -> None:
         job.train(1)
@@ -371,10 +347,8 @@ def test_an_incident_that_is_not_over_says_so(tmp_path: Path) -> None:
     assert told(dies, tmp_path)[-1] == "not over here"
 
 
-def test_a_message_nobody_put_into_words_is_still_told() -> None:
-    """
-    When there is no sentence for a message, then its name and fields are shown, short.
-    """
+def test_message_without_a_sentence_is_shown_by_name_and_fields() -> None:
+    """When there is no sentence for a message, then its name and its shortened fields are shown."""
     noticed = Noticed(rank=2, kind="straggler", evidence="slow " * 100, at=1.0)
     check = Check(epoch=1, incident=1, round=1, to=(0, 1, 3), incarnations={}, name="digests")
 
@@ -383,10 +357,9 @@ def test_a_message_nobody_put_into_words_is_still_told() -> None:
     assert commanded([check]) == ["check ranks 0-1, 3 (name digests)"]
 
 
-def test_what_was_said_again_is_told_once(tmp_path: Path) -> None:
-    """
-    When an answer comes in twice, then it is no second line and does not lengthen the first.
-    """
+def test_repeated_answer_is_shown_once(tmp_path: Path) -> None:
+    """When an answer comes twice, then it adds no second line and does not change the time in the
+    first line."""
     job, machine = scripted()
     job.start()
     job.train(1)
@@ -400,10 +373,8 @@ def test_what_was_said_again_is_told_once(tmp_path: Path) -> None:
     assert "within 4 ms" in line
 
 
-def test_the_start_of_a_job_and_its_end_are_told(tmp_path: Path) -> None:
-    """
-    When a job starts and completes, then both are told outside of any incident.
-    """
+def test_timeline_shows_the_start_and_end_of_a_job(tmp_path: Path) -> None:
+    """When a job starts and completes, then the timeline shows both outside of any incident."""
     lines = told(recovers, tmp_path)
 
     assert lines[0] == "the job starts"

@@ -51,20 +51,16 @@ def write(
             story.event(event, then)
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    """
-    When a controller is started again, then it gets the run's beginning and every event.
-    """
+def test_written_story_is_read_back(tmp_path: Path) -> None:
+    """When a controller is started again, then it reads the opening of the run and every event."""
     path = tmp_path / "story.jsonl"
     write(path, OPENED, EVENTS)
     assert last_run(path, "j", "r") == (OPENED, EVENTS)
 
 
-def test_every_limit_is_in_the_story(tmp_path: Path) -> None:
-    """
-    When a limit is not the default, then it is read back as it was: a later version with other
-    defaults judges by those of the run.
-    """
+def test_story_records_every_limit_of_the_policy(tmp_path: Path) -> None:
+    """When a limit of the policy is not the default, then the same value is read back. A later
+    version with other defaults uses the recorded limits."""
     path = tmp_path / "story.jsonl"
     policy = Policy(freeze=0.25, attempts=7, enable=frozenset({"retry", "dump"}))
     write(path, replace(OPENED, policy=policy), [])
@@ -74,11 +70,9 @@ def test_every_limit_is_in_the_story(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["body"]["policy"]["enable"] == ["dump", "retry"]
 
 
-def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    """
-    When the last run in the directory is another job's, or there is none, then there is nothing
-    to go on from; when there are several, then it is the last one.
-    """
+def test_story_of_another_job_is_not_used(tmp_path: Path) -> None:
+    """When the last run in the directory belongs to another job, or there is no run, then no run is
+    returned. When there are several runs, then the last one is returned."""
     path = tmp_path / "story.jsonl"
     assert last_run(path, "j", "r") is None
     path.touch()
@@ -91,11 +85,9 @@ def test_the_story_of_another_run_is_not_taken_for_ones_own(tmp_path: Path) -> N
     assert told[1] == EVENTS[:1]
 
 
-def test_one_run_of_several_can_be_taken(tmp_path: Path) -> None:
-    """
-    When a story tells several runs, then each has its place, counted from either end; an old one
-    in a form that is not known does not keep a later one from being read.
-    """
+def test_one_run_of_a_story_can_be_selected_by_its_number(tmp_path: Path) -> None:
+    """When a story has several runs, then a run can be selected by its number from either end. An
+    old run in an unknown format does not prevent the read of a later run."""
     path = tmp_path / "story.jsonl"
     earlier = {"n": 1, "at": 1.0, "kind": "Opened", "body": {"job": "j", "run": "r", "enable": []}}
     path.write_text(json.dumps(earlier) + "\n")
@@ -112,11 +104,9 @@ def test_one_run_of_several_can_be_taken(tmp_path: Path) -> None:
             runs_of(content, "s", absent)
 
 
-def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> None:
-    """
-    When the controller dies in the middle of a line, then nothing had followed from it yet: the
-    next one goes on behind the last whole line, without a hole in the numbers.
-    """
+def test_incomplete_last_line_of_a_story_is_removed(tmp_path: Path) -> None:
+    """When the controller dies in the middle of a line, then the incomplete line is removed. The
+    next controller continues after the last complete line, without a gap in the line numbers."""
     path = tmp_path / "story.jsonl"
     write(path, OPENED, EVENTS[:2])
     with path.open("ab") as file:
@@ -130,11 +120,9 @@ def test_a_line_its_writer_did_not_live_to_finish_is_cut_off(tmp_path: Path) -> 
 # ---------------------------------------------------------------- what followed
 
 
-def test_the_story_says_what_was_commanded(tmp_path: Path) -> None:
-    """
-    When commands follow from an event, then its line says of which kinds, and a digest of all
-    they say; when the machine failed at it, then the line says nothing.
-    """
+def test_story_records_the_commands_of_each_event(tmp_path: Path) -> None:
+    """When commands follow from an event, then its line has their kinds and a digest of their
+    content. When the machine failed at the event, then the line has no commands."""
     path = tmp_path / "story.jsonl"
     then: list[Command] = [SPAWN, replace(SPAWN, rank=0), JobOver(result="failed", code=4, why="w")]
     with Story(path) as story:
@@ -152,11 +140,9 @@ def test_the_story_says_what_was_commanded(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_only_told_is_no_difference() -> None:
-    """
-    When the words for the log change, then the same was commanded; when an order changes in the
-    least, or comes in another place, then not.
-    """
+def test_fingerprint_ignores_log_messages_and_depends_on_orders() -> None:
+    """When only log messages differ, then the fingerprint of the commands is the same. When an
+    order changes or moves to another place, then the fingerprint differs."""
     other = replace(SPAWN, rank=0)
     said = fingerprint([SPAWN, other])
 
@@ -165,11 +151,9 @@ def test_what_is_only_told_is_no_difference() -> None:
     assert fingerprint([SPAWN, replace(other, cause="losT")]) != said
 
 
-def test_a_machine_is_made_with_all_that_was_written() -> None:
-    """
-    When a run is opened, then its machine has the limits, the place for checkpoints, and the
-    number of the first incident of the story.
-    """
+def test_machine_is_built_from_the_opening_of_a_run() -> None:
+    """When a machine is built from the opening of a run, then it has the step of the resumed
+    checkpoint and the recorded start time."""
     machine = replace(OPENED, at=7.0).machine()
 
     assert isinstance(machine, Machine)
@@ -212,10 +196,9 @@ def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:
         ),
     ],
 )  # fmt: skip
-def test_a_damaged_line_is_named(tmp_path: Path, instead: bytes, what: str) -> None:
-    """
-    When a line is missing, cut off or garbled, then a sentence says which, how, and what to do.
-    """
+def test_error_names_a_damaged_line(tmp_path: Path, instead: bytes, what: str) -> None:
+    """When a line is missing, incomplete or malformed, then the error names the line, the damage
+    and what to do."""
     path = tmp_path / "story.jsonl"
     sentence = str(damaged(path, 3, instead))
 
@@ -224,10 +207,9 @@ def test_a_damaged_line_is_named(tmp_path: Path, instead: bytes, what: str) -> N
     assert "tft run --resume" in sentence
 
 
-def test_damage_in_the_beginning_is_named(tmp_path: Path) -> None:
-    """
-    When the line a run begins with is not whole, or is not there, then that is said.
-    """
+def test_error_names_a_damaged_opening_line(tmp_path: Path) -> None:
+    """When the opening line of a run is damaged or missing, then the error names line 1 and the
+    damage."""
     path = tmp_path / "story.jsonl"
     opening = b'{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","policy":{}}}\n'
     assert "line 1: not the beginning of a run" in str(damaged(path, 1, opening))
@@ -246,12 +228,10 @@ def test_damage_in_the_beginning_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_story_of_another_form_is_refused(
+def test_story_of_another_version_is_refused(
     tmp_path: Path, body: dict[str, object], what: str
 ) -> None:
-    """
-    When a story was written by a version that says less, or more, then it is not guessed at.
-    """
+    """When a story was written by a version with other policy fields, then the story is refused."""
     path = tmp_path / "story.jsonl"
     line = {"n": 1, "at": 1.0, "kind": "Opened", "body": {"job": "j", "run": "r", **body}}
     path.write_text(json.dumps(line) + "\n")

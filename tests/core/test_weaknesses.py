@@ -41,43 +41,43 @@ from tft.protocol.messages import (
 from tft.testing.scripted import ScriptedJob
 
 ROWS: dict[str, str] = {
-    "9.1.1": "test_a_broken_link_beside_something_worse_hides_nothing",
-    "9.1.2": "test_a_rank_that_failed_in_its_update_is_repaired_whatever_failed",
-    "9.1.3": "test_a_step_that_only_the_lost_had_is_not_waited_for",
-    "9.1.4": "test_what_does_not_verify_is_not_trained_on",
-    "9.1.5": "test_copies_are_where_the_ranks_say_they_are",
-    "9.1.6": "test_a_copy_that_is_kept_counts_in_every_decision",
-    "9.1.7": "test_a_loss_takes_its_column_with_it_and_nobody_else",
-    "9.1.8": "test_a_process_nobody_asked_for_is_no_replacement",
-    "9.1.9": "test_a_checkpoint_is_committed_with_every_file_in_it_or_not_at_all",
+    "9.1.1": "test_network_fault_does_not_hide_a_second_fault",
+    "9.1.2": "test_rank_is_repaired_after_any_kind_of_fault_in_its_update",
+    "9.1.3": "test_job_does_not_wait_for_a_step_that_only_the_lost_rank_had",
+    "9.1.4": "test_copied_state_that_fails_verification_is_not_used",
+    "9.1.5": "test_copies_are_taken_from_the_ranks_that_report_them",
+    "9.1.6": "test_kept_copies_are_used_for_repairs_and_for_saves",
+    "9.1.7": "test_lost_rank_removes_only_the_ranks_of_its_column",
+    "9.1.8": "test_process_that_was_not_ordered_does_not_become_a_replacement",
+    "9.1.9": "test_checkpoint_is_committed_only_with_all_its_files",
     "9.1.10": "tests/protocol/test_codec.py::test_what_is_no_message_is_refused_with_a_sentence",
-    "9.2.11": "test_no_rank_is_special",
-    "9.2.12": "test_the_next_leader_goes_on_where_the_last_one_was",
-    "9.2.13": "test_a_second_fault_is_survived_wherever_it_strikes",
-    "9.2.14": "test_a_training_thread_that_hangs_is_found_though_its_process_answers",
-    "9.2.15": "test_every_order_has_a_limit_of_its_own",
-    "9.2.16": "test_an_order_that_fails_is_answered_not_waited_for",
-    "9.2.17": "test_the_end_does_not_wait_for_what_is_under_way",
-    "9.2.18": "test_there_is_no_event_that_a_state_has_no_answer_to",
-    "9.2.19": "test_a_rank_that_has_finished_does_not_end_the_care_for_others",
-    "9.2.20": "test_what_is_said_twice_counts_once",
-    "9.2.21": "test_rounds_are_not_used_up",
-    "9.2.22": "test_time_that_passes_kills_nobody_who_owes_nothing",
+    "9.2.11": "test_rank_0_is_recovered_like_any_other_rank",
+    "9.2.12": "test_next_controller_continues_from_the_state_of_the_last_one",
+    "9.2.13": "test_second_fault_at_any_moment_of_a_recovery_is_survived",
+    "9.2.14": "test_hanging_training_thread_is_found_although_its_process_answers",
+    "9.2.15": "test_each_order_has_its_own_deadline",
+    "9.2.16": "test_failed_order_is_answered_before_its_deadline",
+    "9.2.17": "test_request_to_end_does_not_wait_for_an_order_that_hangs",
+    "9.2.18": "test_transition_table_covers_every_event_in_every_state",
+    "9.2.19": "test_faults_are_handled_after_one_rank_has_finished",
+    "9.2.20": "test_repeated_reports_count_once",
+    "9.2.21": "test_round_numbers_may_exceed_sixteen_bits",
+    "9.2.22": "test_rank_without_a_pending_answer_is_not_ended_by_elapsed_time",
     "9.2.23": "tests/protocol/test_codec.py::test_no_bytes_whatever_raise_anything_else",
-    "9.2.24": "test_a_loop_that_cannot_be_left_does_not_cost_the_state_of_the_others",
-    "9.2.25": "tests/bus/test_zeromq.py::test_the_bus_works_again_by_itself_after_its_broker_was_killed",
-    "9.2.26": "test_a_store_that_is_gone_is_opened_elsewhere",
-    "9.2.27": "test_what_was_offered_first_is_not_all_there_is",
-    "9.2.28": "test_what_was_held_against_one_incident_is_not_held_against_the_next",
-    "9.3.29": "test_no_request_displaces_another",
-    "9.4.30": "test_copies_are_where_the_ranks_say_they_are",
-    "9.4.31": "test_a_job_without_copies_falls_back_to_its_checkpoints",
-    "9.4.32": "test_a_rank_may_be_lost_before_the_first_step",
+    "9.2.24": "test_state_survives_when_one_rank_cannot_leave_its_loop",
+    "9.2.25": "tests/bus/test_zeromq.py::test_bus_reconnects_after_its_broker_was_killed",
+    "9.2.26": "test_lost_store_is_replaced_by_the_store_of_another_node",
+    "9.2.27": "test_other_strategies_stay_possible_after_a_failed_migration",
+    "9.2.28": "test_next_incident_does_not_inherit_facts_of_the_last_one",
+    "9.3.29": "test_requests_do_not_overwrite_each_other",
+    "9.4.30": "test_copies_are_taken_from_the_ranks_that_report_them",
+    "9.4.31": "test_job_without_copies_uses_its_last_checkpoint",
+    "9.4.32": "test_rank_that_dies_before_the_first_step_is_replaced",
     "9.4.33": "test_a_lost_process_is_replaced_without_a_scheduler",
-    "9.4.34": "test_a_job_grows_by_as_much_as_comes_back",
-    "9.4.35": "test_a_request_to_end_is_heard_in_every_state",
-    "9.5.36": "test_a_process_nobody_asked_for_is_no_replacement",
-    "9.5.37": "tests/bus/test_zeromq.py::test_a_stopped_process_is_gone_and_comes_back_and_a_busy_one_stays",
+    "9.4.34": "test_job_grows_by_each_column_that_comes_back",
+    "9.4.35": "test_request_to_end_is_obeyed_in_every_state",
+    "9.5.36": "test_process_that_was_not_ordered_does_not_become_a_replacement",
+    "9.5.37": "tests/bus/test_zeromq.py::test_stopped_process_is_gone_and_busy_process_stays_present",
     "9.5.38": "tests/mindio/test_tls.py::test_a_valid_certificate_is_accepted",
     "9.5.39": "tests/test_keys.py::test_keys_that_cannot_be_used_are_refused",
 }
@@ -86,11 +86,9 @@ TWO_NODES = {0: (0, 1), 1: (2, 3)}
 COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 
 
-def test_every_row_is_shown_here_or_says_where() -> None:
-    """
-    When a weakness is listed, then a test of that name is in this file, or what it points to is in
-    the file that it names.
-    """
+def test_each_listed_weakness_names_a_test_that_exists() -> None:
+    """When `ROWS` lists the 39 weaknesses, then each row names a test of this file, or a text that
+    is in the named other file."""
     root = Path(__file__).parents[2]
     for where in ROWS.values():
         if "::" in where:
@@ -106,11 +104,10 @@ def test_every_row_is_shown_here_or_says_where() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["link first", "link last"])
-def test_a_broken_link_beside_something_worse_hides_nothing(first: bool) -> None:
-    """
-    The weakness: with any network fault among the faults, state was taken to be sound. When a
-    link breaks beside a pollution, a memory fault or a death, then what those need is done.
-    """
+def test_network_fault_does_not_hide_a_second_fault(first: bool) -> None:
+    """The weakness: one network fault among the faults was enough to regard the state as sound.
+    When a link breaks and a rank also has a polluted state, a memory fault or a dead process, then
+    the repair for that second fault is done."""
     needs: list[tuple[Callable[[ScriptedJob], None], str]] = [
         (lambda job: job.fault(2, "numeric", polluted=True), "Restore"),
         (lambda job: job.fault(2, "memory"), "Fetch"),
@@ -130,11 +127,10 @@ def test_a_broken_link_beside_something_worse_hides_nothing(first: bool) -> None
 
 
 @pytest.mark.parametrize("kind", ["network", "numeric", "memory"])
-def test_a_rank_that_failed_in_its_update_is_repaired_whatever_failed(kind: FaultKind) -> None:
-    """
-    The weakness: only one kind of fault led to a repair, and others went on with a torn state.
-    When a rank fails in the middle of its update, then it copies the state from others.
-    """
+def test_rank_is_repaired_after_any_kind_of_fault_in_its_update(kind: FaultKind) -> None:
+    """The weakness: only one kind of fault led to a repair, and after other kinds the job continued
+    with a partly updated state. When a rank fails in the middle of its update, then the rank copies
+    the state from another rank."""
     job = trained(groups=SHARDS)
     for rank in range(4):
         job.window(rank)
@@ -147,12 +143,10 @@ def test_a_rank_that_failed_in_its_update_is_repaired_whatever_failed(kind: Faul
     assert job.doing == "healthy"
 
 
-def test_a_step_that_only_the_lost_had_is_not_waited_for() -> None:
-    """
-    The weakness: the step to go on from was the highest of all ranks, the lost ones among them,
-    and where another could not reach it, the job ended. When that is so, then everyone goes on
-    from the step that every shard has.
-    """
+def test_job_does_not_wait_for_a_step_that_only_the_lost_rank_had() -> None:
+    """The weakness: the job had to continue from the highest step of all ranks, lost ranks
+    included, and ended if a rank could not reach that step. When only the lost rank completed a
+    step, then all ranks continue from the step that every shard has."""
     job = trained(groups=SHARDS)
     job.window(3)
     job.close(3)
@@ -165,11 +159,10 @@ def test_a_step_that_only_the_lost_had_is_not_waited_for() -> None:
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("recover", 4, 1)
 
 
-def test_what_does_not_verify_is_not_trained_on() -> None:
-    """
-    The weakness: a step number was all that was compared. When what was copied does not verify,
-    then nobody goes on with it: it is copied again, and after three times the process is replaced.
-    """
+def test_copied_state_that_fails_verification_is_not_used() -> None:
+    """The weakness: only the step number was compared. When a copied state fails verification, then
+    the state is copied again and training does not resume with it. After three failures the process
+    is replaced."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 3
@@ -183,12 +176,11 @@ def test_what_does_not_verify_is_not_trained_on() -> None:
     assert tried(job) == {"retry": "rank 1 could not fetch: digest differs"}
 
 
-def test_copies_are_where_the_ranks_say_they_are() -> None:
-    """
-    The weakness: who has a copy was computed from the size of a group, and only sizes that divide
-    evenly were right. When five ranks hold three shards as they please, then the lost one copies
-    from exactly those who have what it had, and a shard that nobody else has is named.
-    """
+def test_copies_are_taken_from_the_ranks_that_report_them() -> None:
+    """The weakness: the holders of a copy were computed from the group size, correctly only for
+    sizes that divide evenly. When five ranks hold three shards unevenly, then a replaced rank
+    copies from exactly the ranks that report its shards. If no rank has a shard, the failure names
+    this shard."""
     groups = {"a": (0, 3), "b": (1, 3, 4), "c": (2, 4)}
     job = trained(5, groups=groups)
     job.kill(3)
@@ -213,11 +205,10 @@ def test_copies_are_where_the_ranks_say_they_are() -> None:
     assert strategies(again) == ["recover"] * 3
 
 
-def test_a_copy_that_is_kept_counts_in_every_decision() -> None:
-    """
-    The weakness: copies of the step before were known to the ranks and ignored by the controller.
-    When such a copy is what makes a step whole, then it is repaired from and saved from.
-    """
+def test_kept_copies_are_used_for_repairs_and_for_saves() -> None:
+    """The weakness: the ranks had copies of the step before, but the controller ignored these
+    copies. When only a kept copy makes a step complete, then the controller uses it for a repair
+    and for a save."""
     for enable in ("retry", "dump"):
         job = trained(groups=SHARDS, keeps=1, enable=frozenset({enable}))
         for rank in (0, 2):
@@ -231,11 +222,10 @@ def test_a_copy_that_is_kept_counts_in_every_decision() -> None:
         assert bool(job.orders(Save)) == (enable == "dump")
 
 
-def test_a_loss_takes_its_column_with_it_and_nobody_else() -> None:
-    """
-    The weakness: shrinking knew one kind of group and forgot the others. When a rank leaves, then
-    those leave who name it, whatever they share; everyone who stays is told who is not there.
-    """
+def test_lost_rank_removes_only_the_ranks_of_its_column() -> None:
+    """The weakness: the removal of ranks handled one kind of group and ignored the other kinds.
+    When a rank leaves, then only the ranks of its column leave too. All remaining ranks are told
+    which ranks are missing."""
     job = trained(
         6,
         placement={0: (0, 1, 2, 3), 1: (4,), 2: (5,)},
@@ -249,12 +239,10 @@ def test_a_loss_takes_its_column_with_it_and_nobody_else() -> None:
     assert job.ranks[4].alive
 
 
-def test_a_process_nobody_asked_for_is_no_replacement() -> None:
-    """
-    The weakness: a process that died and came back quickly passed for the one before. When a
-    process claims a rank that is held, then it is refused; when the one that held it has died,
-    then its end is an incident, however quickly another comes.
-    """
+def test_process_that_was_not_ordered_does_not_become_a_replacement() -> None:
+    """The weakness: a process that died and came back quickly was regarded as the same process.
+    When a process claims a rank that is held, then it is refused. When the holder has died, then
+    its end is an incident, even if another process comes at once."""
     job = trained()
     claim = Joined(
         rank=2, incarnation=0, world=4, pid=77, started=5, host="h", address="h:9", adaptor="fake",
@@ -273,11 +261,10 @@ def test_a_process_nobody_asked_for_is_no_replacement() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_checkpoint_is_committed_with_every_file_in_it_or_not_at_all() -> None:
-    """
-    The weakness: one rank renamed a directory, and nobody looked what was in it. When all have
-    saved, then the commit names every file with its size and digest; before, there is none.
-    """
+def test_checkpoint_is_committed_only_with_all_its_files() -> None:
+    """The weakness: one rank renamed a directory, and no process checked the files in it. When all
+    ranks have saved, then the commit names every file with its size and digest. Before that there
+    is no commit."""
     job = trained(groups=SHARDS)
     job.script.muted = {(3, "save")}
     job.stop(0)
@@ -297,11 +284,9 @@ def test_a_checkpoint_is_committed_with_every_file_in_it_or_not_at_all() -> None
 
 
 @pytest.mark.parametrize("strategy", ["recover", "scale_in", "migrate"])
-def test_no_rank_is_special(strategy: str) -> None:
-    """
-    The weakness: rank 0 and its node could not be replaced, left behind or taken over from. When
-    it is rank 0, then it is done as for any other.
-    """
+def test_rank_0_is_recovered_like_any_other_rank(strategy: str) -> None:
+    """The weakness: rank 0 and its node could not be replaced, removed or migrated. When rank 0 is
+    affected, then `recover`, `scale_in` and `migrate` work as for any other rank."""
     spare = {} if strategy == "scale_in" else {2: 2}
     job = trained(placement={**TWO_NODES, 2: ()}, columns=COLUMNS, groups=SHARDS, spare=spare)
     if strategy == "migrate":
@@ -318,12 +303,10 @@ def test_no_rank_is_special(strategy: str) -> None:
     "state", ["freezing", "clearing", "choosing", "awaiting", "repairing", "rebuilding",
               "rolling back", "resuming", "pausing", "paused", "dumping", "exiting"],
 )  # fmt: skip
-def test_the_next_leader_goes_on_where_the_last_one_was(state: str) -> None:
-    """
-    The weakness: a controller that took over could do nothing but save and end. When another
-    leads in any state, then what is unanswered is said again in its name, and the job comes to
-    the same end as it would have.
-    """
+def test_next_controller_continues_from_the_state_of_the_last_one(state: str) -> None:
+    """The weakness: a controller that took over could only save and end. When another controller
+    leads in any state, then it repeats the unanswered orders in its own epoch. The job reaches the
+    same result as without the change."""
     job = trained(advised=True)
     job.script.slow = {1}
     if state in ("pausing", "paused"):
@@ -361,12 +344,10 @@ def test_the_next_leader_goes_on_where_the_last_one_was(state: str) -> None:
 
 
 @pytest.mark.parametrize("order", [Freeze, Stop, Regroup, Fetch, Rebuild, Rollback, Resume])
-def test_a_second_fault_is_survived_wherever_it_strikes(order: type[RankOrder]) -> None:
-    """
-    The weakness: a fault during a repair, or while the job had shrunk, ended it. When a survivor
-    dies at any moment of a recovery, in a job that has shrunk before, then it is one incident,
-    and everyone goes on.
-    """
+def test_second_fault_at_any_moment_of_a_recovery_is_survived(order: type[RankOrder]) -> None:
+    """The weakness: a fault during a repair, or after the job had lost ranks, ended the job. When a
+    survivor dies at any moment of a recovery, after an earlier `scale_in`, then both deaths are one
+    incident and all ranks continue."""
     job = trained(5, placement={0: (0, 1, 2, 3), 1: (4,)})
     job.lose_node(1)
     job.settle()
@@ -383,12 +364,10 @@ def test_a_second_fault_is_survived_wherever_it_strikes(order: type[RankOrder]) 
     assert job.doing == "healthy"
 
 
-def test_a_training_thread_that_hangs_is_found_though_its_process_answers() -> None:
-    """
-    The weakness: heartbeats came from a thread of their own, and a training thread that hung was
-    never noticed. When nobody moves and one does not wait for the others, then that one is ended
-    with its stacks written, and replaced.
-    """
+def test_hanging_training_thread_is_found_although_its_process_answers() -> None:
+    """The weakness: heartbeats came from a separate thread, and a hanging training thread was not
+    noticed. When no rank makes progress and one rank does not wait for the others, then this rank
+    is ended, its stacks are written, and it is replaced."""
     job = trained()
     job.ranks[2].loop.waiting = False
     job.stall()
@@ -400,11 +379,9 @@ def test_a_training_thread_that_hangs_is_found_though_its_process_answers() -> N
     assert "stuck.py" in incident["faults"][0]["evidence"]
 
 
-def test_every_order_has_a_limit_of_its_own() -> None:
-    """
-    The weakness: one limit for all, too short to save and far too long to freeze. When an order
-    is not answered, then it is its own limit after which something is done about it.
-    """
+def test_each_order_has_its_own_deadline() -> None:
+    """The weakness: one limit for all orders was too short to save and far too long to freeze. When
+    an order is not answered, then the controller acts after the limit of that order."""
     limits: dict[OrderName, float] = {
         "freeze": 2.0, "stop": 10.0, "regroup": 60.0, "fetch": 300.0, "rebuild": 120.0,
         "rollback": 300.0, "resume": 60.0,
@@ -432,11 +409,9 @@ def test_every_order_has_a_limit_of_its_own() -> None:
 @pytest.mark.parametrize(
     "name", ["freeze", "stop", "fetch", "regroup", "rebuild", "rollback", "resume"]
 )
-def test_an_order_that_fails_is_answered_not_waited_for(name: OrderName) -> None:
-    """
-    The weakness: several failures were not answered, and cost a whole limit. When an order fails
-    once, then the job is healthy again without any limit passing.
-    """
+def test_failed_order_is_answered_before_its_deadline(name: OrderName) -> None:
+    """The weakness: several failures were not answered and cost a whole limit. When an order fails
+    once, then the job is healthy again before any limit passes."""
     job = trained()
     job.script.failures[1, name] = ["it broke"]
     began = job.now
@@ -450,10 +425,9 @@ def test_an_order_that_fails_is_answered_not_waited_for(name: OrderName) -> None
 
 
 @pytest.mark.parametrize("name", ["regroup", "fetch", "rebuild", "resume"])
-def test_the_end_does_not_wait_for_what_is_under_way(name: OrderName) -> None:
-    """
-    The weakness: a rank carried out one message after the other, and an end could not overtake.
-    When the end is asked for while an order hangs on every rank, then a new round begins at once.
+def test_request_to_end_does_not_wait_for_an_order_that_hangs(name: OrderName) -> None:
+    """The weakness: a rank handled one message after the other, and a request to end had to wait.
+    When the end is requested while an order hangs on every rank, then a new round begins at once.
     """
     job = trained()
     job.script.muted = {(r, name) for r in range(4)}
@@ -467,21 +441,18 @@ def test_the_end_does_not_wait_for_what_is_under_way(name: OrderName) -> None:
     assert job.over.result == "dumped"
 
 
-def test_there_is_no_event_that_a_state_has_no_answer_to() -> None:
-    """
-    The weakness: a pair of state and result that nobody had thought of ended the controller in
-    silence. When anything happens in any state, then the table says what follows.
-    """
+def test_transition_table_covers_every_event_in_every_state() -> None:
+    """The weakness: an unexpected pair of state and result ended the controller without a message.
+    When any event comes in any state, then the table has an entry for this pair."""
     reports = {kind.__name__ for kind in MESSAGES if kind in Report.__args__}
     assert set(REACTIONS) == reports | {"DeadlinePassed", "Stalled", "Led"}
     assert all(set(row) == set(State) for row in REACTIONS.values())
 
 
-def test_a_rank_that_has_finished_does_not_end_the_care_for_others() -> None:
-    """
-    The weakness: once any rank had ended, later faults were not dealt with. When one has finished
-    and another dies in its last step, then that one is replaced, and all complete.
-    """
+def test_faults_are_handled_after_one_rank_has_finished() -> None:
+    """The weakness: after one rank had ended, later faults were not handled. When one rank has
+    finished and another rank dies in its last step, then the dead rank is replaced and all ranks
+    complete."""
     job = trained()
     job.window(0)
     job.close(0)
@@ -496,11 +467,10 @@ def test_a_rank_that_has_finished_does_not_end_the_care_for_others() -> None:
     assert [c.to for c in job.orders(Complete)] == [(0, 1, 2, 3)]
 
 
-def test_what_is_said_twice_counts_once() -> None:
-    """
-    The weakness: a report more than expected, and a counter never came to its mark. When ranks,
-    nodes and the store say everything twice, then nothing follows from it.
-    """
+def test_repeated_reports_count_once() -> None:
+    """The weakness: one additional report made a counter miss its target. When ranks, nodes and the
+    store repeat every report, then the repetitions cause no orders, and the next death is
+    recovered."""
     job = trained()
     for one in job.ranks.values():
         job.join(one)
@@ -514,11 +484,9 @@ def test_what_is_said_twice_counts_once() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_rounds_are_not_used_up() -> None:
-    """
-    The weakness: orders were numbered in sixteen bits, and after so many nothing worked any more.
-    When the job has come to more rounds than that, then it goes on.
-    """
+def test_round_numbers_may_exceed_sixteen_bits() -> None:
+    """The weakness: orders were numbered in sixteen bits, and after the last number nothing worked.
+    When the job has more rounds than that, then it continues."""
     job = trained(2)
     job.machine.incident.round = 70_000
     for _ in range(3):
@@ -531,11 +499,9 @@ def test_rounds_are_not_used_up() -> None:
     assert job.machine.incident.round > 70_000
 
 
-def test_time_that_passes_kills_nobody_who_owes_nothing() -> None:
-    """
-    The weakness: ages were told by the wall clock, and a clock that was set killed every rank.
-    When a day passes between two events and nobody owes an answer, then nothing follows.
-    """
+def test_rank_without_a_pending_answer_is_not_ended_by_elapsed_time() -> None:
+    """The weakness: ages were measured with the wall clock, and a change of that clock killed every
+    rank. When a day passes between two events and no answer is pending, then nothing follows."""
     job = trained()
     assert job.machine.next_deadline() is None
     job.now += 86_400.0
@@ -544,10 +510,9 @@ def test_time_that_passes_kills_nobody_who_owes_nothing() -> None:
     assert job.said == []
 
 
-def test_a_loop_that_cannot_be_left_does_not_cost_the_state_of_the_others() -> None:
-    """
-    The weakness: where a device could not be stopped, nothing was saved. When a rank cannot leave
-    its loop, then it is ended, and the others save, or go on with another process.
+def test_state_survives_when_one_rank_cannot_leave_its_loop() -> None:
+    """The weakness: nothing was saved if a device could not be stopped. When a rank cannot leave
+    its loop, then the rank is ended. The other ranks save, or continue with a new process for it.
     """
     for enable, strategy in ((frozenset({"dump"}), "dump"), (frozenset({"recover"}), "recover")):
         job = trained(enable=enable)
@@ -561,11 +526,10 @@ def test_a_loop_that_cannot_be_left_does_not_cost_the_state_of_the_others() -> N
         assert [k.cause for k in job.orders(Kill)] == ["could not stop: the device does not answer"]
 
 
-def test_a_store_that_is_gone_is_opened_elsewhere() -> None:
-    """
-    The weakness: the address of a second store was read wrongly. When the node of the rendezvous
-    store is lost and another one opens, then the groups are formed there.
-    """
+def test_lost_store_is_replaced_by_the_store_of_another_node() -> None:
+    """The weakness: the address of a second store was read incorrectly. When the node of the
+    rendezvous store is lost and another node opens a store, then the groups are formed at that
+    second store."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
     job.report(StoreOpened(node=1, host="other", port=7, at=job.now))
     job.lose_node(0)
@@ -573,11 +537,9 @@ def test_a_store_that_is_gone_is_opened_elsewhere() -> None:
     assert [(r.host, r.port, r.to) for r in job.orders(Regroup)] == [("other", 7, (2, 3))]
 
 
-def test_what_was_offered_first_is_not_all_there_is() -> None:
-    """
-    The weakness: after a failed migration nothing else could be chosen, not even to save. When
-    those who took over die again and again, then every other way is still open.
-    """
+def test_other_strategies_stay_possible_after_a_failed_migration() -> None:
+    """The weakness: after a failed migration no other strategy could be chosen, not even a save.
+    When the successors die again and again, then `dump` is still offered and works."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, respawns=1, advised=True)
     job.notice(3, "straggler")
     job.settle()
@@ -597,10 +559,9 @@ def test_what_was_offered_first_is_not_all_there_is() -> None:
     assert job.over.result == "dumped"
 
 
-def test_what_was_held_against_one_incident_is_not_held_against_the_next() -> None:
-    """
-    The weakness: what was known of one fault stuck to the next. When an incident that polluted
-    the state and used up a strategy is over, then the next one knows nothing of it.
+def test_next_incident_does_not_inherit_facts_of_the_last_one() -> None:
+    """The weakness: facts about one fault were kept for the next fault. When an incident with a
+    polluted state and a failed strategy is over, then the next incident starts without these facts.
     """
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
@@ -627,12 +588,10 @@ def test_what_was_held_against_one_incident_is_not_held_against_the_next() -> No
     assert job.reports()[-1]["steps_lost"] == 0
 
 
-def test_no_request_displaces_another() -> None:
-    """
-    The weakness: what was asked for was kept in one place, and the next request overwrote it.
-    When a pause is asked for in an incident, a second rank dies and advice comes late, then every
-    one of them has its effect.
-    """
+def test_requests_do_not_overwrite_each_other() -> None:
+    """The weakness: a request was kept in one place, and the next request overwrote it. When a
+    pause is requested in an incident, a second rank dies and advice comes late, then the pause and
+    the recovery of both ranks take place."""
     job = trained(advised=True)
     job.kill(1)
     job.settle()
@@ -651,11 +610,9 @@ def test_no_request_displaces_another() -> None:
 # ---------------------------------------------------------------- limits
 
 
-def test_a_job_without_copies_falls_back_to_its_checkpoints() -> None:
-    """
-    The limit: redundancy costs memory. When no rank has a copy of another's state, then a death
-    costs the steps since the last checkpoint, not the job.
-    """
+def test_job_without_copies_uses_its_last_checkpoint() -> None:
+    """The limit: redundancy costs memory. When no rank has a copy of another rank's state, then a
+    death costs the steps since the last checkpoint, and the job continues."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(2)
     job.kill(0)
@@ -666,11 +623,9 @@ def test_a_job_without_copies_falls_back_to_its_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("order", [Regroup, Rebuild, Rollback, Resume])
-def test_a_rank_may_be_lost_before_the_first_step(order: type[RankOrder]) -> None:
-    """
-    The limit: nothing was done about a fault before the first step, or while groups were formed
-    for the first time. When a rank dies at any moment of the start, then it is replaced.
-    """
+def test_rank_that_dies_before_the_first_step_is_replaced(order: type[RankOrder]) -> None:
+    """The limit: a fault before the first step, or while groups were formed for the first time, was
+    not handled. When a rank dies at any moment of the start, then the rank is replaced."""
     job = ScriptedJob(4)
     job.lead(1)
     job.report(NodeJoined(node=0, host="h", pid=1, ranks=(0, 1, 2, 3), at=job.now))
@@ -686,10 +641,8 @@ def test_a_rank_may_be_lost_before_the_first_step(order: type[RankOrder]) -> Non
 
 
 def test_a_lost_process_is_replaced_without_a_scheduler() -> None:
-    """
-    The limit: only an external scheduler could have a process replaced. When nobody advises, then
-    it is replaced all the same.
-    """
+    """The limit: only an external scheduler could order a new process. When no recovery plugin
+    advises, then the lost process is replaced without advice."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -698,11 +651,10 @@ def test_a_lost_process_is_replaced_without_a_scheduler() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_job_grows_by_as_much_as_comes_back() -> None:
-    """
-    The limit: a job that had shrunk could only grow to its first size. When two columns have left
-    and one comes back, then it is taken in, and the other when it comes.
-    """
+def test_job_grows_by_each_column_that_comes_back() -> None:
+    """The limit: after `scale_in` a job could only grow to its first size. When two columns have
+    left and one comes back, then this column is added. The other column is added when it comes
+    back."""
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,)})
     for node in (1, 2):
         job.lose_node(node)
@@ -721,11 +673,10 @@ def test_a_job_grows_by_as_much_as_comes_back() -> None:
     "state", ["healthy", "freezing", "clearing", "choosing", "awaiting", "repairing", "rebuilding",
               "rolling back", "resuming", "pausing", "paused"],
 )  # fmt: skip
-def test_a_request_to_end_is_heard_in_every_state(state: str) -> None:
-    """
-    The limit: a request to end was ignored, or ended the process as it was. When it comes in any
-    state, then a last checkpoint is written, and the ranks leave with the code that says so.
-    """
+def test_request_to_end_is_obeyed_in_every_state(state: str) -> None:
+    """The limit: a request to end was ignored, or ended the process without a save. When the
+    request comes in any state, then a last checkpoint is written, and the ranks leave with exit
+    code 143."""
     job = trained(advised=True)
     job.script.slow = {1}
     if state in ("pausing", "paused"):

@@ -262,6 +262,7 @@ def test_a_replacement_that_repeats_arf_finish_ends_with_a_message(tmp_path: Pat
     assert "RS_PREREPAIR_FINISH was reported before, and this rank trains" in outcome.output
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("asked", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_savers_stop_and_clean_first_when_the_variable_asks_for_that(
     asked: bool, tmp_path: Path
@@ -307,6 +308,7 @@ def test_a_rank_that_has_left_its_own_loop_takes_part_in_a_repair(tmp_path: Path
     assert outcome.ranks_called("returned") == [0, 1]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("mindspore", "ranks"), [("1", [0, 1]), pytest.param("0", [], marks=SOAK)])
 def test_mindspores_exit_function_is_called_on_every_rank_at_an_early_end(
     mindspore: str, ranks: list[int], tmp_path: Path

@@ -83,6 +83,7 @@ def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
     assert outcome.ranks_called("clean") == survivors
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("where", [pytest.param("summed", marks=pytest.mark.soak), "update"])
 def test_a_process_that_dies_after_the_all_reduce_is_replaced_for_the_next_step(
     tmp_path: Path, where: str
@@ -94,6 +95,7 @@ def test_a_process_that_dies_after_the_all_reduce_is_replaced_for_the_next_step(
     assert set(outcome.strategies) == {"recover"}  # one incident, if the second comes soon
 
 
+@pytest.mark.soak
 def test_a_rank_receives_its_part_from_the_other_holder(tmp_path: Path) -> None:
     """When each part has two holders, then a rank receives its part from the other holder."""
     outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], [3, 4, "loop", "UCE ERROR"], groups=HALVES)

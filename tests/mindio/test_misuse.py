@@ -303,16 +303,12 @@ def test_a_loop_that_ends_by_itself_needs_no_stop_and_clean_functions(tmp_path: 
     assert outcome.output.count("event=function_missing name=stop") == 3  # the replacement, too
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "says", "code"),
     [
         ("stop", "the program's stop function has failed: OSError: stop of rank 0 cannot", 0),
-        pytest.param(
-            "rollback",
-            "rank 0 could not rollback: OSError: rollback of rank 0 cannot",
-            3,
-            marks=pytest.mark.soak,
-        ),
+        ("rollback", "rank 0 could not rollback: OSError: rollback of rank 0 cannot", 3),
     ],
     ids=["stop", "rollback"],
 )

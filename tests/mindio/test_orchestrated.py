@@ -246,6 +246,7 @@ def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
     assert [json.loads(line)["kind"] for line in story].count("Opened") == 1
 
 
+@pytest.mark.soak
 def test_a_manager_that_is_no_rank_decides(tmp_path: Path) -> None:
     """When the controller was started with rank -1, then the ranks find it, and the manager decides
     about a lost rank, rank 0 too."""

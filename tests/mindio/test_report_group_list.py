@@ -31,6 +31,7 @@ def test_each_group_is_logged_once_with_its_lowest_reporting_rank(
     ]
 
 
+@pytest.mark.soak
 def test_rank_0_logs_the_groups_of_all_ranks(tmp_path: Path) -> None:
     """When a job begins, then only rank 0's output has the groups of all ranks. A replacement of
     rank 0 has them in its own output."""

@@ -4,11 +4,14 @@ A second round of one incident: what the first one has brought is kept, and what
 
 from pathlib import Path
 
+import pytest
+
 from tests.mindio.test_jobs import HALVES, assert_same, run
 
 UCE = "UCE ERROR"
 
 
+@pytest.mark.soak
 def test_a_repaired_rank_does_not_count_as_lost_in_the_next_round(tmp_path: Path) -> None:
     """When two ranks have lost their memory, one has received its state and the function of the
     other one raises, then the memory of the first one counts as whole in the next round: its

@@ -52,6 +52,7 @@ def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: P
     assert outcome.called("save") == []
 
 
+@pytest.mark.soak
 def test_state_lost_in_an_update_is_sent_though_clean_reports_none_lost(tmp_path: Path) -> None:
     """When the memory that ranks 0 and 3 have lost held no state, then no state is sent. When rank
     2 reports the same of memory that it lost in the middle of an update, then it still gets its
@@ -121,10 +122,13 @@ LOAD, REBUILD = 5, 6
 """`RT_LOAD_CKPT`, `RT_LOAD_REBUILD`."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("faults", "copies", "rebuilds", "step"),
     [
-        pytest.param([[1, 6, "loop", UCE]], 1, [1], 4, id="one copy of everything"),
+        pytest.param(
+            [[1, 6, "loop", UCE]], 1, [1], 4, id="one copy of everything", marks=pytest.mark.soak
+        ),
         pytest.param(
             [[0, 6, "loop", CORRUPTED], [3, 6, "loop", CORRUPTED]], 2, [0, 3], 4, id="in doubt",
             marks=pytest.mark.soak,

@@ -19,6 +19,7 @@ def pairs(outcome: Outcome) -> set[tuple[int, int]]:
     return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
 
 
+@pytest.mark.soak
 def test_a_rank_lost_in_its_update_is_replaced(tmp_path: Path) -> None:
     """When rank 3 is killed with half of its state changed, then the three others stop and clean
     once, all four form their groups without the lost process, rank 1 sends to the replacement, and

@@ -673,8 +673,6 @@ FOUND = {
 
 
 @pytest.mark.parametrize("schedule", FOUND.values(), ids=FOUND.keys())
-def test_what_was_found_once_does_not_come_again(schedule: Schedule) -> None:
-    """
-    When a schedule that once broke a promise runs again, then every promise is kept.
-    """
+def test_schedules_that_once_broke_a_promise_keep_all_promises(schedule: Schedule) -> None:
+    """When a schedule that once broke a promise runs again, then every promise is kept."""
     assert not run(schedule).how

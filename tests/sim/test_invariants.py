@@ -622,11 +622,9 @@ BREACHES = (
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.breaks.__name__)
-def test_a_breach_of_a_promise_is_noticed(breach: Breach, monkeypatch: Patch) -> None:
-    """
-    When the judgement is wrong in one way, then within a few dozen schedules the promise that it
-    breaks is found broken.
-    """
+def test_simulation_finds_each_broken_promise(breach: Breach, monkeypatch: Patch) -> None:
+    """When the core is deliberately broken in one way, then the simulation reports the promise that
+    this breaks within 48 schedules."""
     schedules = list(breach.schedules())
     breach.breaks(monkeypatch)
     found = (run(schedule).broken for schedule in schedules)

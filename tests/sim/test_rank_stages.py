@@ -33,11 +33,11 @@ SELDOM = frozenset(
 """Moves that these schedules need not reach."""
 
 
-def test_training_threads_move_as_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When jobs are simulated, then every move of a training thread is in the table, and every move of
-    the table happens, except for the rare ones that are named above.
-    """
+def test_training_threads_make_exactly_the_moves_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When jobs are simulated, then every move of a training thread is in the table. Every move of
+    the table occurs, except for the rare moves in `SELDOM`."""
     seen: set[tuple[Stage, Stage]] = set()
     handle = RankMachine.handle
 

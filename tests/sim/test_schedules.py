@@ -44,22 +44,19 @@ def written(tell: Callable[[str], None]) -> Tally:
 def test_every_promise_is_kept_under_every_schedule(
     tally: Tally, written: Tally, tmp_path: Path
 ) -> None:
-    """
-    When ranks, nodes, links and controllers fail at any moment, together and in any order, then
-    no promise is broken; one that is comes with its smallest schedule and its story.
+    """When ranks, nodes, links and controllers fail at any moment, together and in any order, then
+    no promise is broken. For a broken promise the test prints its smallest schedule and its story.
     """
     failed = [*tally.failed, *written.failed]
     broken = [explain(each.schedule, tmp_path) for each in failed[:3]]
     assert not failed, "\n".join([f"{len(failed)} schedules", *broken])
 
 
-def test_every_event_comes_in_every_state_in_which_it_can(
+def test_every_possible_pair_of_event_and_state_occurs(
     tally: Tally, written: Tally, tell: Callable[[str], None]
 ) -> None:
-    """
-    When thousands of schedules have run, then every kind of event has come in every state of the
-    job machine, but for those pairs that the table says cannot be; and none of these has.
-    """
+    """When thousands of schedules have run, then every kind of event has come in every state of the
+    job machine. The only missing pairs are exactly the pairs that the table `UNREACHABLE` lists."""
     both = Tally()
     both.merge(tally)
     both.merge(written)
@@ -67,11 +64,9 @@ def test_every_event_comes_in_every_state_in_which_it_can(
     assert both.missed == UNREACHABLE.keys()
 
 
-def test_the_schedules_are_large_and_rough() -> None:
-    """
-    When schedules are drawn, then half of them have 16 ranks or more and a quarter 48 or more, and
-    none has more than five faults.
-    """
+def test_drawn_schedules_are_large_and_have_up_to_five_faults() -> None:
+    """When schedules are drawn, then half of them have 16 ranks or more, and a quarter have 48 or
+    more. None has more than five faults."""
     drawn = [draw(seed) for seed in range(SCHEDULES)]
     worlds = sorted(schedule.world for schedule in drawn)
     assert worlds[len(worlds) // 2] >= 16
@@ -80,19 +75,15 @@ def test_the_schedules_are_large_and_rough() -> None:
     assert (min(faults), max(faults)) == (0, 5)
 
 
-def test_two_faults_come_to_pass_in_a_schedule_or_more(tally: Tally) -> None:
-    """
-    When schedules run, then on average two faults come to pass in each, or more: those that nothing
-    was left for are not counted, neither is what somebody has asked for.
-    """
+def test_at_least_two_faults_occur_per_schedule_on_average(tally: Tally) -> None:
+    """When schedules run, then at least two faults occur in each schedule on average. Faults
+    without a remaining target, and events that a user requested, are not counted."""
     assert sum(faults * runs for faults, runs in tally.faults.items()) >= 2 * tally.runs
     assert set(tally.faults) == set(range(6))
 
 
-def test_a_seed_decides_everything() -> None:
-    """
-    When the same schedule runs twice, then the same happens twice.
-    """
+def test_same_schedule_gives_the_same_run() -> None:
+    """When the same schedule runs twice, then result, duration and observed events are equal."""
     for seed in range(20):
         first, second = run(draw(seed)), run(draw(seed))
         assert (first.result, first.seconds, first.seen) == (

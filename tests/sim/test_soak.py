@@ -19,9 +19,7 @@ SCHEDULES = range(10_000, 110_000)
 def test_every_promise_is_kept_under_a_hundred_thousand_schedules(
     tmp_path: Path, tell: Callable[[str], None]
 ) -> None:
-    """
-    When there are fifty times as many schedules, then still no promise is broken.
-    """
+    """When fifty times as many schedules run, then no promise is broken."""
     tally = run_many(SCHEDULES, jobs=os.cpu_count() or 1)
     tell(show(tally))
     broken = [explain(each.schedule, tmp_path) for each in tally.failed[:3]]

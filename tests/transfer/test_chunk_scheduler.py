@@ -25,11 +25,11 @@ def settled(sources: int, chunks: int) -> ChunkScheduler:
 
 
 @given(st.integers(1, 4), st.integers(0, 6), st.data())
-def test_a_fetch_ends_whatever_happens(sources: int, chunks: int, data: st.DataObject) -> None:
-    """
-    When sources pick, bring, spoil and are lost in any order, then as long as one is left it can
-    pick or has picked, until every chunk has come exactly once.
-    """
+def test_fetch_ends_under_any_order_of_chunks_and_losses(
+    sources: int, chunks: int, data: st.DataObject
+) -> None:
+    """When sources deliver, damage chunks and are lost in any order, then the fetch always ends.
+    Each chunk arrives exactly once, unless all sources are lost."""
     scheduler = settled(sources, chunks)
     living = set(range(sources))
     picked: list[tuple[int, Request]] = []
@@ -55,11 +55,9 @@ def test_a_fetch_ends_whatever_happens(sources: int, chunks: int, data: st.DataO
     assert scheduler.complete() or not living
 
 
-def test_a_spoilt_chunk_goes_to_another_source() -> None:
-    """
-    When a source has spoilt a chunk, then it does not get it again as long as another is left
-    that has not.
-    """
+def test_damaged_chunk_is_requested_from_another_source() -> None:
+    """When a source has damaged a chunk, then this source does not get the chunk again while
+    another source can deliver it."""
     scheduler = settled(sources=2, chunks=1)
     chunk = scheduler.pick(0, wait=False)
     assert chunk is not None
@@ -70,10 +68,9 @@ def test_a_spoilt_chunk_goes_to_another_source() -> None:
     assert scheduler.pick(0, wait=False) == chunk
 
 
-def test_a_majority_decides_before_the_rest_is_heard() -> None:
-    """
-    When more than half of the sources agree, then the fetch need not wait for the others.
-    """
+def test_majority_of_the_sources_decides_without_the_others() -> None:
+    """When more than half of the sources agree, then the offer is decided without the other
+    sources."""
     scheduler = ChunkScheduler(3)
     scheduler.close()  # so that nobody waits in `offer`
     assert not scheduler.begun()
@@ -86,10 +83,9 @@ def test_a_majority_decides_before_the_rest_is_heard() -> None:
     assert scheduler.common() == OFFER
 
 
-def test_nothing_is_given_out_after_the_end() -> None:
-    """
-    When the fetch is over, then a source that asks late gets no chunk, and its loss is no fault.
-    """
+def test_no_chunk_is_given_out_after_the_end_of_the_fetch() -> None:
+    """When the fetch is over, then a source gets no chunk, and the loss of a source is not
+    recorded."""
     scheduler = settled(sources=1, chunks=3)
     scheduler.close()
 

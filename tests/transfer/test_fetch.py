@@ -63,13 +63,11 @@ def lost(logs: Sequence[Mapping[str, object]]) -> dict[object, object]:
     ids=["no buffer", "no byte", "one byte", "empty among others", "edges", "many", "large"],
 )
 @pytest.mark.parametrize("sources", [1, 3])
-def test_a_shard_arrives_whole_and_in_place(
+def test_fetched_shard_is_complete_and_in_place(
     opened: Opened, shard: Mapping[str, bytes], sources: int
 ) -> None:
-    """
-    When a shard of any shape is fetched, then its bytes are in the room that was made, and
-    `taken` is called once, with its meta.
-    """
+    """When a shard of any shape is fetched, then its bytes are in the prepared buffers, and `taken`
+    is called once with its meta."""
     servers = [opened(serve(shard)) for _ in range(sources)]
     room = Room(shard)
 
@@ -79,11 +77,9 @@ def test_a_shard_arrives_whole_and_in_place(
     assert room.taken == [META]
 
 
-def test_all_sources_give_at_once(opened: Opened) -> None:
-    """
-    When two sources have a shard, then each gives a part: here neither is let past its first
-    bytes until the other has come as far.
-    """
+def test_all_sources_deliver_at_the_same_time(opened: Opened) -> None:
+    """When two sources have a shard, then each source delivers a part. The test holds each source
+    after its first bytes until the other source has sent as much."""
     met = threading.Barrier(2, timeout=60)
 
     def meet(position: int, piece: bytearray) -> None:
@@ -105,10 +101,9 @@ def test_all_sources_give_at_once(opened: Opened) -> None:
 # ---------------------------------------------------------------- sources that die, hang, refuse
 
 
-def test_a_source_killed_before_its_first_chunk_is_done_without(opened: Opened) -> None:
-    """
-    When the process of one source is killed after its offer, then the other gives everything.
-    """
+def test_fetch_survives_a_source_killed_before_its_first_chunk(opened: Opened) -> None:
+    """When the process of one source is killed after its offer, then the other source delivers all
+    bytes."""
     size = len(LARGE["weights"])
     dying, living = (opened(Process(size)) for _ in range(2))
     room = Room(LARGE, at_take=dying.kill)
@@ -121,11 +116,9 @@ def test_a_source_killed_before_its_first_chunk_is_done_without(opened: Opened) 
     assert list(lost(logs)) == [0]
 
 
-def test_a_source_killed_inside_a_chunk_is_done_without(opened: Opened) -> None:
-    """
-    When the process of one source is killed in the middle of a chunk, then that chunk comes from
-    the other, over what is there of it.
-    """
+def test_fetch_survives_a_source_killed_inside_a_chunk(opened: Opened) -> None:
+    """When the process of one source is killed in the middle of a chunk, then the other source
+    delivers the whole chunk, over the bytes that have arrived."""
     size = len(LARGE["weights"])
     dying, living = (opened(Process(size)) for _ in range(2))
 
@@ -145,11 +138,9 @@ def test_a_source_killed_inside_a_chunk_is_done_without(opened: Opened) -> None:
     assert lost(logs) == {0: "it ended the connection"}
 
 
-def test_chunks_of_a_source_that_hangs_go_to_others(opened: Opened) -> None:
-    """
-    When the process of one source is stopped, then after `patience` without a byte its chunks
-    come from the other.
-    """
+def test_chunks_of_a_hanging_source_are_fetched_from_another(opened: Opened) -> None:
+    """When the process of one source is stopped, then the other source delivers its chunks after
+    `patience` has passed without a byte."""
     size = len(LARGE["weights"])
     hanging, living = (opened(Process(size)) for _ in range(2))
     room = Room(LARGE, at_take=hanging.stop)
@@ -161,11 +152,9 @@ def test_chunks_of_a_source_that_hangs_go_to_others(opened: Opened) -> None:
     assert "nothing came from it for 0.3 s" in str(lost(logs)[0])
 
 
-def test_a_source_that_makes_no_offer_does_not_hold_up_the_rest(opened: Opened) -> None:
-    """
-    When one source accepts and says nothing, then the fetch starts without it, long before its
-    patience with that source is at an end.
-    """
+def test_fetch_starts_without_a_source_that_makes_no_offer(opened: Opened) -> None:
+    """When one source accepts the connection and sends nothing, then the fetch starts without this
+    source, long before the patience ends."""
     mute = opened(socket.create_server(("127.0.0.1", 0)))
     living = opened(serve(LARGE))
     room = Room(LARGE)
@@ -177,11 +166,9 @@ def test_a_source_that_makes_no_offer_does_not_hold_up_the_rest(opened: Opened) 
     assert time.monotonic() - began < 30.0
 
 
-def test_when_all_sources_fail_each_is_named_with_its_reason(opened: Opened) -> None:
-    """
-    When no source can give the shard, then the error says of each what it did, and `take` is
-    never called.
-    """
+def test_error_names_every_failed_source_with_its_reason(opened: Opened) -> None:
+    """When no source can deliver the shard, then the error names each source with its reason, and
+    `take` is never called."""
     server = opened(serve(LARGE))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -199,10 +186,8 @@ def test_when_all_sources_fail_each_is_named_with_its_reason(opened: Opened) -> 
     )
 
 
-def test_the_last_source_that_is_lost_fails_the_fetch(opened: Opened) -> None:
-    """
-    When the only source dies during the fetch, then it fails, and the shard is not put to use.
-    """
+def test_loss_of_the_only_source_fails_the_fetch(opened: Opened) -> None:
+    """When the only source dies during the fetch, then the fetch fails and the shard is not used."""
     dying = opened(Process(len(LARGE["weights"])))
     room = Room(LARGE, at_take=dying.kill)
 
@@ -212,18 +197,14 @@ def test_the_last_source_that_is_lost_fails_the_fetch(opened: Opened) -> None:
     assert room.taken == []
 
 
-def test_a_fetch_without_sources_fails() -> None:
-    """
-    When an order names no source, then that is said.
-    """
+def test_fetch_without_sources_fails() -> None:
+    """When an order names no source, then the fetch fails and the error says so."""
     with pytest.raises(TransferFailed, match="the order names no source"):
         fetch_into(Room({}))
 
 
 def test_a_source_refuses_a_client_of_another_job(opened: Opened) -> None:
-    """
-    When the key is another job's, then nothing is given, not even the meta.
-    """
+    """When the client belongs to another job, then the source delivers nothing, not even the meta."""
     server = opened(serve(LARGE))
     room = Room(LARGE, at_take=lambda: pytest.fail("the meta was given"))
 
@@ -234,10 +215,9 @@ def test_a_source_refuses_a_client_of_another_job(opened: Opened) -> None:
 # ---------------------------------------------------------------- damage
 
 
-def test_a_damaged_chunk_comes_from_another_source(opened: Opened) -> None:
-    """
-    When a bit flips on the way from one source, then that chunk is fetched from the other.
-    """
+def test_damaged_chunk_is_fetched_from_another_source(opened: Opened) -> None:
+    """When a bit flips on the way from one source, then that chunk is fetched from the other
+    source."""
     other_is_done = threading.Event()
 
     def hold(position: int, piece: bytearray) -> None:
@@ -263,10 +243,9 @@ def test_a_damaged_chunk_comes_from_another_source(opened: Opened) -> None:
     assert lost(logs) == {}
 
 
-def test_a_damaged_chunk_comes_again_from_the_only_source(opened: Opened) -> None:
-    """
-    When a bit flips once on the way from the only source, then it is asked again.
-    """
+def test_damaged_chunk_is_fetched_again_from_the_only_source(opened: Opened) -> None:
+    """When a bit flips once on the way from the only source, then the chunk is fetched again from
+    this source."""
     tap = opened(Tap(opened(serve(MANY)).address, down=flip(100_000)))
     room = Room(MANY)
 
@@ -277,10 +256,9 @@ def test_a_damaged_chunk_comes_again_from_the_only_source(opened: Opened) -> Non
     assert [line["event"] for line in logs] == ["chunk_damaged", "shard_fetched"]
 
 
-def test_a_source_that_keeps_damaging_fails_the_fetch(opened: Opened) -> None:
-    """
-    When every chunk of the only source is damaged, then the shard is not put to use.
-    """
+def test_repeated_damage_from_the_only_source_fails_the_fetch(opened: Opened) -> None:
+    """When every chunk of the only source is damaged, then the fetch fails and the shard is not
+    used."""
     tap = opened(Tap(opened(serve(LARGE)).address, down=flip(*range(200_000, 10 * CHUNK, 100_000))))
     room = Room(LARGE)
 
@@ -292,11 +270,11 @@ def test_a_source_that_keeps_damaging_fails_the_fetch(opened: Opened) -> None:
 
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("position", [0, 6, 30])
-def test_damage_to_what_is_said_is_no_danger(opened: Opened, way: str, position: int) -> None:
-    """
-    When the length, the digest or the body of a hello or an offer is damaged on the way, then
-    that source is lost, and the shard comes from the other.
-    """
+def test_source_with_a_damaged_hello_or_offer_is_lost(
+    opened: Opened, way: str, position: int
+) -> None:
+    """When the length, the digest or the body of a hello or an offer is damaged on the way, then
+    that source is lost. The other source delivers the shard."""
     served = opened(serve(MANY)).address
     disturb = flip(position)
     tap = opened(Tap(served, down=disturb) if way == "down" else Tap(served, up=disturb))
@@ -309,10 +287,9 @@ def test_damage_to_what_is_said_is_no_danger(opened: Opened, way: str, position:
     assert list(lost(logs)) == [0]
 
 
-def test_a_damaged_request_brings_no_wrong_bytes(opened: Opened) -> None:
-    """
-    When the first request is damaged on the way, then the source drops the connection.
-    """
+def test_damaged_request_ends_the_connection(opened: Opened) -> None:
+    """When the first request is damaged on the way, then the source closes the connection and the
+    fetch fails."""
 
     def damage(position: int, piece: bytearray) -> None:
         if position:  # the hello was the first piece: nothing follows it before the offer
@@ -327,11 +304,9 @@ def test_a_damaged_request_brings_no_wrong_bytes(opened: Opened) -> None:
 # ---------------------------------------------------------------- disagreement
 
 
-def test_a_source_that_says_otherwise_than_most_is_not_used(opened: Opened) -> None:
-    """
-    When two of three sources agree on the meta, then the third gives nothing, and that is said,
-    also where it is the first in the list.
-    """
+def test_source_that_disagrees_with_the_majority_is_not_used(opened: Opened) -> None:
+    """When two of three sources agree on the meta, then the third source delivers nothing, also
+    when it is the first in the list."""
     odd = opened(serve(MANY, meta=b"something else"))
     agreed = [opened(serve(MANY)) for _ in range(2)]
     room = Room(MANY)
@@ -345,10 +320,9 @@ def test_a_source_that_says_otherwise_than_most_is_not_used(opened: Opened) -> N
     assert parts[0] == 0
 
 
-def test_of_two_sources_that_disagree_the_first_is_used(opened: Opened) -> None:
-    """
-    When there is no majority, then the order's list decides, and the other source is lost.
-    """
+def test_first_source_is_used_when_two_sources_disagree(opened: Opened) -> None:
+    """When there is no majority, then the first source in the order's list is used, and the other
+    source delivers nothing."""
     first, second = opened(serve(MANY)), opened(serve({"weights": b"?"}))
     room = Room(MANY)
 
@@ -369,13 +343,11 @@ def test_of_two_sources_that_disagree_the_first_is_used(opened: Opened) -> None:
     ],
     ids=["fewer", "more", "smaller", "another order"],
 )
-def test_room_that_does_not_fit_is_refused(
+def test_buffers_that_do_not_match_are_refused(
     opened: Opened, here: Mapping[str, bytes], said: str
 ) -> None:
-    """
-    When `take` makes other buffers than the sources have, then the first difference is named and
-    nothing is written.
-    """
+    """When `take` returns other buffers than the sources have, then the error names the first
+    difference, and nothing is written."""
     server = opened(serve({"a": b"12", "b": b"345"}))
     room = Room(here)
 
@@ -385,10 +357,8 @@ def test_room_that_does_not_fit_is_refused(
     assert not any(any(memory) for memory in room.memory.values())
 
 
-def test_room_that_cannot_be_written_is_refused(opened: Opened) -> None:
-    """
-    When `take` returns memory that is read-only, then the buffer is named.
-    """
+def test_read_only_buffer_is_refused(opened: Opened) -> None:
+    """When `take` returns read-only memory, then the error names the buffer."""
     server = opened(serve({"a": b"12"}))
     room = Room({"a": b"12"})
     room.memory["a"] = b"12"  # type: ignore[assignment] # the point: no bytearray
@@ -397,10 +367,9 @@ def test_room_that_cannot_be_written_is_refused(opened: Opened) -> None:
         fetch_into(room, server.address)
 
 
-def test_an_error_of_take_leaves_nothing_open(opened: Opened) -> None:
-    """
-    When `take` raises, then that error leaves the fetch, which has ended (`opened` looks).
-    """
+def test_error_of_take_ends_the_fetch_completely(opened: Opened) -> None:
+    """When `take` raises, then the fetch raises this error, and no thread or connection remains
+    (the fixture `opened` checks this)."""
     server = opened(serve(MANY))
 
     def fail() -> None:
@@ -413,11 +382,9 @@ def test_an_error_of_take_leaves_nothing_open(opened: Opened) -> None:
 # ---------------------------------------------------------------- abandonment
 
 
-def test_a_fetch_whose_source_hangs_can_be_abandoned(opened: Opened) -> None:
-    """
-    When a fetch is abandoned while its only source hangs, then it ends within a few ticks, long
-    before its patience does.
-    """
+def test_fetch_with_a_hanging_source_can_be_abandoned(opened: Opened) -> None:
+    """When a fetch is abandoned while its only source hangs, then the fetch ends long before its
+    patience does."""
     hanging = opened(Process(len(LARGE["weights"])))
     abandoned = threading.Event()
 
@@ -432,10 +399,8 @@ def test_a_fetch_whose_source_hangs_can_be_abandoned(opened: Opened) -> None:
     assert room.taken == []
 
 
-def test_a_fetch_in_full_swing_can_be_abandoned(opened: Opened) -> None:
-    """
-    When a fetch is abandoned in the middle of a chunk, then it ends without the rest.
-    """
+def test_fetch_can_be_abandoned_inside_a_chunk(opened: Opened) -> None:
+    """When a fetch is abandoned in the middle of a chunk, then it ends without the remaining bytes."""
     abandoned, over = threading.Event(), threading.Event()
 
     def abandon(position: int, piece: bytearray) -> None:
@@ -453,11 +418,9 @@ def test_a_fetch_in_full_swing_can_be_abandoned(opened: Opened) -> None:
     assert room.taken == []
 
 
-def test_a_fetch_that_cannot_connect_can_be_abandoned(opened: Opened) -> None:
-    """
-    When the machine of a source answers nothing, not even a refusal, then abandonment ends the
-    wait for it, and its thread (`opened` looks).
-    """
+def test_fetch_that_cannot_connect_can_be_abandoned(opened: Opened) -> None:
+    """When the machine of a source does not answer the connection, then an abandoned fetch stops
+    the wait and its thread (the fixture `opened` checks this)."""
     full = opened(socket.create_server(("127.0.0.1", 0), backlog=0))
     address = full.getsockname()
     for _ in range(3):  # Linux accepts one more than the backlog and lets further clients wait

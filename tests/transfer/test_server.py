@@ -61,11 +61,9 @@ def answer(client: socket.socket) -> object:
         "more than a chunk",
     ],
 )
-def test_what_makes_no_sense_is_logged_and_dropped(opened: Opened, garbage: bytes) -> None:
-    """
-    When a client sends something that is not for this server, then its connection is closed, the
-    log says why, and the next client is served.
-    """
+def test_client_that_sends_garbage_is_logged_and_dropped(opened: Opened, garbage: bytes) -> None:
+    """When a client sends bytes that are not of this protocol, then the server closes the
+    connection and logs it. The next client is served."""
     server = opened(serve(SHARD))
     room = Room(SHARD)
 
@@ -80,10 +78,9 @@ def test_what_makes_no_sense_is_logged_and_dropped(opened: Opened, garbage: byte
     assert [line["event"] for line in logs] == ["shard_client_dropped", "shard_fetched"]
 
 
-def test_a_client_that_dies_inside_a_chunk_harms_nobody(opened: Opened) -> None:
-    """
-    When a client resets its connection while a chunk is on its way, then the next is served.
-    """
+def test_next_client_is_served_after_a_client_dies_inside_a_chunk(opened: Opened) -> None:
+    """When a client resets its connection while a chunk is on its way, then the next client is
+    served."""
     server = opened(serve(SHARD))
     room = Room(SHARD)
 
@@ -96,10 +93,8 @@ def test_a_client_that_dies_inside_a_chunk_harms_nobody(opened: Opened) -> None:
     assert room.taken == [META]
 
 
-def test_several_clients_are_served_at_once(opened: Opened) -> None:
-    """
-    When a client keeps its connection, then others are served nevertheless.
-    """
+def test_several_clients_are_served_at_the_same_time(opened: Opened) -> None:
+    """When one client keeps its connection open, then another client is served."""
     server = opened(serve(SHARD))
 
     with connect(server) as client:
@@ -111,10 +106,8 @@ def test_several_clients_are_served_at_once(opened: Opened) -> None:
     assert room.taken == [META]
 
 
-def test_a_client_of_another_version_is_told(opened: Opened) -> None:
-    """
-    When a client speaks another version of the protocol, then the refusal names both.
-    """
+def test_client_of_another_version_is_refused(opened: Opened) -> None:
+    """When a client uses another protocol version, then the refusal names both versions."""
     server = opened(serve(SHARD))
 
     with connect(server) as client:
@@ -127,10 +120,9 @@ def test_a_client_of_another_version_is_told(opened: Opened) -> None:
     )
 
 
-def test_an_adaptor_that_fails_to_give_is_reported(opened: Opened) -> None:
-    """
-    When `give` raises what is no refusal, then the log has the traceback and the client the error.
-    """
+def test_unexpected_error_of_give_is_reported(opened: Opened) -> None:
+    """When `give` raises an unexpected error, then the log has the traceback and the client gets
+    the error."""
 
     def give(shard: str, step: int) -> ShardPayload:
         raise RuntimeError("the device is gone")
@@ -152,11 +144,9 @@ def test_an_adaptor_that_fails_to_give_is_reported(opened: Opened) -> None:
     [b"", frame(HELLO), frame(HELLO) + frame(Request(offset=0, length=CHUNK)) * 3],
     ids=["silent", "idle", "not reading"],
 )
-def test_closing_ends_every_thread(said: bytes) -> None:
-    """
-    When the server is closed while a client is connected, whatever that client does, then its
-    threads are gone, the client sees the end, and nobody listens any more.
-    """
+def test_close_ends_every_thread_of_the_server(said: bytes) -> None:
+    """When the server is closed while a client is connected and silent, idle or not reading, then
+    its threads end, the client's connection ends, and the port is closed."""
     server = serve(SHARD)
     host, _, port = server.address.rpartition(":")
     with connect(server) as client:
@@ -175,11 +165,9 @@ def test_closing_ends_every_thread(said: bytes) -> None:
     server.close()  # nothing happens
 
 
-def test_a_server_is_started_before_it_has_an_address() -> None:
-    """
-    When the address of a server that was never started is asked for, then that is our bug; that
-    it is closed is not.
-    """
+def test_address_of_a_server_that_was_not_started_is_an_internal_error() -> None:
+    """When the address of a server is read before its start, then an `InternalError` is raised. A
+    close before the start is allowed."""
     server = ShardServer("127.0.0.1", JOB, lambda shard, step: ShardPayload(meta=b"", buffers=()))
 
     server.close()
@@ -188,19 +176,16 @@ def test_a_server_is_started_before_it_has_an_address() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    """
-    When the host is not this machine's, then the sentence says what to do.
-    """
+    """When the host is not an address of this machine, then a `UsageError` names the host."""
     server = ShardServer("192.0.2.1", JOB, lambda shard, step: ShardPayload(meta=b"", buffers=()))
 
     with pytest.raises(UsageError, match=r"cannot serve shards at 192\.0\.2\.1"):
         server.start()
 
 
-def test_ipv6_is_served_as_well(opened: Opened) -> None:
-    """
-    When the host is an IPv6 address, then the address that the server names leads to it.
-    """
+def test_server_works_with_ipv6(opened: Opened) -> None:
+    """When the host is an IPv6 address, then a client can fetch from the address that the server
+    announces."""
     server = ShardServer("::1", JOB, _give)
     try:
         server.start()

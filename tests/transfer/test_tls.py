@@ -36,10 +36,10 @@ def tls(directory: Path) -> Tls:
     return made
 
 
-def test_a_shard_comes_whole_from_several_sources_at_once(opened: Opened, keys: Path) -> None:
-    """
-    When all have the keys of the job, then a shard is what its sources hold.
-    """
+def test_shard_is_fetched_completely_from_several_sources_with_tls(
+    opened: Opened, keys: Path
+) -> None:
+    """When the client and all sources have the keys of the job, then the fetched shard is complete."""
     sources = [opened(serve(SHARD, tls=tls(keys))) for _ in range(3)]
     room = Room(SHARD)
 
@@ -50,11 +50,11 @@ def test_a_shard_comes_whole_from_several_sources_at_once(opened: Opened, keys: 
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_nobody_on_the_way_reads_what_is_moved(opened: Opened, keys: Path, encrypted: bool) -> None:
-    """
-    When somebody sees every byte that passes, then neither state nor the name of the job is among them;
-    without keys both are.
-    """
+def test_transfer_with_keys_cannot_be_read_on_the_network(
+    opened: Opened, keys: Path, encrypted: bool
+) -> None:
+    """When all bytes on the way are recorded, then they contain neither the state nor the job name.
+    Without keys they contain both."""
     passed: dict[str, bytearray] = {"up": bytearray(), "down": bytearray()}
     source = opened(serve(SHARD, tls=tls(keys) if encrypted else None))
     tap = opened(
@@ -74,10 +74,9 @@ def test_nobody_on_the_way_reads_what_is_moved(opened: Opened, keys: Path, encry
     assert (b"job-of-the-test" in passed["up"]) is not encrypted
 
 
-def test_what_is_changed_on_the_way_is_not_taken(opened: Opened, keys: Path) -> None:
-    """
-    When a bit is flipped on the way, then that source is lost: nothing of it can be told from malice.
-    """
+def test_bytes_changed_on_the_way_are_not_used(opened: Opened, keys: Path) -> None:
+    """When a bit is flipped on the way from one source, then another source delivers the complete
+    shard."""
 
     def damage(position: int, piece: bytearray) -> None:
         if position > 500_000:
@@ -94,12 +93,11 @@ def test_what_is_changed_on_the_way_is_not_taken(opened: Opened, keys: Path) -> 
 
 
 @pytest.mark.parametrize("who", ["of another job", "plain"])
-def test_who_has_no_key_of_the_job_fetches_nothing(
+def test_client_without_a_key_of_the_job_fetches_nothing(
     opened: Opened, keys: Path, others: Path, who: str
 ) -> None:
-    """
-    When a client has keys of another job, or none, then it gets no byte, and both sides say why.
-    """
+    """When a client has keys of another job, or none, then the client gets no byte. The server logs
+    the reason."""
     source = opened(serve(SHARD, tls=tls(keys)))
     room = Room(SHARD)
 
@@ -115,12 +113,10 @@ def test_who_has_no_key_of_the_job_fetches_nothing(
     assert "is its --curve the same?" in refused["why"]
 
 
-def test_a_source_without_the_key_of_the_job_is_not_believed(
+def test_source_without_the_key_of_the_job_is_refused(
     opened: Opened, keys: Path, others: Path
 ) -> None:
-    """
-    When sources have keys of another job, or none, then nothing is taken from them.
-    """
+    """When sources have keys of another job, or none, then the client takes nothing from them."""
     pretending = opened(serve(SHARD, tls=tls(others)))
     plain = opened(serve(SHARD))
     room = Room(SHARD)
@@ -131,20 +127,17 @@ def test_a_source_without_the_key_of_the_job_is_not_believed(
     assert not any(map(any, room.memory.values()))
 
 
-def test_a_source_that_says_nothing_is_given_up(keys: Path) -> None:
-    """
-    When a source accepts and then is silent, then it is lost after the patience of the fetch.
-    """
+def test_silent_source_is_lost_after_the_patience(keys: Path) -> None:
+    """When a source accepts a connection and then sends nothing, then the source is lost after the
+    patience of the fetch."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(TransferFailed, match="nothing came from it for"):
             fetch_into(Room(SHARD), address, tls=tls(keys), patience=0.2)
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_the_end(opened: Opened, keys: Path) -> None:
-    """
-    When somebody connects and never shakes hands, then the server can be closed at once.
-    """
+def test_silent_client_does_not_delay_the_close_of_the_server(opened: Opened, keys: Path) -> None:
+    """When a client connects and never begins a handshake, then the server can be closed at once."""
     source = serve(SHARD, tls=tls(keys))
     host, _, port = source.address.rpartition(":")
     with socket.create_connection((host, int(port))):
@@ -153,10 +146,11 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_end(opened: Opened, key
         source.close()
 
 
-def test_files_that_are_no_pair_are_refused(keys: Path, others: Path, tmp_path: Path) -> None:
-    """
-    When the key of one job stands beside the certificate of another, then that is said.
-    """
+def test_key_and_certificate_that_do_not_match_are_refused(
+    keys: Path, others: Path, tmp_path: Path
+) -> None:
+    """When the key of one job is beside the certificate of another job, then the error says that
+    the two files are not a pair."""
     for directory, name in ((keys, "transfer.key"), (others, "transfer.crt")):
         (tmp_path / name).write_bytes((directory / name).read_bytes())
         (tmp_path / name).chmod(0o600)

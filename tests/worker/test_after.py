@@ -48,11 +48,9 @@ def functions(adaptor: object) -> AfterSteps:
     return AfterSteps(plugins.hook)
 
 
-def test_functions_are_due_as_often_as_was_said() -> None:
-    """
-    When one is to be called after every step and another after every third, then both are due after the third; they
-    may take as long as both together.
-    """
+def test_functions_are_due_at_their_interval() -> None:
+    """When one function is registered for every step and another for every third step, then both
+    are due after the third step. The time limit is the sum of both limits."""
     after = functions(Adaptor())
     assert after.limit == 0.0
     steps: list[int] = []
@@ -62,10 +60,9 @@ def test_functions_are_due_as_often_as_was_said() -> None:
     assert after.limit == 15.0
 
 
-def test_what_a_function_draws_has_no_effect() -> None:
-    """
-    When a function draws, and even when it fails, then the generator is what it was.
-    """
+def test_random_draws_of_a_function_are_undone() -> None:
+    """When a function draws random numbers, then the generator state is restored afterwards, also
+    if the function fails."""
     adaptor = Adaptor()
     after = functions(adaptor)
 
@@ -83,9 +80,8 @@ def test_what_a_function_draws_has_no_effect() -> None:
 
 
 def test_a_function_that_changes_the_state_is_refused() -> None:
-    """
-    When a function changes what is held, then that is refused with its name and with what it has changed.
-    """
+    """When a function changes the state of the rank, then an error names the function, the changed
+    part, the shard and the step."""
     adaptor = Adaptor()
     after = functions(adaptor)
 
@@ -99,10 +95,9 @@ def test_a_function_that_changes_the_state_is_refused() -> None:
         after.call(after.due(4)[0], 4, adaptor.digests)
 
 
-def test_what_cannot_be_called_so_is_refused() -> None:
-    """
-    When something is no function, comes too often or never, or was given before, then it is refused.
-    """
+def test_invalid_function_registration_is_refused() -> None:
+    """When a registered object is not a function, has an interval or limit of zero, or is
+    registered already, then the registration is refused."""
     after = functions(Adaptor())
     after.add(print, 1, 1.0)
     for function, every, limit in ((7, 1, 1.0), (len, 0, 1.0), (len, 1, 0.0), (print, 2, 1.0)):

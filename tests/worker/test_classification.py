@@ -12,13 +12,11 @@ from tft.page import Page
 from tft.worker.session import Session
 
 
-def test_an_adaptor_that_fails_does_not_replace_the_fault_of_the_script(
+def test_adaptor_error_does_not_replace_the_fault_of_the_script(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """
-    When the adaptor raises while it is asked about an exception, then the exception of the script
-    is the fault that is reported.
-    """
+    """When the adaptor raises while it classifies an exception, then the exception of the script is
+    the reported fault."""
 
     def fails(error: BaseException) -> None:
         raise RuntimeError("no such attribute") from error

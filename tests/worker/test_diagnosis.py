@@ -111,43 +111,36 @@ diagnose = Diagnostician(broken).diagnose
         ("the model speaks of an uncorrectable ECC error", "software", False),
     ],
 )
-def test_the_errors_of_devices_are_known_by_their_words(
+def test_device_errors_are_recognized_by_their_text(
     said: str, kind: FaultKind, *, lost: bool
 ) -> None:
-    """
-    When a device fails, then its words say which kind of fault it is, and whether the process can go on.
-    """
+    """When a device fails, then the text of the exception decides the kind of the fault, and
+    whether the context is lost."""
     assert diagnose(RuntimeError(said)) == Diagnosis(kind=kind, context_lost=lost)
 
 
-def test_words_alone_are_no_fault() -> None:
-    """
-    When an exception that no framework raises for a device has the words, then it is the user's own.
-    """
+def test_device_words_in_another_exception_type_are_a_software_fault() -> None:
+    """When an exception has the text of a device fault, but a type that no framework raises for
+    devices, then it is a software fault."""
     assert diagnose(ValueError("UCE ERROR")) == Diagnosis(kind="software")
     assert diagnose(KeyboardInterrupt()) == Diagnosis(kind="software")
 
 
-def test_the_adaptor_knows_the_exceptions_of_its_framework() -> None:
-    """
-    When nothing else has something to say, then the adaptor is asked.
-    """
+def test_adaptor_classifies_the_exceptions_of_its_framework() -> None:
+    """When neither the exception nor the table gives a kind, then the adaptor gives the kind."""
     assert diagnose(ConnectionResetError()) == Diagnosis(kind="network")
 
 
-def test_an_exception_may_say_itself_what_it_is() -> None:
-    """
-    When an exception names a kind, then it is that; one that does not exist is none.
-    """
+def test_exception_attributes_declare_the_fault() -> None:
+    """When an exception declares a kind of fault, then the diagnosis has this kind. A kind that
+    does not exist is ignored."""
     assert diagnose(Declared()) == DECLARED
     assert diagnose(Undeclared()) == Diagnosis(kind="software")
 
 
-def test_the_adaptor_may_know_more_than_the_kind() -> None:
-    """
-    When the adaptor knows how far what is wrong has spread, then that is kept, and of several that know since
-    when, the earliest counts.
-    """
+def test_spread_that_the_adaptor_reports_is_kept() -> None:
+    """When the adaptor reports how far the fault has spread, then the diagnosis keeps this. When
+    several exceptions in a chain name a last good step, then the earliest step counts."""
     assert diagnose(ArithmeticError()) == SPREAD
     wrapped = raised(Earlier(), ArithmeticError(), "from")
     assert diagnose(wrapped) == Diagnosis(kind="numeric", polluted=True, not_after=3)
@@ -181,29 +174,25 @@ def raised(outer: BaseException, inner: BaseException, how: str) -> BaseExceptio
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_exception_is_what_it_was_raised_from(
+def test_wrapped_fault_is_still_diagnosed(
     inner: BaseException, diagnosis: Diagnosis, how: str
 ) -> None:
-    """
-    When the user's code wraps a fault, then it is still that fault, unless it says it is not.
-    """
+    """When the user's code wraps a fault in another exception, then the diagnosis is that of the
+    fault. When it raises `from None`, then the diagnosis is a software fault."""
     assert diagnose(raised(ValueError("a step failed"), inner, how)) == diagnosis
     assert diagnose(raised(ValueError("a step failed"), inner, "from none")).kind == "software"
 
 
-def test_the_outermost_that_is_known_counts() -> None:
-    """
-    When a connection breaks while a fault of memory is handled, then it is the connection.
-    """
+def test_outermost_known_exception_of_a_chain_decides_the_kind() -> None:
+    """When a connection breaks while a memory fault is handled, then the diagnosis is a network
+    fault."""
     error = raised(ConnectionResetError(), RuntimeError("UCE ERROR"), "while")
     assert diagnose(error) == Diagnosis(kind="network")
 
 
-def test_a_context_is_lost_whoever_says_it() -> None:
-    """
-    When a framework wraps the error of a device into one of its own, then the context is lost all the same;
-    and where nobody says of which kind that is, then the process is.
-    """
+def test_lost_context_is_kept_from_any_exception_of_a_chain() -> None:
+    """When a framework wraps a device error that loses the context, then the context is lost in the
+    diagnosis too. When no exception gives the kind, then the kind is `process`."""
     launch = RuntimeError(CUDA.format("unspecified launch failure"))
     wrapped = raised(ConnectionResetError(), launch, "from")
     assert diagnose(wrapped) == Diagnosis(kind="network", context_lost=True)
@@ -214,19 +203,16 @@ def test_a_context_is_lost_whoever_says_it() -> None:
     assert diagnose(Lost()) == Diagnosis(kind="process", context_lost=True)
 
 
-def test_a_circle_of_causes_ends() -> None:
-    """
-    When exceptions are each other's causes, then diagnosing them ends.
-    """
+def test_diagnosis_of_circular_causes_ends() -> None:
+    """When two exceptions are each other's cause, then the diagnosis ends."""
     one, other = ValueError(), ValueError()
     one.__cause__, other.__cause__ = other, one
     assert diagnose(one) == Diagnosis(kind="software")
 
 
-def test_lines_of_plugins_come_first() -> None:
-    """
-    When a plugin adds lines, then these count before the table's own: they add to it, and overrule it.
-    """
+def test_lines_of_plugins_take_precedence_over_the_table() -> None:
+    """When a plugin adds lines, then these lines are tried before the lines of the table. They can
+    add a fault or overrule a line of the table."""
     added = [
         DeviceFault(words=r"MUSA error: .*ECC", kind="memory", context_lost=True),
         DeviceFault(words=r"unspecified launch failure", kind=None),
@@ -238,21 +224,18 @@ def test_lines_of_plugins_come_first() -> None:
     assert diagnose(RuntimeError("UCE ERROR")) == Diagnosis(kind="memory")
 
 
-def test_a_line_that_could_never_be_used_is_refused() -> None:
-    """
-    When a line's words are no regular expression or its kind is none, then it is refused, with what is
-    wrong.
-    """
+def test_invalid_line_of_the_table_is_refused() -> None:
+    """When the words of a line are not a valid regular expression, or its kind does not exist, then
+    the line is refused and the error says why."""
     with pytest.raises(UsageError, match="not a valid regular expression"):
         DeviceFault(words="CUDA error: (", kind="memory")
     with pytest.raises(UsageError, match="'weather': use one of process, node"):
         DeviceFault(words="CUDA", kind="weather")  # type: ignore[arg-type]  # the case in question
 
 
-def test_the_document_shows_the_table() -> None:
-    """
-    When the table changes, then so does its page: the same lines in the same order.
-    """
+def test_document_lists_the_lines_of_the_table() -> None:
+    """When the table of device faults changes, then its documentation page must show the same lines
+    in the same order."""
     shown = re.findall(
         r"^\| `` (.*) `` \| (.*) \| (.*) \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE
     )
@@ -267,17 +250,13 @@ def test_the_document_shows_the_table() -> None:
     ]
 
 
-def test_every_line_says_where_it_is_from() -> None:
-    """
-    When a line stands in the table, then it has a source.
-    """
+def test_every_line_of_the_table_has_a_source() -> None:
+    """When a line is in the table, then it names its source."""
     assert all(line.source for line in DEVICE_FAULTS)
 
 
-def test_the_adaptor_is_asked_for_the_context_when_the_kind_is_known_already() -> None:
-    """
-    When a line of the table knows the kind and the adaptor knows that the context is lost, then it
-    is lost.
-    """
+def test_adaptor_is_asked_for_the_context_when_the_table_knows_the_kind() -> None:
+    """When a line of the table gives the kind and the adaptor reports a lost context, then the
+    diagnosis has the kind of the table and a lost context."""
     asked = Diagnostician(lambda _: Diagnosis(kind="process", context_lost=True))
     assert asked.diagnose(RuntimeError("UCE ERROR")) == Diagnosis(kind="memory", context_lost=True)

@@ -34,10 +34,9 @@ FILE = "/home/me/train.py"
         (["python", "-mmine.train", "1"], ["-m", "mine.train", "1"]),
     ],
 )
-def test_a_script_is_begun_again_as_it_was(line: list[str], again: list[str]) -> None:
-    """
-    When Python was started with a script or a module, then that is run again with its own arguments.
-    """
+def test_script_is_started_again_with_its_own_arguments(line: list[str], again: list[str]) -> None:
+    """When Python was started with a script or a module, then the same script or module is started
+    again with its own arguments."""
     assert started_as(line, FILE) == again
 
 
@@ -51,10 +50,9 @@ def test_a_script_is_begun_again_as_it_was(line: list[str], again: list[str]) ->
         (["python", "-i"], "standard input"),
     ],
 )
-def test_what_has_no_file_cannot_be_begun_again(line: list[str], what: str) -> None:
-    """
-    When the code came from the command line or from a terminal, then the sentence says what to do.
-    """
+def test_code_without_a_file_cannot_be_started_again(line: list[str], what: str) -> None:
+    """When the code came from `python -c` or from standard input, then the error says that it
+    cannot be started again."""
     with pytest.raises(UsageError, match=f"{what}, which cannot be started again"):
         started_as(line, None)
 
@@ -68,28 +66,25 @@ def test_what_has_no_file_cannot_be_begun_again(line: list[str], what: str) -> N
         (["--adaptor"], ""),
     ],
 )
-def test_the_adaptor_is_the_one_in_the_options(options: list[str], adaptor: str) -> None:
-    """
-    When the options name an adaptor, then it is asked; otherwise the one `tft run` would take.
-    """
+def test_adaptor_is_taken_from_the_options(options: list[str], adaptor: str) -> None:
+    """When the options name an adaptor, then this adaptor is used. Otherwise the default of `tft
+    run` is used."""
     assert adaptor_of(options) == adaptor
 
 
 @pytest.mark.parametrize(
     "word", ["--nnodes", "--node-rank=3", "--nproc-per-node", "--placed", "--starter"]
 )
-def test_what_the_launcher_decides_is_not_in_the_options(word: str) -> None:
-    """
-    When the options say how many processes there are, then that is refused: the launcher knows.
-    """
+def test_options_that_the_launcher_decides_are_refused(word: str) -> None:
+    """When `TFT_RUN_OPTIONS` contains an option that the launcher decides, as the number of nodes,
+    then it is refused."""
     with pytest.raises(UsageError, match=f"TFT_RUN_OPTIONS contains {word}, which the launcher"):
         check_options(["--enable", "dump", word])
 
 
-def test_the_options_are_cut_as_a_shell_cuts_them() -> None:
-    """
-    When the variable holds quotes, then they hold words together; half a quote is refused.
-    """
+def test_options_are_split_as_a_shell_splits_them() -> None:
+    """When `TFT_RUN_OPTIONS` has quotes, then the quoted words stay together. An unclosed quote is
+    refused."""
     assert run_options({}) == ()
     assert run_options({"TFT_RUN_OPTIONS": "--run-dir 'my runs/a' --resume"}) == (
         "--run-dir", "my runs/a", "--resume",
@@ -98,10 +93,9 @@ def test_the_options_are_cut_as_a_shell_cuts_them() -> None:
         run_options({"TFT_RUN_OPTIONS": "--run-dir 'my"})
 
 
-def test_a_process_becomes_the_node_of_its_rank() -> None:
-    """
-    When a process is the sixth of eight, then it is node 5 of eight, and its rank is where it was.
-    """
+def test_each_process_becomes_its_own_node() -> None:
+    """When a process has rank 5 of eight, then it becomes node 5 of eight and keeps its place on
+    the machine."""
     launcher = Launcher(
         name="srun", rank=5, world=8, local_rank=1, local_world=4, machine=1, address="a",
         port=6000, serves=False, alone=False,
@@ -135,12 +129,11 @@ def test_a_process_becomes_the_node_of_its_rank() -> None:
     ],
     ids=["no run dir", "adaptor", "option", "insecure", "unknown address", "a group"],
 )
-def test_what_cannot_begin_is_refused_before_anything_starts(
+def test_wrong_request_is_refused_before_any_process_starts(
     variables: dict[str, str], script: str, sentence: str, tmp_path: Path
 ) -> None:
-    """
-    When a job cannot be begun as it was asked for, then each process ends with a sentence.
-    """
+    """When a job cannot start as requested, then each process ends with an error sentence and
+    leaves no new file."""
     path = tmp_path / "script.py"
     path.write_text(script + "import tft\ntft.init()\n")
     done = subprocess.run(

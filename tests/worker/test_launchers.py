@@ -75,10 +75,11 @@ def found(environ: dict[str, str]) -> Launcher:
     ],
     ids=["torchrun", "srun", "by hand"],
 )  # fmt: skip
-def test_a_launcher_says_who_this_process_is(environ: dict[str, str], launcher: Launcher) -> None:
-    """
-    When a launcher has started this process, then its variables say all that is needed.
-    """
+def test_launcher_variables_identify_this_process(
+    environ: dict[str, str], launcher: Launcher
+) -> None:
+    """When torchrun, srun or a user's own launcher has started this process, then its rank, place
+    and rendezvous address are read from the variables."""
     assert launcher_of(environ) == launcher
 
 
@@ -99,10 +100,9 @@ def test_a_launcher_says_who_this_process_is(environ: dict[str, str], launcher: 
         "an interactive step",
     ],
 )
-def test_a_process_that_nobody_started_as_one_of_several_is_none(environ: dict[str, str]) -> None:
-    """
-    When there is no launcher, or only the variables of an allocation, then none is found.
-    """
+def test_no_launcher_is_found_for_a_single_process(environ: dict[str, str]) -> None:
+    """When there is no launcher, or only the variables of a Slurm allocation, then no launcher is
+    found."""
     assert launcher_of(environ) is None
 
 
@@ -137,12 +137,11 @@ def test_a_process_that_nobody_started_as_one_of_several_is_none(environ: dict[s
         (HAND | {"NODE_RANK": "7"}, {"machine": 7}),
     ],
 )  # fmt: skip
-def test_what_is_not_said_follows_from_the_rest(
+def test_missing_variables_are_derived_from_the_others(
     environ: dict[str, str], facts: dict[str, object]
 ) -> None:
-    """
-    When a launcher says less, or more, then what it leaves open is what its users mean by that.
-    """
+    """When a launcher sets fewer or more variables, then the missing values are derived from the
+    variables that are set."""
     launcher = found(environ)
 
     assert {name: getattr(launcher, name) for name in facts} == facts
@@ -157,10 +156,9 @@ def test_what_is_not_said_follows_from_the_rest(
         *((HAND, name) for name in HAND),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_named(whole: dict[str, str], missing: str) -> None:
-    """
-    When a launcher has left out what cannot be known otherwise, then the sentence names the variable.
-    """
+def test_missing_variable_is_named(whole: dict[str, str], missing: str) -> None:
+    """When a launcher does not set a variable that cannot be derived, then the error names this
+    variable."""
     environ = {name: value for name, value in whole.items() if name != missing}
 
     with pytest.raises(UsageError, match=missing):
@@ -182,10 +180,10 @@ def test_what_is_missing_is_named(whole: dict[str, str], missing: str) -> None:
         (SRUN | {"SLURM_STEP_NODELIST": "a["}, "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST cannot be read"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(environ: dict[str, str], sentence: str) -> None:
-    """
-    When variables contradict each other or are no numbers, then the sentence says which.
-    """
+def test_contradictory_or_malformed_variables_are_refused(
+    environ: dict[str, str], sentence: str
+) -> None:
+    """When variables contradict each other or are not numbers, then the error names the variable."""
     with pytest.raises(UsageError, match=sentence):
         launcher_of(environ)
 
@@ -200,19 +198,17 @@ def test_what_cannot_be_is_refused(environ: dict[str, str], sentence: str) -> No
         ("a,b-1,c", ["a", "b-1", "c"]),
     ],
 )  # fmt: skip
-def test_a_list_of_nodes_is_written_out(nodes: str, expected: list[str]) -> None:
-    """
-    When Slurm writes a list of nodes in short, then the hosts are those it stands for, in its order.
-    """
+def test_short_node_list_of_slurm_is_expanded(nodes: str, expected: list[str]) -> None:
+    """When Slurm gives a node list in its short form, then it is expanded to all hosts in the same
+    order."""
     assert hosts(nodes) == expected
 
 
 @pytest.mark.parametrize(
     "nodes", ["", ",", "a,,b", "a[", "a]", "a[]", "a[1-]", "a[x]", "a b", "a[1],"]
 )
-def test_what_is_no_list_of_nodes_is_refused(nodes: str) -> None:
-    """
-    When a list cannot be read, then nothing is made of its beginning.
-    """
+def test_malformed_node_list_is_refused(nodes: str) -> None:
+    """When a node list is malformed, then the whole list is refused, also if its beginning is
+    readable."""
     with pytest.raises(ValueError, match="is not a valid Slurm node list"):
         hosts(nodes)

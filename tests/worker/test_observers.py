@@ -53,11 +53,9 @@ class Raises:
         return [DeviceFault(words="(", kind="memory")]
 
 
-def test_lines_of_plugins_are_collected_and_mistakes_left_out() -> None:
-    """
-    When plugins add lines to the table of device faults, then those that are some count, and a plugin's
-    mistake takes nothing from the others.
-    """
+def test_valid_lines_of_plugins_are_collected_and_invalid_ones_ignored() -> None:
+    """When plugins add lines to the table of device faults, then the valid lines are used. An
+    invalid line of one plugin does not remove the lines of the others."""
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
     for plugin in (Adds(), Mistakes(), Raises()):
@@ -86,9 +84,8 @@ class Leaves:
 
 @pytest.mark.parametrize("failure", [RuntimeError("no room"), SystemExit(3)])
 def test_an_observer_that_raises_or_exits_does_not_end_the_loop(failure: BaseException) -> None:
-    """
-    When an observer raises, or calls `sys.exit`, then that is logged and the training goes on.
-    """
+    """When an observer raises, or calls `sys.exit`, then the failure is logged and training
+    continues."""
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
     add(manager, Leaves(failure), "leaves")
@@ -119,11 +116,9 @@ class Interrupted:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def test_a_script_that_exits_on_a_signal_exits_also_while_an_observer_runs() -> None:
-    """
-    When the script's own handler of a signal calls `sys.exit` while an observer runs, then the
-    script ends, and the observer has not failed.
-    """
+def test_signal_handler_can_exit_the_script_while_an_observer_runs() -> None:
+    """When the signal handler of the script calls `sys.exit` while an observer runs, then the
+    script ends. The observer is not reported as failed."""
 
     def leave(number: int, frame: object) -> None:
         sys.exit(7)
@@ -141,10 +136,8 @@ def test_a_script_that_exits_on_a_signal_exits_also_while_an_observer_runs() -> 
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_check_that_exits_has_no_result() -> None:
-    """
-    When a check calls `sys.exit`, then it has failed, and the rank goes on.
-    """
+def test_check_that_calls_sys_exit_has_failed() -> None:
+    """When a check calls `sys.exit`, then the check has failed and the rank continues."""
 
     class Exits:
         @hookimpl

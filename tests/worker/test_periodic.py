@@ -240,13 +240,12 @@ def steps(run_dir: Path) -> list[int]:
     return [checkpoint.verify(place).step for place in places if not place.suffix]
 
 
-def test_the_last_to_have_written_its_part_makes_the_checkpoint(
+def test_rank_that_writes_its_part_last_makes_the_checkpoint(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
-    """
-    When all have written what they copied, then there is one checkpoint of it with everybody's own
-    state, one rank has said so, and what was trained meanwhile is not in it.
-    """
+    """When all ranks have written their copies, then there is one checkpoint with the private state
+    of every rank, and one rank reports it. State that was trained meanwhile is not in the
+    checkpoint."""
     with held(ranks[0]):
         stage(ranks, 2)
         ranks[0].adaptor.content = b"later"
@@ -264,10 +263,8 @@ def test_the_last_to_have_written_its_part_makes_the_checkpoint(
 
 
 def test_copies_that_differ_make_no_checkpoint(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When one rank holds another copy than the others, though it is not the one that writes it, then there is no
-    checkpoint of that, and one rank says whose copy is wrong.
-    """
+    """When the copy of one rank differs from the other copies, also if this rank does not write the
+    copy, then no checkpoint is made. One rank reports which rank has the wrong copy."""
     ranks[2].adaptor.content = b"wrong"
     stage(ranks, 2)
     written(ranks)
@@ -280,11 +277,9 @@ def test_copies_that_differ_make_no_checkpoint(tmp_path: Path, ranks: list[Rank]
     )
 
 
-def test_parts_of_different_rounds_are_not_put_together(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When a rank did a step before an incident and the others after it, then that is no checkpoint; the
-    next one is, and what was begun is removed.
-    """
+def test_parts_of_different_rounds_are_not_combined(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When one rank wrote its part before an incident and the others after it, then these parts
+    make no checkpoint. The next checkpoint is made, and the incomplete one is removed."""
     stage(ranks[:1], 2)
     written(ranks)
     for rank in ranks:
@@ -299,13 +294,11 @@ def test_parts_of_different_rounds_are_not_put_together(tmp_path: Path, ranks: l
     assert [place.name for place in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-def test_parts_of_two_ways_through_one_incident_are_not_put_together(
+def test_parts_of_two_rollbacks_in_one_incident_are_not_combined(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
-    """
-    When some have written a step, another is lost before it has, and in the same incident all go back
-    and come to that step again, then what was written the first time is in no checkpoint.
-    """
+    """When some ranks have written a step, and all ranks roll back in the same incident and reach
+    this step again, then the checkpoint has only the second parts."""
     for number, members in ((1, ranks[:2]), (2, ranks)):
         for rank in ranks:
             rank.periodic.left()
@@ -320,13 +313,11 @@ def test_parts_of_two_ways_through_one_incident_are_not_put_together(
     ).read_bytes() == b"way 2"
 
 
-def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
+def test_checkpoint_is_not_committed_while_ranks_are_out_of_the_loop(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
-    """
-    When ranks have left the loop, then what they wrote is committed once they are in it again, if the
-    job has not gone back behind it.
-    """
+    """When ranks have left the loop, then their written parts are committed only after they enter
+    it again. If the job has gone back before that step, the parts are not committed."""
     for step, back, there in ((2, 2, [2]), (4, 3, [2])):
         with held(ranks[2]) if step == 2 else held(ranks[0]):
             stage(ranks, step)
@@ -342,13 +333,11 @@ def test_nothing_is_committed_while_the_job_decides_where_to_go_on(
 
 
 @pytest.mark.parametrize(("what", "normally"), [("full", False), ("room", True)])
-def test_a_failure_costs_a_checkpoint_and_no_more(
+def test_failed_write_costs_only_one_checkpoint(
     tmp_path: Path, ranks: list[Rank], what: str, *, normally: bool
 ) -> None:
-    """
-    When a rank cannot write its part, or has no room for its copy, then there is no such checkpoint, that
-    is said with the reason, and the next is made.
-    """
+    """When a rank cannot write its part, or has no memory for its copy, then this checkpoint is not
+    made and the reason is reported. The next checkpoint is made."""
     setattr(ranks[0].adaptor, what, not normally)
     stage(ranks, 2)
     written(ranks)
@@ -368,11 +357,9 @@ class Unusual(BaseException):
     """
 
 
-def test_whatever_is_raised_the_next_one_is_written(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When what is raised in writing is no ordinary exception, or cannot even be told, then the thread that
-    writes is there for the next one.
-    """
+def test_writer_thread_survives_any_exception(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When a write raises an exception that is not an `Exception`, or the report of the failure
+    fails too, then the writer thread still writes the next checkpoint."""
     for step, error, failing in ((2, Unusual("odd"), False), (4, OSError("odd"), True)):
         ranks[0].adaptor.fault, ranks[0].post.failing = error, failing
         stage(ranks, step)
@@ -384,10 +371,9 @@ def test_whatever_is_raised_the_next_one_is_written(tmp_path: Path, ranks: list[
     assert [(told.step, told.why) for told in ranks[0].post.failures] == [(2, "Unusual: odd")]
 
 
-def test_what_fails_after_the_commit_takes_no_checkpoint_back(tmp_path: Path) -> None:
-    """
-    When a checkpoint is there and something after that fails, then nobody says that it is not there.
-    """
+def test_failure_after_the_commit_does_not_report_a_failed_checkpoint(tmp_path: Path) -> None:
+    """When a checkpoint is committed and its report fails, then no rank reports that the checkpoint
+    failed."""
     with job(tmp_path) as ranks:
         for rank in ranks:
             rank.post.failing = True
@@ -402,10 +388,9 @@ def test_what_fails_after_the_commit_takes_no_checkpoint_back(tmp_path: Path) ->
         assert [failed for rank in ranks for failed in rank.post.tried] == []
 
 
-def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When a rank can never write its part, then what the others have written does not pile up.
-    """
+def test_files_of_failed_checkpoints_are_removed(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When one rank can never write its part, then the files that the other ranks wrote do not
+    accumulate."""
     ranks[0].adaptor.full = True
     for step in range(2, 14, 2):
         stage(ranks, step)
@@ -413,10 +398,8 @@ def test_what_stays_behind_of_failures_is_removed(tmp_path: Path, ranks: list[Ra
     assert len(list((tmp_path / "checkpoints").iterdir())) <= 3
 
 
-def test_a_copy_is_let_go_of_when_it_is_written(ranks: list[Rank]) -> None:
-    """
-    When a part has been written, then nothing keeps the memory of its copy until the next one.
-    """
+def test_memory_of_a_copy_is_freed_after_the_write(ranks: list[Rank]) -> None:
+    """When a part has been written, then no reference keeps the memory of its copy."""
     copies = ranks[0].adaptor.copies
     with held(ranks[0]):
         stage(ranks, 2)
@@ -425,11 +408,9 @@ def test_a_copy_is_let_go_of_when_it_is_written(ranks: list[Rank]) -> None:
     assert len(copies) == 0
 
 
-def test_a_disk_that_is_too_slow_is_waited_for(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When the checkpoint before is still being written, then the training thread waits, and says again and
-    again that it does not hang.
-    """
+def test_training_thread_waits_for_a_slow_disk(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When the checkpoint before is still being written, then the training thread waits. It reports
+    repeatedly that it does not hang."""
     with held(ranks[0]):
         stage(ranks, 2)
         waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
@@ -442,11 +423,9 @@ def test_a_disk_that_is_too_slow_is_waited_for(tmp_path: Path, ranks: list[Rank]
     assert steps(tmp_path) == [2, 4]
 
 
-def test_who_waits_for_the_disk_can_be_called_away(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When an incident begins while the training thread waits for the disk, then it leaves, and that
-    checkpoint is not made.
-    """
+def test_incident_interrupts_the_wait_for_the_disk(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When an incident begins while the training thread waits for the disk, then the thread stops
+    waiting, and that checkpoint is not made."""
     with held(ranks[0]):
         stage(ranks, 2)
         waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
@@ -460,11 +439,9 @@ def test_who_waits_for_the_disk_can_be_called_away(tmp_path: Path, ranks: list[R
     assert steps(tmp_path) == [2]
 
 
-def test_a_commit_that_takes_long_holds_nobody_up(tmp_path: Path, ranks: list[Rank]) -> None:
-    """
-    When joining the parts takes long, then the training thread can say that it lives, and can be called
-    away.
-    """
+def test_slow_commit_does_not_block_the_training_thread(tmp_path: Path, ranks: list[Rank]) -> None:
+    """When the adaptor takes long to join the parts, then the training thread can report that it is
+    alive, and can leave the loop."""
     ranks[0].adaptor.joining.clear()
     stage(ranks[1:], 2)
     written(ranks[1:])
@@ -482,12 +459,11 @@ def test_a_commit_that_takes_long_holds_nobody_up(tmp_path: Path, ranks: list[Ra
     assert steps(tmp_path) == [2]
 
 
-def test_no_more_checkpoints_are_kept_than_were_asked_for(
+def test_only_the_requested_number_of_checkpoints_is_kept(
     tmp_path: Path, sparing: list[Rank]
 ) -> None:
-    """
-    When two are to be kept, then a third takes the place of the oldest, and nothing is left of that.
-    """
+    """When two checkpoints are to be kept, then a third replaces the oldest, and no file of the
+    oldest remains."""
     for step, there in ((2, [2]), (4, [2, 4]), (6, [4, 6]), (8, [6, 8])):
         stage(sparing, step)
         written(sparing)
@@ -495,13 +471,11 @@ def test_no_more_checkpoints_are_kept_than_were_asked_for(
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
 
-def test_nothing_old_goes_before_the_controller_knows_what_is_new(
+def test_old_checkpoint_stays_until_the_controller_knows_the_new_one(
     tmp_path: Path, sparing: list[Rank]
 ) -> None:
-    """
-    When the controller has not heard of a checkpoint yet, then the older ones, of which it knows, stay:
-    should this rank be lost now, the job goes back to one of them.
-    """
+    """When the controller has not acknowledged a new checkpoint, then the older checkpoints stay.
+    The job can go back to one of them if this rank is lost."""
     for step in (2, 4):
         stage(sparing, step)
         written(sparing)
@@ -517,13 +491,11 @@ def test_nothing_old_goes_before_the_controller_knows_what_is_new(
     assert steps(tmp_path) == [4, 6]
 
 
-def test_nothing_old_goes_while_the_job_decides_where_to_go_on(
+def test_old_checkpoint_stays_while_a_rank_is_out_of_the_loop(
     tmp_path: Path, sparing: list[Rank]
 ) -> None:
-    """
-    When a rank has left the loop, then what it has made old stays until it is in the loop again; what the
-    job has turned back from by then makes nothing old.
-    """
+    """When a rank has left the loop, then it removes no old checkpoint until it enters the loop
+    again. A checkpoint that the job has given up by then makes no other checkpoint old."""
     for step in (2, 4):
         stage(sparing, step)
         written(sparing)
@@ -544,11 +516,10 @@ def test_nothing_old_goes_while_the_job_decides_where_to_go_on(
     assert steps(tmp_path) == [2, 4]
 
 
-def test_a_function_of_the_users_own_writes_while_its_rank_stands_still(tmp_path: Path) -> None:
-    """
-    When the script has functions of its own, then what is written is what there was at the end of the
-    step, by one rank, and the checkpoint says who can read it; one that raises costs that checkpoint.
-    """
+def test_user_function_writes_the_state_at_the_end_of_the_step(tmp_path: Path) -> None:
+    """When the script has its own save function, then one rank writes the state at the end of the
+    step, and the checkpoint is marked as the script's own. A function that raises costs only that
+    checkpoint."""
     content = [b"two", b"four"]
 
     def save(directory: Path, step: int) -> None:
@@ -569,11 +540,10 @@ def test_a_function_of_the_users_own_writes_while_its_rank_stands_still(tmp_path
         assert ranks[0].expected == [1800.0, 0.0] * 2
 
 
-def test_every_holder_writes_its_copy_where_that_is_asked_for(tmp_path: Path) -> None:
-    """
-    When all copies are to be saved, then each rank that holds a shard writes it; one that has no room for
-    a copy, or cannot write it, is no reason not to have the checkpoint, but the first one is.
-    """
+def test_every_holder_writes_its_copy_with_the_option_all(tmp_path: Path) -> None:
+    """When all copies are to be saved, then each rank that holds a shard writes its copy. A rank
+    without memory or disk space costs only its own copy, except for the first rank, which costs the
+    checkpoint."""
     with job(tmp_path, copies="all") as ranks:
         ranks[1].adaptor.room = False
         stage(ranks, 2)
@@ -592,9 +562,8 @@ def test_every_holder_writes_its_copy_where_that_is_asked_for(tmp_path: Path) ->
         }
 
 
-def test_an_adaptor_that_cannot_copy_is_refused(tmp_path: Path) -> None:
-    """
-    When checkpoints are asked for and the adaptor has no `tft_stage`, then that is said at once.
-    """
+def test_adaptor_without_tft_stage_is_refused(tmp_path: Path) -> None:
+    """When periodic checkpoints are requested and the adaptor has no `tft_stage`, then an error
+    says so at once."""
     with pytest.raises(UsageError, match="'own' cannot write periodic checkpoints"):
         make(tmp_path, 0, plugin=object())

@@ -38,11 +38,12 @@ FIRST = (0,)
 
 
 @pytest.mark.parametrize("finish", [5, 4])
-async def test_who_waits_for_the_others_does_what_they_have_done(stage: Stage, finish: int) -> None:
-    """
-    When a rank has finished its all-reduces and another one does not come to meet it, then it has begun nothing; and
-    when it is stopped, it completes the step if that is what the others have done, and else does not.
-    """
+async def test_rank_that_waits_at_the_barrier_follows_the_other_ranks(
+    stage: Stage, finish: int
+) -> None:
+    """When a rank waits at the barrier for a rank that does not come, then it has not begun the
+    update. When it is stopped, it completes the step only if the order says that the others
+    completed it."""
     await stage.agent(SCRIPT, nproc=2, adaptor="fake")
     for rank in BOTH:
         await stage.start(rank=rank)

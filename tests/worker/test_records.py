@@ -20,11 +20,9 @@ def rows(directory: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_steps_that_are_computed_again_replace_their_rows(tmp_path: Path) -> None:
-    """
-    When training goes back, then rows of later steps go, and those of the step itself and earlier ones stay; another
-    process goes on in the same file.
-    """
+def test_steps_that_are_trained_again_replace_their_rows(tmp_path: Path) -> None:
+    """When training goes back to a step, then the rows of later steps are removed, and the rows of
+    this step and earlier steps stay. A new process continues the same file."""
     records = Records(tmp_path, 2)
     for step in (1, 2, 3):
         records.write(step, {"loss": step / 4})
@@ -36,10 +34,9 @@ def test_steps_that_are_computed_again_replace_their_rows(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def test_what_is_called_again_after_a_step_replaces_its_rows_alone(tmp_path: Path) -> None:
-    """
-    When what is called after a step is called again, then its rows go, and those of the step itself stay.
-    """
+def test_repeated_call_after_a_step_replaces_only_its_own_rows(tmp_path: Path) -> None:
+    """When the functions after a step are called again, then only the rows of these functions are
+    removed. The rows of the step itself stay."""
     records = Records(tmp_path, 2)
     records.write(3, {"loss": 0.5})
     records.begin_after(3)
@@ -51,10 +48,9 @@ def test_what_is_called_again_after_a_step_replaces_its_rows_alone(tmp_path: Pat
     assert rows(tmp_path) == [{"step": 3, "loss": 0.5}]
 
 
-def test_half_a_row_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
-    """
-    When a process was killed while it wrote a row, then the next one drops that.
-    """
+def test_incomplete_row_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    """When a process was killed while it wrote a row, then the next process removes the incomplete
+    row."""
     (tmp_path / "records-rank2.jsonl").write_bytes(b'{"step": 1}\n{"st')
     records = Records(tmp_path, 2)
     records.drop_later(1)
@@ -63,19 +59,17 @@ def test_half_a_row_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", [{"step": 1}, {"after": 1}, {"loss": object()}])
-def test_rows_that_cannot_be_kept_are_refused(tmp_path: Path, row: dict[str, object]) -> None:
-    """
-    When a row names what tft adds, or holds what JSON does not have, then it is refused, and nothing is written.
-    """
+def test_invalid_rows_are_refused(tmp_path: Path, row: dict[str, object]) -> None:
+    """When a row has a field name that tft reserves, or a value that JSON does not support, then
+    the row is refused and no file is written."""
     with pytest.raises(UsageError):
         Records(tmp_path, 2).write(1, row)
     assert not (tmp_path / "records-rank2.jsonl").exists()
 
 
-def test_a_full_disk_leaves_whole_rows(tmp_path: Path) -> None:
-    """
-    When there is no room for a row, then that is raised, and no half of it is left: the next row can be read.
-    """
+def test_full_disk_leaves_only_complete_rows(tmp_path: Path) -> None:
+    """When there is no disk space for a row, then an error is raised and no part of the row
+    remains. The next row can be written and read."""
     records = Records(tmp_path, 2)
     records.write(1, {"loss": 0.5})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

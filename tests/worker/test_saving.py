@@ -106,11 +106,9 @@ def committed(run_dir: Path, by: Saving, *shards: str) -> Path:
     return final
 
 
-def test_what_a_script_writes_it_reads(tmp_path: Path) -> None:
-    """
-    When the script has functions of its own, then they are given a directory to write into and the
-    same to read from, and what was written is committed and checked as ever.
-    """
+def test_save_and_load_functions_of_a_script_use_the_same_directory(tmp_path: Path) -> None:
+    """When the script has its own save and load functions, then both get the same directory. The
+    written files are committed and verified as usual."""
     script = Script()
     by = saving(Plain(), Own(save=script.save, load=script.load))
     final = committed(tmp_path, by, "dense")
@@ -138,11 +136,9 @@ class Pointing(Plain):
         self.told.append((directory, newest, step))
 
 
-def test_an_adaptor_is_told_which_checkpoint_is_the_newest(tmp_path: Path) -> None:
-    """
-    When a checkpoint gets its name, then it is the newest; when it is given up, then the one before is, and
-    when that is, too, there is none; where nothing is given up, nothing is said.
-    """
+def test_adaptor_is_told_the_newest_checkpoint(tmp_path: Path) -> None:
+    """When a checkpoint is committed or given up, then the adaptor is told which checkpoint is the
+    newest, or that there is none. When nothing is given up, then the adaptor is not called."""
     pointing = Pointing()
     by = saving(pointing)
     store = CheckpointStore(directory=tmp_path / "checkpoints")
@@ -169,11 +165,9 @@ class Unusual(BaseException):
     """
 
 
-def test_what_a_script_raises_fails_its_save_and_no_more(tmp_path: Path) -> None:
-    """
-    When a function of the script's own raises what is no ordinary exception, then it is one that says what
-    it was; what is to end the process is not held up.
-    """
+def test_exception_of_a_save_function_fails_only_the_save(tmp_path: Path) -> None:
+    """When the save function raises something that is not an `Exception`, then the save fails with
+    a `RuntimeError` that names it. A `SystemExit` is passed on."""
 
     def full(directory: Path, step: int) -> None:
         raise Unusual("no space\nin line 7")
@@ -188,11 +182,9 @@ def test_what_a_script_raises_fails_its_save_and_no_more(tmp_path: Path) -> None
         saving(Plain(), Own(save=leave, load=print)).save(tmp_path, "dense", 7)
 
 
-def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
-    """
-    When a rank holds several shards, then the functions are called once for each, and told which; those
-    that do not ask are refused.
-    """
+def test_functions_with_a_shard_parameter_are_told_the_shard(tmp_path: Path) -> None:
+    """When a rank holds several shards, then the functions are called once for each shard with its
+    name. Functions without a parameter `shard` are refused."""
     script = Script()
     by = saving(Plain(), Own(save=script.save_one, load=script.load_one))
     both = [ShardCopies(shard=shard, ranks=(0, 1)) for shard in ("dense", "optimizer.0")]
@@ -211,10 +203,9 @@ def test_a_function_that_asks_is_told_the_shard(tmp_path: Path) -> None:
         blind.check(both)
 
 
-def test_what_is_not_the_users_is_kept_beside(tmp_path: Path) -> None:
-    """
-    When the adaptor keeps what is no part of the user's objects, then it is written beside what the
-    script writes, checked with it, and given back after the script has read.
+def test_state_of_the_adaptor_is_saved_beside_the_files_of_the_script(tmp_path: Path) -> None:
+    """When the adaptor has state that is not part of the user's objects, then it is written beside
+    the script's files and verified with them. The adaptor gets it back after the script has loaded.
     """
     script, adaptor = Script(), Careful()
     by = saving(adaptor, Own(save=script.save, load=script.load))
@@ -241,11 +232,9 @@ class Joining(Plain):
         return ("all",)
 
 
-def test_what_is_joined_is_what_was_written_now(tmp_path: Path) -> None:
-    """
-    When an attempt that was killed has left files in the directory, then the adaptor is told those of this
-    one alone.
-    """
+def test_adaptor_joins_only_the_files_of_this_attempt(tmp_path: Path) -> None:
+    """When a killed attempt has left files in the directory, then the adaptor gets only the files
+    of this attempt to join."""
     final = tmp_path / "checkpoints" / "step-00000007"
     checkpoint.partial(final).mkdir(parents=True)
     (checkpoint.partial(final) / "optimizer.1").touch()
@@ -258,11 +247,9 @@ def test_what_is_joined_is_what_was_written_now(tmp_path: Path) -> None:
     assert [file.name for file in manifest.files] == ["all", "dense"]
 
 
-def test_whoever_has_not_written_a_checkpoint_does_not_read_it(tmp_path: Path) -> None:
-    """
-    When a checkpoint was written by the script's functions and is read without them, or the other way
-    round, then that is refused, and it is said what to do.
-    """
+def test_checkpoint_is_refused_by_the_other_kind_of_load(tmp_path: Path) -> None:
+    """When a checkpoint was written by the script's functions and is read without them, or the
+    reverse, then the load is refused. The error says what to do."""
     script = Script()
     own = saving(Plain(), Own(save=script.save, load=script.load))
     theirs = committed(tmp_path / "theirs", own, "dense")
@@ -293,20 +280,17 @@ def a_link(directory: Path, step: int) -> None:
     ("function", "sentence"),
     [(nothing, "has written nothing under"), (a_link, "has made a symbolic link")],
 )
-def test_what_is_not_in_its_directory_is_no_save(
+def test_save_without_a_file_in_its_directory_fails(
     tmp_path: Path, function: Callable[[Path, int], None], sentence: str
 ) -> None:
-    """
-    When a function has left no file of its own in its directory, then the save has failed.
-    """
+    """When a save function has written no file in its directory, or has made a symbolic link there,
+    then the save fails."""
     with pytest.raises(UsageError, match=sentence):
         saving(Plain(), Own(save=function, load=print)).save(tmp_path, "dense", 7)
 
 
-def test_what_an_earlier_attempt_has_left_is_gone(tmp_path: Path) -> None:
-    """
-    When a save is done again, then the function finds its directory empty.
-    """
+def test_repeated_save_starts_with_an_empty_directory(tmp_path: Path) -> None:
+    """When a save is repeated, then the save function finds its directory empty."""
     script = Script()
     by = saving(Plain(), Own(save=script.save, load=script.load))
     for step in (7, 8):
@@ -323,17 +307,14 @@ def test_what_an_earlier_attempt_has_left_is_gone(tmp_path: Path) -> None:
         ({"save": print, "load": print, "make": print}, "takes either make, or save and load"),
     ],
 )
-def test_half_of_it_is_refused(parts: dict[str, Any], sentence: str) -> None:
-    """
-    When one of the two is missing, is no function, or could find nothing to write, then it is refused.
-    """
+def test_incomplete_pair_of_functions_is_refused(parts: dict[str, Any], sentence: str) -> None:
+    """When `save` or `load` is missing, is not a function, or is combined with `make`, then the
+    functions are refused."""
     with pytest.raises(UsageError, match=sentence):
         own_functions(parts)
 
 
-def test_where_nothing_is_given_the_adaptor_does_it() -> None:
-    """
-    When a script gives no functions of its own, then there are none.
-    """
+def test_adaptor_saves_when_the_script_has_no_functions() -> None:
+    """When a script gives no functions, then the adaptor saves and loads."""
     assert own_functions({"model": object(), "save": None}) is None
     assert not saving(Plain()).own

@@ -145,11 +145,9 @@ def rows(stage: Stage, rank: int) -> list[list[str]]:
     return [line.split() for line in text.split("\n")[:-1]]  # the last may be half written
 
 
-async def test_ranks_stand_still_at_one_step_and_go_on_from_there(stage: Stage) -> None:
-    """
-    When both ranks are held and released, twice, then each stands at the same step with its state
-    whole, and goes on in the same groups with nothing lost or done twice.
-    """
+async def test_held_ranks_stop_at_one_step_and_continue_from_there(stage: Stage) -> None:
+    """When both ranks are held and released twice, then each rank stands at the same step with its
+    complete state. It continues in the same groups, and no step is lost or repeated."""
     await trains(stage)
     for incident in (1, 2):
         step = (await held(stage, incident))[0].position.step
@@ -161,11 +159,9 @@ async def test_ranks_stand_still_at_one_step_and_go_on_from_there(stage: Stage) 
         assert steps == list(range(1, len(steps) + 1))
 
 
-async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage) -> None:
-    """
-    When a check is ordered while the ranks stand still, then each runs it and answers with what it
-    has found; one that raises, and one that nobody knows, has failed with a sentence.
-    """
+async def test_check_runs_on_every_rank_and_reports_its_finding(stage: Stage) -> None:
+    """When a check is ordered while the ranks stand still, then each rank runs it and answers with
+    its finding. A check that raises, or that no plugin has, fails with a sentence."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     found = await done(stage, Check(**key(1), name="lamps"))
@@ -187,11 +183,9 @@ async def test_a_check_is_run_on_every_rank_and_its_finding_is_told(stage: Stage
     ] * 2
 
 
-async def test_a_pause_that_ends_during_a_check_keeps_the_groups(stage: Stage) -> None:
-    """
-    When the ranks are released while they run a check, then that is answered at once, the check
-    runs to its end without being told, and training goes on in the same groups.
-    """
+async def test_release_during_a_check_keeps_the_groups(stage: Stage) -> None:
+    """When the ranks are released while they run a check, then they answer the release at once. The
+    check ends without a report, and training continues in the same groups."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     end = await checking(stage, 1)
@@ -203,12 +197,9 @@ async def test_a_pause_that_ends_during_a_check_keeps_the_groups(stage: Stage) -
     assert not [r for r in stage.reports if isinstance(r, Answered) and r.order == "check"]
 
 
-async def test_an_incident_during_a_check_waits_for_it(stage: Stage) -> None:
-    """
-    When an incident begins while the ranks run a check, then the freeze is answered at once; the
-    stop is answered when the check has ended, after the step that was to be finished; and
-    training goes on from there.
-    """
+async def test_stop_waits_for_the_end_of_a_check(stage: Stage) -> None:
+    """When an incident begins during a check, then the freeze is answered at once. The stop is
+    answered after the check and the step to be finished, and training continues from there."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     end = await checking(stage, 1)
@@ -225,11 +216,9 @@ async def test_an_incident_during_a_check_waits_for_it(stage: Stage) -> None:
     assert not [r for r in stage.reports if isinstance(r, Faulted)]
 
 
-async def test_a_refusal_that_comes_late_ends_the_process(stage: Stage) -> None:
-    """
-    When nobody has said that a rank's claim was heard, then the rank repeats it and goes no
-    further; when it hears that it is refused, however late, its script ends with the reason.
-    """
+async def test_late_refusal_of_a_claim_ends_the_process(stage: Stage) -> None:
+    """When a rank's claim is not acknowledged, then the rank repeats the claim and waits. When a
+    refusal comes later, then its script ends with the reason."""
     stage.acknowledging = False
     await stage.agent(SCRIPT, nproc=1, adaptor="fake")
     await stage.start(rank=0)
@@ -245,12 +234,9 @@ async def test_a_refusal_that_comes_late_ends_the_process(stage: Stage) -> None:
     assert not [r for r in stage.reports if isinstance(r, Ready)]
 
 
-async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stage) -> None:
-    """
-    When ranks that keep copies stop, then one takes back its copy of the step before, the other
-    fetches the first one's, and both go on from there as they did the first time, or without
-    the batch that came next.
-    """
+async def test_rank_restores_a_kept_copy_and_serves_it_to_another_rank(stage: Stage) -> None:
+    """When ranks that keep copies stop, then one rank restores its copy of the step before, and the
+    other rank fetches this copy. Both train as the first time, or skip the next batch."""
     await trains(stage)
     address = {rank: (await stage.report(Joined, rank=rank)).address for rank in BOTH}
     step = (await held(stage, 1))[0].position.step
@@ -275,11 +261,9 @@ async def test_a_rank_goes_back_to_a_copy_and_gives_another_one_away(stage: Stag
         assert int(without[2]) == int(begun[2]) + 1
 
 
-async def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(stage: Stage) -> None:
-    """
-    When ranks have gone back to a step, then they have no RNG and data position of the next one any
-    more: it is trained anew, maybe without a batch, and may not end as it did.
-    """
+async def test_captured_state_of_abandoned_steps_is_discarded(stage: Stage) -> None:
+    """When ranks have gone back to a step, then they no longer have the RNG state and data position
+    of the next step. A rollback to that next step fails."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     await done(stage, Stop(**key(1), finish=step, grace=1.0))
@@ -290,11 +274,9 @@ async def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(stage: 
         assert f"has not kept the RNG state and data position of step {step}" in answer.failure
 
 
-async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> None:
-    """
-    When a rank is told to go back to a step of which it keeps no copy, then it says so and keeps
-    what it has.
-    """
+async def test_restore_of_a_step_without_a_copy_is_refused(stage: Stage) -> None:
+    """When a rank is ordered to go back to a step of which it keeps no copy, then it answers with a
+    failure and keeps its state."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     await done(stage, Stop(**key(1), finish=step, grace=1.0))
@@ -304,24 +286,20 @@ async def test_a_copy_that_is_not_kept_cannot_be_taken_back(stage: Stage) -> Non
         assert answer.held == step
 
 
-async def test_a_fault_that_may_have_spread_says_so(stage: Stage) -> None:
-    """
-    When an exception has the attributes `tft_polluted` and `tft_not_after`, then the report of the fault has
-    them too.
-    """
+async def test_fault_report_carries_the_spread_of_the_exception(stage: Stage) -> None:
+    """When an exception has the attributes `tft_polluted` and `tft_not_after`, then the report of
+    the fault has them too."""
     await trains(stage, "1", "5")
     fault = await stage.report(Faulted, rank=1)
     assert (fault.kind, fault.step) == ("numeric", 5)
     assert (fault.polluted, fault.not_after) == (True, 3)
 
 
-async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(
+async def test_missing_private_state_is_taken_from_the_order_or_derived(
     stage: Stage,
 ) -> None:
-    """
-    When a rank is rolled back to a step of which its page has nothing, then it takes what it is
-    sent; without that it refuses with a sentence, unless it is told to make it anew; and what it
-    has then is saved like its own.
+    """When a rank has captured nothing for the step of a rollback, then it takes the private state
+    from the order, derives it if ordered, or refuses. The new state is saved like captured state.
     """
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
@@ -341,13 +319,11 @@ async def test_a_rank_takes_what_another_process_had_captured_or_makes_it_anew(
     assert [unpack(each) for each in saved] == [{"position": 77}, {"position": 5}]
 
 
-async def test_what_it_was_when_the_loop_was_left_is_kept_for_the_next_incident(
+async def test_private_state_at_a_rollback_is_kept_for_the_next_incident(
     stage: Stage,
 ) -> None:
-    """
-    When ranks whose all-reduces were cut off are rolled back to the end of that step, which others have done,
-    then what they have then is captured: a fault before the next step leads there again.
-    """
+    """When ranks were cut off in their all-reduces and are rolled back to the end of that step,
+    then their private state is captured. A second rollback to the same step succeeds."""
     await trains(stage, "1", "5")
     await stage.report(Faulted, rank=1)
     await done(stage, Freeze(**key(1), cause="a test"))
@@ -356,11 +332,9 @@ async def test_what_it_was_when_the_loop_was_left_is_kept_for_the_next_incident(
     await done(stage, Rollback(**key(2), step=5))
 
 
-async def test_what_cannot_be_saved_is_sent_along(stage: Stage) -> None:
-    """
-    When a rank cannot write its part of a checkpoint, then its answer carries what only it has, of
-    every step that it kept it of, for somebody else to write.
-    """
+async def test_rank_that_cannot_save_sends_its_private_state(stage: Stage) -> None:
+    """When a rank cannot write its part of a checkpoint, then its answer carries its private state
+    of every kept step. Another rank can then write it."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     await done(stage, Stop(**key(1), finish=step, grace=1.0))

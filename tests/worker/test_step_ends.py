@@ -111,11 +111,9 @@ async def frozen(stage: Stage) -> list[Position]:
 
 
 @pytest.mark.parametrize("tails", [False, True])
-async def test_a_first_step_ends_where_others_have_said(stage: Stage, tails: bool) -> None:
-    """
-    When processes enter their loop, and are told that steps end behind their windows there, then each stands in the tail
-    of its first step when that window has closed; otherwise that step is taken to end with its window.
-    """
+async def test_end_of_the_first_step_follows_the_resume_order(stage: Stage, tails: bool) -> None:
+    """When the resume order says that steps have a tail, then each rank stands in the tail of its
+    first step after the window. Otherwise the step ends with its window."""
     await enter(stage, "says_itself", "tail", tails=tails)
     pipes = await reach(stage, "tail")
     assert await frozen(stage) == [Position(step=1, window=False, tail=tails)] * 2
@@ -123,12 +121,11 @@ async def test_a_first_step_ends_where_others_have_said(stage: Stage, tails: boo
         pipe.close()
 
 
-async def test_a_loop_that_is_broken_off_has_ended_its_step_when_it_begins_anew(
+async def test_break_out_of_the_loop_ends_the_step_when_the_loop_restarts(
     stage: Stage,
 ) -> None:
-    """
-    When a loop over epochs leaves `session.steps` by `break` and takes it anew, then the step that was left has ended.
-    """
+    """When a loop over epochs leaves `session.steps` by `break` and starts it again, then the last
+    step has ended."""
     await enter(stage, "breaks_off", "head")
     pipes = await reach(stage, "head")
     assert await frozen(stage) == [Position(step=3, window=False, tail=False)] * 2

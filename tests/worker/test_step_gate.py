@@ -80,12 +80,9 @@ def turns(gate: Gate, windows: int) -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def test_who_was_let_into_a_window_is_in_it_whatever_comes_next() -> None:
-    """
-    When a hold lets the training thread into its window and a freeze follows before it has moved,
-    then it goes in all the same, and is told to be there: it neither waits nor leaves the loop
-    with its all-reduces complete while others do the step.
-    """
+def test_rank_that_was_admitted_to_a_window_completes_it() -> None:
+    """When a hold admits the training thread to its window and a freeze follows at once, then the
+    thread enters the window and its position says so. It stops only before the next window."""
     gate = held(10)
     gate.hold_after(12)
     word = gate.wait()
@@ -98,12 +95,10 @@ def test_who_was_let_into_a_window_is_in_it_whatever_comes_next() -> None:
     assert not gate.arrive()  # held by the freeze, one window later
 
 
-def test_a_freeze_before_it_was_let_in_keeps_it_where_it_stands() -> None:
-    """
-    When a hold would have let the training thread in and a freeze comes before it has taken
-    notice, then it stands still; and what is told when it is let out of the loop is that it did
-    not begin.
-    """
+def test_freeze_before_admission_keeps_the_rank_before_its_window() -> None:
+    """When a hold would admit the training thread and a freeze comes before the thread has noticed,
+    then the thread stands still. When it leaves the loop, its position says that it did not begin
+    the step."""
     gate = held(10)
     gate.hold_after(12)
     gate.lock()
@@ -115,11 +110,9 @@ def test_a_freeze_before_it_was_let_in_keeps_it_where_it_stands() -> None:
     assert gate.held() == 10
 
 
-def test_a_step_that_is_to_be_finished_is_entered_before_the_loop_is_left() -> None:
-    """
-    When a rank before a window is to leave after that step, then it is let in, and leaves at the
-    end of it.
-    """
+def test_rank_finishes_the_ordered_step_before_it_leaves_the_loop() -> None:
+    """When a rank before a window is ordered to leave after that step, then it enters the window
+    and leaves at the end of the step."""
     gate = held(10)
     assert gate.leave_after(11).position == Position(step=10, window=True)
     assert gate.wait() == "in"
@@ -127,11 +120,10 @@ def test_a_step_that_is_to_be_finished_is_entered_before_the_loop_is_left() -> N
     assert gate.leaves(11)
 
 
-def test_a_pause_lets_what_is_called_after_its_step_be_called() -> None:
-    """
-    When all are to stand still after a step, and functions are called after it, then these are called: a freeze before
-    that keeps the training thread out of them, and it does not count as standing still until it is before the next window.
-    """
+def test_pause_lets_the_functions_after_its_step_run() -> None:
+    """When a freeze comes, then the functions after the step do not start. When the ranks are to
+    stand still after this step, then the functions run, and the thread stands still before the next
+    window."""
     gate = training(12)
     gate.lock()
     gate.ended(after=True)
@@ -144,10 +136,9 @@ def test_a_pause_lets_what_is_called_after_its_step_be_called() -> None:
     assert gate.standing().still
 
 
-def test_who_is_to_leave_calls_nothing_after_its_step() -> None:
-    """
-    When the loop is to be left after a step after which functions are called, then none is called.
-    """
+def test_functions_after_a_step_are_not_called_when_the_rank_leaves() -> None:
+    """When the rank is to leave the loop after a step, then the functions after this step are not
+    called."""
     gate = training(12)
     gate.lock()
     gate.ended(after=True)
@@ -157,11 +148,9 @@ def test_who_is_to_leave_calls_nothing_after_its_step() -> None:
     assert gate.position() == Position(step=12, window=False, after=True)
 
 
-def test_no_half_of_a_move_is_told() -> None:
-    """
-    When positions are asked for while windows open and close as fast as they can, then none is
-    told that lies before an earlier one, and what is held goes with where it stands.
-    """
+def test_reported_position_and_held_step_are_consistent() -> None:
+    """When positions are read while windows open and close very fast, then no position is before an
+    earlier one. The held step always matches the position."""
     gate = training(0)
     told = []
     with turns(gate, 20_000):
@@ -173,11 +162,9 @@ def test_no_half_of_a_move_is_told() -> None:
         assert one.held == (None if one.position.window else one.position.step)
 
 
-def test_windows_pass_only_as_far_as_the_lock_that_was_told() -> None:
-    """
-    When a freeze comes while windows open and close, then the window after the one that was told
-    is not entered.
-    """
+def test_no_window_is_entered_after_the_position_of_the_freeze() -> None:
+    """When a freeze comes while windows open and close, then no window after the reported position
+    is entered."""
     for _ in range(50):
         gate = training(0)
         refused = threading.Event()
@@ -193,12 +180,9 @@ def test_windows_pass_only_as_far_as_the_lock_that_was_told() -> None:
         assert gate.position() == Position(step=told.step + told.window, window=True)
 
 
-def test_an_order_that_was_not_begun_is_taken_back() -> None:
-    """
-    When a check was handed over and its round is over before the training thread has seen it,
-    then it is not run, neither before the window nor out of the loop later; one that was begun
-    cannot be taken back.
-    """
+def test_check_that_has_not_begun_can_be_withdrawn() -> None:
+    """When the round of a check is over before the training thread has begun it, then the check
+    never runs. A check that has begun cannot be withdrawn."""
     gate = held(10)
     gate.execute(CHECK)
     assert gate.withdraw() == Withdrawn()
@@ -215,11 +199,9 @@ def test_an_order_that_was_not_begun_is_taken_back() -> None:
     assert begun.wait() == "in"
 
 
-def test_a_rank_that_runs_a_check_stands_still() -> None:
-    """
-    When the training thread carries out an order from where it stands, then it counts as standing
-    there with its state whole, and as waiting for the others.
-    """
+def test_rank_that_runs_a_check_counts_as_standing_still() -> None:
+    """When the training thread runs a check before its window, then the rank counts as standing
+    still with its complete state, and as waiting for the others."""
     gate = held(10)
     gate.execute(CHECK)
     assert gate.wait() == CHECK
@@ -228,11 +210,9 @@ def test_a_rank_that_runs_a_check_stands_still() -> None:
     assert gate.lock().waiting
 
 
-def test_who_is_in_a_window_does_not_wait_for_others() -> None:
-    """
-    When all stand still and somebody asks who waits, then a rank before its window does, and so
-    does one out of the loop; one that is in its window hangs there by itself.
-    """
+def test_rank_in_a_window_does_not_count_as_waiting() -> None:
+    """When the gate is locked, then a rank before its window or out of the loop counts as waiting
+    for the others. A rank in its window does not."""
     assert held(10).lock().waiting
     inside = training(10)
     assert inside.arrive()
@@ -241,11 +221,9 @@ def test_who_is_in_a_window_does_not_wait_for_others() -> None:
     assert inside.lock().waiting
 
 
-def test_the_step_after_a_release_is_announced_by_who_trains() -> None:
-    """
-    When windows open again, then where the training thread stood is told, and the step that comes
-    next is announced, but not by a rank whose training is over.
-    """
+def test_next_step_after_a_release_is_announced_by_training_ranks() -> None:
+    """When windows open again, then the position of the training thread is reported and the next
+    step is announced. A rank whose training is over announces nothing."""
     gate = held(10)
     gate.announce = False
     unlocked = gate.unlock()
@@ -259,10 +237,9 @@ def test_the_step_after_a_release_is_announced_by_who_trains() -> None:
     assert not over.announce
 
 
-def test_a_torn_state_is_not_held_wherever_the_rank_stands() -> None:
-    """
-    When a state is being overwritten, then nothing is held until it is whole again.
-    """
+def test_partly_overwritten_state_is_not_held() -> None:
+    """When a state is being overwritten, then the rank holds no step until the state is complete
+    again."""
     gate = training(10)
     gate.tear()
     assert (gate.held(), gate.standing().held) == (None, None)
@@ -270,11 +247,9 @@ def test_a_torn_state_is_not_held_wherever_the_rank_stands() -> None:
     assert (gate.held(), gate.position()) == (9, Position(step=9, window=False))
 
 
-def test_who_does_not_know_of_the_others_waits_though_nothing_is_locked() -> None:
-    """
-    When the all-reduces of the training thread are complete and whether others' are is not known, then it stands
-    before its window, having begun nothing, until it is told how far those who know have come.
-    """
+def test_rank_waits_before_its_window_while_the_others_are_unknown() -> None:
+    """When the all-reduces of a rank are complete but the progress of the other ranks is unknown,
+    then the rank waits before its window. It begins the step only after an order to finish it."""
     gate = training(10)
     gate.stand()
     standing = gate.standing()
@@ -290,11 +265,9 @@ def test_who_does_not_know_of_the_others_waits_though_nothing_is_locked() -> Non
     assert gate.leaves(11)
 
 
-def test_a_step_that_nobody_has_begun_is_left() -> None:
-    """
-    When nobody has begun the step that the training thread stands before, then it is told to leave, and
-    the next time it is in the loop it enters windows as ever.
-    """
+def test_rank_leaves_the_loop_before_a_step_that_no_rank_has_begun() -> None:
+    """When no rank has begun the step before which the training thread waits, then the thread
+    leaves the loop. After it enters the loop again, it can enter windows as before."""
     gate = training(10)
     gate.stand()
     gate.lock()
@@ -307,10 +280,8 @@ def test_a_step_that_nobody_has_begun_is_left() -> None:
     assert gate.arrive()
 
 
-def test_who_stood_alone_when_its_loop_ended_is_let_in_the_next_time() -> None:
-    """
-    When an exception has ended the waiting, then the next window is entered as ever.
-    """
+def test_window_is_open_again_after_an_exception_ended_the_wait() -> None:
+    """When an exception has ended the wait before a window, then the next window is open as before."""
     gate = training(10)
     gate.stand()
     gate.leave()
