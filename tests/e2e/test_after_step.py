@@ -55,6 +55,7 @@ def test_ranks_that_evaluate_are_not_replaced_when_another_rank_dies(
     assert evaluations(outcome) == evaluations(calm)
 
 
+@pytest.mark.soak
 def test_an_evaluation_in_which_a_rank_dies_is_repeated_by_all_ranks(tmp_path: Path) -> None:
     """When a rank dies in an evaluation by all ranks, then all evaluate again with its replacement,
     and each row is written once. Random draws and mode switches of the evaluation have no effect on

@@ -283,6 +283,7 @@ def test_a_polluted_update_is_undone_from_the_copies_of_the_step_before(
     assert incident["pids_kept"] is True
 
 
+@pytest.mark.soak
 def test_a_job_that_may_scale_in_completes_without_a_lost_node(tmp_path: Path) -> None:
     """When a node is lost and the adaptor supports fewer ranks, then the other ranks train on
     without it and complete the job."""

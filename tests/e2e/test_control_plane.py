@@ -91,7 +91,8 @@ def test_a_rank_is_recovered_when_the_broker_or_controller_dies_too(
     assert (incident["strategy"], incident["steps_lost"]) == ("recover", 0)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [0, 1])
 def test_losses_are_unchanged_by_kills_at_random_moments(
     seed: int, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

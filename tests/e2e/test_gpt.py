@@ -89,6 +89,7 @@ def test_a_second_rank_killed_in_the_repair_joins_the_incident(
         assert incident["processes_started"] == 2
 
 
+@pytest.mark.soak
 def test_reported_faults_are_retried_without_a_new_process(
     tmp_path: Path, gpt_undisturbed: Outcome
 ) -> None:

@@ -64,9 +64,8 @@ def test_an_optimizer_with_state_in_an_attribute_is_refused(
     assert {step for _, step in outcome.rows()} == {1}
 
 
-@pytest.mark.parametrize(
-    "how", [(), pytest.param(("--make",), marks=pytest.mark.soak)], ids=["adopted", "made"]
-)
+@pytest.mark.parametrize("how", [(), ("--make",)], ids=["adopted", "made"])
+@pytest.mark.soak
 def test_an_optimizer_that_keeps_dataclasses_in_its_state_is_refused(
     tmp_path: Path, how: tuple[str, ...]
 ) -> None:

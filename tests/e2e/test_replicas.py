@@ -37,6 +37,7 @@ def test_losses_are_the_same_with_a_sharded_optimizer(
     assert undisturbed.rows() == gpt_undisturbed.rows()
 
 
+@pytest.mark.soak
 def test_each_rank_prints_the_holders_of_its_shard(undisturbed: Outcome) -> None:
     """When a rank prints its topology, then it names the two holders of its shard, in MindIO's
     format."""
@@ -44,6 +45,7 @@ def test_each_rank_prints_the_holders_of_its_shard(undisturbed: Outcome) -> None
         assert f"rank:{rank}, report group list: {[rank % 2, rank % 2 + 2]}" in undisturbed.output
 
 
+@pytest.mark.soak
 def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:

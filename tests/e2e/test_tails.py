@@ -109,7 +109,7 @@ def test_a_rank_killed_in_phase_tail_has_completed_its_tail(tmp_path: Path, calm
 
 HABITS = ("schedules", "averages", "plateaus", "scales")
 COVERING = [
-    ("averages", "before"),
+    pytest.param("averages", "before", marks=pytest.mark.soak),
     pytest.param("plateaus", "before", marks=pytest.mark.soak),
     pytest.param("schedules", "before", marks=pytest.mark.soak),
 ]

@@ -116,6 +116,7 @@ def test_a_job_of_two_ranks_survives_the_loss_of_either(tmp_path: Path, calm_pai
         recovered(incident, rank)
 
 
+@pytest.mark.soak
 def test_reported_faults_are_retried_without_a_new_process(tmp_path: Path, calm: Outcome) -> None:
     """When a rank reports a device memory fault, in the middle of its update too, another one a
     broken connection, and two ranks report faults at once, then every process is kept and the state

@@ -15,7 +15,7 @@ from tft.simulation.run import run
 from tft.simulation.schedule import ASKED, draw
 from tft.simulation.shrink import explain
 
-SCHEDULES = 2000
+SCHEDULES = 1200
 
 
 pytestmark = pytest.mark.timeout(300)  # half a minute on two cores that have nothing else to do
