@@ -250,5 +250,5 @@ def _disk(error: BaseException) -> OSError | None:
 
 def _words(error: Exception) -> str:
     kind, line = type(error).__name__, str(error).partition("\n")[0]
-    # a torch assertion has only a place in torch's code and a position in a file
+    # the first line of a torch assertion names only a line of torch's source: leave it out
     return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"

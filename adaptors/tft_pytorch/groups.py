@@ -72,12 +72,11 @@ class Groups:
 
     def meet(self, *, cuda: bool) -> None:
         """
-        Return when all ranks have called this method, and their devices have done the work that was
-        started before (pre-update barrier).
+        Wait until all ranks have called this method and their devices have finished the work that
+        was started before: the pre-update barrier.
 
-        An all-reduce passes round a ring. Among a few ranks this takes less time than the many
-        messages of a barrier. Among many ranks it takes far more time than the few rounds of a
-        barrier.
+        Few ranks use an all-reduce, whose ring is faster than the many messages of a barrier. Many
+        ranks use a barrier, whose few rounds are faster than a long ring.
         """
         if cuda:
             torch.cuda.current_stream().synchronize()  # the all-reduces are over, not only started
@@ -130,8 +129,8 @@ class Groups:
         store = self._connect(name, host, port)
         if not cuda:  # with CUDA a group has two backends, and such groups stay torch's own
             interruptible.install()
-        # A group that failed to form leaves its number behind. The number is part of the keys by
-        # which ranks find each other: a rank that counts from another number is never found.
+        # Each attempt to form a group increments this counter, a failed attempt too. The counter is
+        # part of the keys by which ranks find each other, so it must be equal on all ranks: reset it.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",

@@ -98,8 +98,8 @@ class _Waits:
                 raise CalledOff
             return native.value()  # or raises its error
 
-        # C++ reads an exception that is set in Python as the result of the future. It recognizes an
-        # exception that is raised here.
+        # If Python sets an exception on the future, C++ takes the exception for an ordinary result.
+        # C++ sees an error only if the callback raises it, as `outcome` does.
         promised = over.then(outcome)
         with self._lock:
             self._promised.add(over)

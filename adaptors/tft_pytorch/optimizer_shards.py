@@ -98,7 +98,7 @@ class Settings:
 
     def settle(self, state: State) -> None:
         """
-        Put the settings into the optimizer's groups.
+        Set the parameter groups of the optimizer (learning rate, weight decay) to those in `state`.
         """
         set_groups(self._optimizer.param_groups, state["param_groups"])
 

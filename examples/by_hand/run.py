@@ -42,7 +42,7 @@ class Terminals:
 
     def broker(self, port: str) -> None:
         """
-        Start the broker, and read where it is. Port 0 asks for a free one.
+        Start the broker, and read its address from its output. With port 0 the system picks a free port.
         """
         said = self._open("broker", "broker", "--port", port).stderr
         assert said is not None

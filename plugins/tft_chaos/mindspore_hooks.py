@@ -107,7 +107,7 @@ def array_of(optimizer: Theirs, part: str) -> Theirs:
         if prefix + first.name in kept:
             return kept[prefix + first.name].asnumpy()
     raise ChaosMissed(
-        f"chaos: the optimizer keeps {sorted(kept)}, and {part} of {first.name} is not among these"
+        f"chaos: the optimizer has no {part} of {first.name}; it has only {sorted(kept)}"
     )
 
 

@@ -246,10 +246,10 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
 @pytest.mark.parametrize(
     ("recipe", "completed", "victims"),
     [
-        pytest.param("experts", 0, (1,), marks=pytest.mark.soak),
+        ("experts", 0, (1,)),
         pytest.param("experts", 2, (0, 3), marks=pytest.mark.soak),
         pytest.param("averaged experts", 4, (1, 2), marks=pytest.mark.soak),
-        ("experts with shares", 3, (2,)),
+        pytest.param("experts with shares", 3, (2,), marks=pytest.mark.soak),
         pytest.param("small beside shards", 4, (0, 1), marks=pytest.mark.soak),
         pytest.param(
             "compiled shards", 2, (0,), marks=pytest.mark.soak

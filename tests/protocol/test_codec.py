@@ -172,7 +172,7 @@ def test_another_version_is_refused_naming_both_and_the_sender() -> None:
         (msgpack.packb([1, 2]), "holds a list where a message of tft is a map"),
         (msgpack.packb({}), "'somebody unnamed' sent a map without a version"),
         (spoilt(v=True), "without a version"),
-        (spoilt(n=-1), "'node.1/0' numbers a report -1"),
+        (spoilt(n=-1), "'node.1/0' sent a report with the number -1"),
         (spoilt(n="1"), "not an envelope: Expected `int`, got `str` - at `$.n`"),
         (spoilt(extra=1), "not an envelope: Object contains unknown field `extra`"),
         (spoilt(kind="Nonsense"), "'node.1/0' sent a message of kind 'Nonsense', which version"),

@@ -485,77 +485,80 @@ class Breach:
 
 
 BREACHES = (
-    Breach(breaks=a_file_left_out_of_the_manifest, promise="checkpoints are whole"),
+    Breach(breaks=a_file_left_out_of_the_manifest, promise="checkpoints are complete"),
     Breach(
-        breaks=a_healthy_rank_ended_in_every_incident, promise="nobody is ended without a reason"
+        breaks=a_healthy_rank_ended_in_every_incident,
+        promise="a process is ended only for a reason",
     ),
     Breach(
         breaks=a_check_without_consequences,
-        promise="verdicts count",
+        promise="an isolated node gets no process",
         schedules=where(is_seen("isolate", "end")),
     ),
     Breach(
         breaks=a_bad_node_is_used_again,
-        promise="verdicts count",
+        promise="an isolated node gets no process",
         schedules=where(is_seen("isolate")),
     ),
     Breach(
         breaks=the_oldest_step_instead_of_the_newest,
-        promise="the newest sound step is agreed",
+        promise="the newest sound step is chosen",
         schedules=where(lambda schedule: schedule.backups > 0),
     ),
     Breach(
         breaks=the_oldest_checkpoint_instead_of_the_newest,
-        promise="the newest sound step is agreed",
+        promise="the newest sound step is chosen",
         schedules=where(
             lambda s: s.checkpoints > 0 and not s.backups and s.copies == 1 and s.steps > 6
         ),
     ),
     Breach(
         breaks=whoever_hears_an_order_obeys,
-        promise="only who holds the rank obeys",
+        promise="only the current process of a rank obeys",
         schedules=where(lambda s: bool(s.spares or s.room) and is_seen("straggler")(s)),
     ),
-    Breach(breaks=a_source_that_does_not_have_it, promise="transfers from sound holders"),
+    Breach(breaks=a_source_that_does_not_have_it, promise="transfers come from sound holders"),
     Breach(
         breaks=an_answer_to_an_older_round_counts,
-        promise="all answer first",
+        promise="an order waits for the answers before it",
         schedules=somebody_dies_while_all_save,
     ),
-    Breach(breaks=a_fault_that_joins_is_forgotten, promise="no fault is forgotten"),
-    Breach(breaks=success_before_one_more_step, promise="success after one more step"),
-    Breach(breaks=a_shard_saved_twice, promise="one saver"),
-    Breach(breaks=a_rank_that_fetches_nothing, promise="resumes right"),
-    Breach(breaks=an_older_copy_taken_back, promise="the newest sound step is agreed"),
+    Breach(breaks=a_fault_that_joins_is_forgotten, promise="each fault belongs to an incident"),
+    Breach(breaks=success_before_one_more_step, promise="recovery succeeds after one more step"),
+    Breach(breaks=a_shard_saved_twice, promise="each shard is saved by one rank"),
+    Breach(breaks=a_rank_that_fetches_nothing, promise="a rank resumes with the right state"),
+    Breach(breaks=an_older_copy_taken_back, promise="the newest sound step is chosen"),
     Breach(
         breaks=nothing_is_held_for_polluted,
-        promise="resumes right",
+        promise="a rank resumes with the right state",
         schedules=where(happens("pollute")),
     ),
-    Breach(breaks=a_damaged_rank_gives_its_state_away, promise="resumes right"),
+    Breach(
+        breaks=a_damaged_rank_gives_its_state_away, promise="a rank resumes with the right state"
+    ),
     Breach(
         breaks=whatever_is_found_instead_of_what_is_held,
-        promise="the newest sound step is agreed",
+        promise="the newest sound step is chosen",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=a_search_before_the_groups_are_formed,
-        promise="all answer first",
+        promise="an order waits for the answers before it",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=another_step_than_the_one_that_is_found,
-        promise="one step is found",
+        promise="all ranks find the same step",
         schedules=where(keeps_its_own),
     ),
     Breach(
         breaks=what_it_costs_to_search_is_not_told,
-        promise="what is lost is told",
+        promise="lost steps are reported",
         schedules=where(lambda s: keeps_its_own(s) and s.own == 3),
     ),
     Breach(
         breaks=an_old_leader_is_obeyed,
-        promise="nothing old is obeyed",
+        promise="orders of an older epoch or round are ignored",
         schedules=a_leader_that_hears_nothing_more,
     ),
     Breach(
@@ -570,52 +573,54 @@ BREACHES = (
     ),
     Breach(
         breaks=a_rank_that_moves_says_it_stands,
-        promise="everyone stands in a pause",
+        promise="no rank moves in a pause",
         schedules=where(happens("pause")),
     ),
     Breach(
         breaks=paused_before_everyone_stands,
-        promise="everyone stands in a pause",
+        promise="no rank moves in a pause",
         schedules=where(happens("pause")),
     ),
-    Breach(breaks=an_order_before_all_have_answered, promise="all answer first"),
+    Breach(
+        breaks=an_order_before_all_have_answered, promise="an order waits for the answers before it"
+    ),
     Breach(
         breaks=a_request_to_end_is_forgotten,
-        promise="what has to end ends",
+        promise="a requested end of the job happens",
         schedules=where(happens("request")),
     ),
-    Breach(breaks=the_end_at_the_first_chance, promise="what can be survived is survived"),
+    Breach(breaks=the_end_at_the_first_chance, promise="the job ends only if no strategy can work"),
     Breach(
         breaks=an_incident_for_nothing,
-        promise="no incident without a cause",
+        promise="an incident begins with a fault",
         schedules=where(lambda schedule: schedule.checkpoints > 0),
     ),
-    Breach(breaks=a_second_process_for_a_rank, promise="one process a rank"),
+    Breach(breaks=a_second_process_for_a_rank, promise="a rank has one process"),
     Breach(
         breaks=copies_are_not_compared,
-        promise="copies are equal on going on",
+        promise="copies are equal when training resumes",
         schedules=where(happens("flip")),
     ),
     Breach(
         breaks=the_fewest_count,
-        promise="what most hold counts",
+        promise="the content that most ranks hold is right",
         schedules=where(happens("flip")),
     ),
     Breach(
         breaks=the_first_is_right_where_nobody_knows,
-        promise="what is undecided is not used",
+        promise="a copy of unknown correctness is not used",
         schedules=where(
             lambda s: happens("flip")(s) and s.copies == 2 and s.topology != "replicated"
         ),
     ),
     Breach(
         breaks=a_step_ends_with_its_window,
-        promise="the end of a step counts",
+        promise="a step that a rank has ended is not replaced by its tail",
         schedules=where(has_tails),
     ),
     Breach(
         breaks=what_was_cut_off_is_not_told,
-        promise="what is inexact is told",
+        promise="an inexact recovery is reported",
         schedules=where(has_tails),
     ),
 )

@@ -88,7 +88,9 @@ def decode(frame: bytes) -> Envelope:
             f"{sender} sent a frame that is not an envelope: {_brief(str(error))}"
         ) from None
     if wire.number < 0:
-        raise MalformedMessage(f"{sender} numbers a report {wire.number}; reports start at 1")
+        raise MalformedMessage(
+            f"{sender} sent a report with the number {wire.number}; report numbers start at 1"
+        )
     try:
         message = _message(wire.kind, wire.body, str_keys=False)
     except MalformedMessage as error:

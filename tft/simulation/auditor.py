@@ -144,7 +144,7 @@ class Auditor:
                     self._chances.may_end("a checkpoint was read in vain, and once more")
             case StopRequested():
                 if self._state not in SETTLED:
-                    self._to_end = "it was asked to"
+                    self._to_end = "the end was requested"
                     self._chances.may_end(self._to_end)
             case _:
                 pass
@@ -186,7 +186,9 @@ class Auditor:
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
-        raise Broken("no fault is forgotten", f"{kind} at rank {rank} is in no incident")
+        raise Broken(
+            "each fault belongs to an incident", f"{kind} at rank {rank} is in no incident"
+        )
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
         """
@@ -222,7 +224,7 @@ class Auditor:
             self._to_end = "too many incidents"
         happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
         if not happened:
-            raise Broken("no incident without a cause", f"{event} opens one")
+            raise Broken("an incident begins with a fault", f"{event} opens one")
 
     # ---------------------------------------------------------------- what is said
 
@@ -292,7 +294,8 @@ class Auditor:
                     continue
                 if not ledger.has_answered(need, rank, key, incarnation):
                     raise Broken(
-                        "all answer first", f"{name} before rank {rank} has answered to {need}"
+                        "an order waits for the answers before it",
+                        f"{name} before rank {rank} has answered to {need}",
                     )
 
     def _sources_hold(self, order: Fetch) -> None:
@@ -308,7 +311,7 @@ class Auditor:
                 holds = giver.held() == order.step or order.step in giver.backups()
                 if not holds or transfer.shard not in giver.memory.content:
                     raise Broken(
-                        "transfers from sound holders",
+                        "transfers come from sound holders",
                         f"rank {giver.rank}, which holds {giver.held()}, is named as a source of "
                         f"shard {transfer.shard!r} of step {order.step}",
                     )
@@ -323,7 +326,8 @@ class Auditor:
         for rank, answer in self._ledger.answers.get("check", {}).items():
             if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
                 raise Broken(
-                    "verdicts count", f"rank {rank} was found to {answer.verdict}, all go on"
+                    "an isolated node gets no process",
+                    f"rank {rank} was found to {answer.verdict}, all go on",
                 )
 
     def not_put_back(
@@ -344,7 +348,7 @@ class Auditor:
             return
         if got in stages[:-1]:
             raise Broken(
-                "the end of a step counts",
+                "a step that a rank has ended is not replaced by its tail",
                 f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
             )
 
@@ -366,9 +370,12 @@ class Auditor:
             and rank not in ledger.slow
             and ledger.processes.sites[rank, before] not in ledger.lost
         ):
-            raise Broken("one process a rank", f"rank {rank} has a process and gets another")
+            raise Broken("a rank has one process", f"rank {rank} has a process and gets another")
         if order.node in self._isolated:
-            raise Broken("verdicts count", f"rank {rank} is started on isolated node {order.node}")
+            raise Broken(
+                "an isolated node gets no process",
+                f"rank {rank} is started on isolated node {order.node}",
+            )
 
     def _killed(self, machine: Machine, event: Event, order: Kill) -> None:
         """
@@ -390,7 +397,7 @@ class Auditor:
         ):
             return
         raise Broken(
-            "nobody is ended without a reason",
+            "a process is ended only for a reason",
             f"rank {rank} is to be ended in incident {machine.incident.number}: {order.cause}",
         )
 
@@ -403,7 +410,9 @@ class Auditor:
             return
         ledger, rank_state = self._ledger, (refused.rank, process.incarnation)
         if rank_state not in ledger.processes.ended and process.node.number not in ledger.lost:
-            raise Broken("no rightful claim is refused", f"rank {refused.rank}: {refused.why}")
+            raise Broken(
+                "the holder of a rank is not refused", f"rank {refused.rank}: {refused.why}"
+            )
 
     # ---------------------------------------------------------------- what was reached
 
@@ -417,7 +426,9 @@ class Auditor:
             self._chances.none_left(machine)
         over = machine.outcome
         if self._to_end and over is not None and over.result == "completed":
-            raise Broken("what has to end ends", f"{self._to_end}, and all steps were done")
+            raise Broken(
+                "a requested end of the job happens", f"{self._to_end}, and all steps were done"
+            )
 
     def _take_out(self) -> None:
         """
@@ -440,7 +451,9 @@ class Auditor:
         self._copies.closed(machine)
         self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
-            raise Broken("what has to end ends", f"{self._to_end}, and the job goes on")
+            raise Broken(
+                "a requested end of the job happens", f"{self._to_end}, and the job goes on"
+            )
 
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
@@ -459,7 +472,7 @@ class Auditor:
                 continue
             if process.steps.completed < self._stage.schedule.steps:
                 raise Broken(
-                    "success after one more step",
+                    "recovery succeeds after one more step",
                     f"rank {rank} has trained none after step {process.steps.completed}",
                 )
 
@@ -476,7 +489,7 @@ class Auditor:
         steps = {process.steps.completed for process in processes}
         if moving or len(steps) > 1:
             raise Broken(
-                "everyone stands in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
+                "no rank moves in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
             )
 
     def _process(self, machine: Machine, rank: int) -> ProcessPart | None:

@@ -44,16 +44,16 @@ class Chances:
         known = self._newest_saved(machine)
         if step < 0 and known is not None:
             raise Broken(
-                "the newest sound step is agreed",
+                "the newest sound step is chosen",
                 f"whatever the ranks find, though there is a checkpoint of step {known}",
             )
         if best is not None and step < best:
             raise Broken(
-                "the newest sound step is agreed", f"step {step} though all of step {best} is there"
+                "the newest sound step is chosen", f"step {step} though all of step {best} is there"
             )
         if isinstance(order, Load) and known is not None and step < known:
             raise Broken(
-                "the newest sound step is agreed",
+                "the newest sound step is chosen",
                 f"the checkpoint of step {step} though there is one of step {known}",
             )
 
@@ -78,7 +78,7 @@ class Chances:
         if machine.outcome is not None and machine.outcome.result == "completed":
             return
         if incident.decision.forced:
-            raise Broken("no end without a cause", incident.decision.forced)
+            raise Broken("the job ends only for a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
             return  # a rank that never came may never come
@@ -94,7 +94,7 @@ class Chances:
         best = self._newest_held(machine)
         if best is not None:
             raise Broken(
-                "what can be survived is survived",
+                "the job ends only if no strategy can work",
                 f"{machine.state} though {strategy} could go on from step {best}",
             )
         if machine.state is S.DUMPING:
@@ -102,7 +102,7 @@ class Chances:
         found = self._to_be_found(machine)
         if found is not None:
             raise Broken(
-                "what can be survived is survived",
+                "the job ends only if no strategy can work",
                 f"{machine.state} though with {strategy} all would find step {found}",
             )
 

@@ -160,7 +160,8 @@ class Copies:
                 continue
             if answer is not None and most is not None and _digests(answer, shard) == most:
                 raise Broken(
-                    "what most hold counts", f"rank {rank} holds it, and is said to differ"
+                    "the content that most ranks hold is right",
+                    f"rank {rank} holds it, and is said to differ",
                 )
             self._not_of_the_tail(machine, rank, right, shard, step)
             if right:
@@ -181,7 +182,9 @@ class Copies:
             if shard in answer.digests
         }
         if len(said) < 2:
-            raise Broken("what differs is told", f"all that was said of shard {shard!r} is equal")
+            raise Broken(
+                "a copy that differs is reported", f"all that was said of shard {shard!r} is equal"
+            )
         self._unlike.add(shard)
 
     def _not_of_the_tail(
@@ -200,7 +203,7 @@ class Copies:
             return
         if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
-                "the end of a step counts",
+                "a step that a rank has ended is not replaced by its tail",
                 f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in the tail",
             )
 
@@ -242,12 +245,14 @@ class Copies:
         told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
         if inexact is not None and machine.incident.progress.step == inexact + 1 and not told:
-            raise Broken("what is inexact is told", f"the incident went on from step {inexact}")
+            raise Broken(
+                "an inexact recovery is reported", f"the incident went on from step {inexact}"
+            )
 
     def _early(self, step: int) -> None:
         if self._bar is not None and step > self._bar:
             raise Broken(
-                "what is undecided is not used",
+                "a copy of unknown correctness is not used",
                 f"step {step}, though copies differ and were last compared at {self._bar}",
             )
 
@@ -269,7 +274,7 @@ class Copies:
             unlike = step == 0 and shard in self._unlike
             if len(held) > 1 and not unlike:
                 raise Broken(
-                    "copies are equal on going on",
+                    "copies are equal when training resumes",
                     f"ranks {sorted(held.values())} hold different copies of shard {shard!r} of "
                     f"step {step}: {sorted(held)}",
                 )
@@ -297,11 +302,11 @@ class Copies:
             return
         what = f"shard {shard!r} of step {step} as rank {rank} holds it"
         if content.flipped and self._most.get((shard, step)) == tuple(right.digests().items()):
-            raise Broken("what most hold counts", f"{what} is not theirs")
+            raise Broken("the content that most ranks hold is right", f"{what} is not theirs")
         if content not in truth.stages(step, shard):
             return  # wrong content shows later, when it is used
         if not machine.incident.exactness.sentences:
-            raise Broken("what is inexact is told", f"{what} is of the tail of the step")
+            raise Broken("an inexact recovery is reported", f"{what} is of the tail of the step")
         for answer in self._said():
             if (
                 answer.held == step
@@ -310,7 +315,7 @@ class Copies:
                 and answer.digests.get(shard) == right.digests()
             ):
                 raise Broken(
-                    "the end of a step counts",
+                    "a step that a rank has ended is not replaced by its tail",
                     f"{what} is of its tail, and rank {answer.rank} had ended the step",
                 )
         self._inexact = step

@@ -75,7 +75,7 @@ class Invariants:
         first = self._leader_of.setdefault(epoch, leader)
         if first != leader:
             raise Broken(
-                "one leader an epoch", f"{first} and {leader} are both obeyed in epoch {epoch}"
+                "an epoch has one leader", f"{first} and {leader} are both obeyed in epoch {epoch}"
             )
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
@@ -110,7 +110,8 @@ class Invariants:
             found = self._found.get(key, {order.step})
             if found != {order.step}:
                 raise Broken(
-                    "one step is found", f"{sorted(found)}, and all go on from {order.step}"
+                    "all ranks find the same step",
+                    f"{sorted(found)}, and all go on from {order.step}",
                 )
             # not before: until here the job may still go back to a later checkpoint of all ranks
             self._stage.truth.go_on_without(order.step, self._without.get(key, ()))
@@ -132,13 +133,13 @@ class Invariants:
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
-                "only who holds the rank obeys",
+                "only the current process of a rank obeys",
                 f"rank {process.rank}, incarnation {process.incarnation}, obeys in the place of "
                 f"{order.incarnations.get(process.rank, 0)}",
             )
         if order.epoch < epoch or (order.incident, order.round) < key:
             raise Broken(
-                "nothing old is obeyed",
+                "orders of an older epoch or round are ignored",
                 f"rank {process.rank} obeys epoch {order.epoch}, round {order.round} of incident "
                 f"{order.incident}, after epoch {epoch} and {key}",
             )
@@ -149,7 +150,10 @@ class Invariants:
         """
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
-            raise Broken("one saver", f"shard {shard!r} is saved by ranks {first} and {rank}")
+            raise Broken(
+                "each shard is saved by one rank",
+                f"shard {shard!r} is saved by ranks {first} and {rank}",
+            )
 
     def finished(self, process: ProcessPart) -> None:
         """
@@ -170,7 +174,7 @@ class Invariants:
             )
             if process.life.alive and not process.thread.stuck and both:
                 raise Broken(
-                    "nobody trains during a repair",
+                    "no rank trains during a repair",
                     f"rank {trainer.rank} has done step {trainer.steps.completed} while rank "
                     f"{process.rank} carries out {process.thread.task and process.thread.task.name}",
                 )
@@ -181,7 +185,9 @@ class Invariants:
         """
         steps = {process.steps.completed for process in members.values()}
         if len(steps) > 1:
-            raise Broken("one step in a group", f"members have done steps {sorted(steps)}")
+            raise Broken(
+                "all members of a group are at one step", f"members have done steps {sorted(steps)}"
+            )
 
     def given_right(self, giver: ProcessPart, shard: str, order: Fetch, content: Content) -> None:
         """
@@ -191,7 +197,7 @@ class Invariants:
         stages = self._stage.truth.stages(step, shard)
         if content not in stages and not self._excused(content, order):
             raise Broken(
-                "transfers from sound holders",
+                "transfers come from sound holders",
                 f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step {step}",
             )
 
@@ -215,7 +221,7 @@ class Invariants:
         cost = max(0, self._stood[incident.number] - max(steps))
         if incident.progress.step != max(steps) + 1 or incident.progress.steps_lost < cost - 1:
             raise Broken(
-                "what is lost is told",
+                "lost steps are reported",
                 f"{incident.progress.steps_lost} steps, on with {incident.progress.step}, and it was {cost} to {steps}",
             )
 
@@ -235,11 +241,11 @@ class Invariants:
             return
         if process.held() != order.step - 1:
             raise Broken(
-                "resumes right",
+                "a rank resumes with the right state",
                 f"rank {process.rank} holds {process.held()} and resumes at step {order.step}",
             )
-        self._whole(process, order.step - 1, "resumes right", order)
-        self._positioned(process, order.step - 1, "resumes right")
+        self._whole(process, order.step - 1, "a rank resumes with the right state", order)
+        self._positioned(process, order.step - 1, "a rank resumes with the right state")
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
@@ -282,16 +288,16 @@ class Invariants:
         manifest = {file.name for file in order.files}
         for name, content in wanted.items():
             if name not in manifest:
-                raise Broken("checkpoints are whole", f"{name} of step {order.step} is missing")
+                raise Broken("checkpoints are complete", f"{name} of step {order.step} is missing")
             part = parts[name]
             if part != content and not (isinstance(part, Content) and self._excused(part)):
                 raise Broken(
-                    "checkpoints are whole",
+                    "checkpoints are complete",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
         for file in order.files:  # files that an earlier attempt has left are not in the manifest
             if str(parts.get(file.name)) != file.digest:
-                raise Broken("checkpoints are whole", f"{file.name} is not as the manifest says")
+                raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
 
     # ---------------------------------------------------------------- the end
 
@@ -305,15 +311,18 @@ class Invariants:
             case "completed":
                 short = self.short(members)
                 if short:
-                    raise Broken("completed means done", f"ranks {short} have not done every step")
+                    raise Broken(
+                        "a completed job has done all steps",
+                        f"ranks {short} have not done every step",
+                    )
             case "cancelled" if "request" not in happened:
-                raise Broken("no end without a cause", how)
+                raise Broken("the job ends only for a cause", how)
             case "dumped" | "failed" if not happened:
-                raise Broken("no end without a cause", how)
+                raise Broken("the job ends only for a cause", how)
             case _:
                 pass
         if over.result == "dumped" and not self._stage.disk.whole:
-            raise Broken("dumped means a checkpoint", "there is none")
+            raise Broken("a dumped job has a checkpoint", "there is none")
         needless = lost_needlessly(self._stage, over)
         if needless:
             raise Broken("a single fault is survived", f"{over.result}: {needless}")
@@ -355,7 +364,7 @@ class Invariants:
             and now - process.node.connection.since > LEAVING
         ]
         if left:
-            raise Broken("nothing is left", f"processes of ranks {left} live on")
+            raise Broken("no process is left", f"processes of ranks {left} live on")
 
     # ---------------------------------------------------------------- parts
 

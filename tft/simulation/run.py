@@ -142,7 +142,7 @@ def until_over(stage: Stage) -> None:
     stage.checks.invariants.nothing_left()
     differs = stage.story.differs(stage.schedule)
     if differs:
-        raise Broken("a story replays alike", differs)
+        raise Broken("a replayed story gives the same commands", differs)
 
 
 def _where(error: BaseException) -> str:

@@ -174,8 +174,8 @@ def _meet(launcher: Launcher, host: str) -> Meeting:
         return Meeting(broker=f"{host}:{launcher.port}", run_dir=named)
     adaptor = load_adaptor(_STORES_ADAPTOR)
     store = adaptor.hook.tft_launcher_store(host=launcher.address, port=launcher.port)
-    # The store outlives the processes. They must not find values for earlier processes, nor values
-    # that were put there in this attempt before nodes came or went.
+    # The launcher's store outlives the processes. Keys with the number of the attempt keep them from
+    # reading values that were written for earlier processes.
     prefix = f"tft/{launcher.attempt}"
     if launcher.rank:
         return msgspec.json.decode(store.take(f"{prefix}/{launcher.rank}"), type=Meeting)

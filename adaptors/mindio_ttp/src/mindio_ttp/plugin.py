@@ -1,5 +1,6 @@
 """
-The plugin of the command line and of the controller, for `tft run --orchestrated`.
+The plugin that adds the option `--orchestrated` to `tft run`, and that lets the cluster's manager
+take part in the controller's decisions when the option is given.
 """
 
 import tempfile

@@ -42,7 +42,9 @@ class Processes:
         # msrun is the parent and has looked once: a process seen to end then is already reaped
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
-            raise ChildProcessError(f"it ended during its start (msrun: {seen['status']})")
+            raise ChildProcessError(
+                f"the training process ended during its start (msrun: {seen['status']})"
+            )
         pid = int(seen["pid"])
         if log := _written_by(pid):
             self._logs[local_rank] = log
