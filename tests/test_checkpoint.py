@@ -58,10 +58,9 @@ def committed(run_dir: Path, step: int, content: bytes = b"weights", name: str =
     return final
 
 
-def test_what_was_committed_is_verified_and_read_back(tmp_path: Path) -> None:
-    """
-    When a checkpoint is committed, then its manifest holds, and so does each rank's own state.
-    """
+def test_committed_checkpoint_is_verified_and_read_back(tmp_path: Path) -> None:
+    """When a checkpoint is committed, then its manifest is valid, and each rank reads its own
+    rank-local state."""
     final = committed(tmp_path, 5)
 
     assert checkpoint.verify(final) == describe(final)
@@ -69,10 +68,8 @@ def test_what_was_committed_is_verified_and_read_back(tmp_path: Path) -> None:
     assert not checkpoint.partial(final).exists()
 
 
-def test_the_manifest_does_not_depend_on_the_order_of_the_savers() -> None:
-    """
-    When the same files are reported in another order, then the manifest is the same.
-    """
+def test_manifest_does_not_depend_on_the_order_of_reports() -> None:
+    """When the same files are reported in another order, then the manifest is the same."""
     files = [
         SavedFile(name=name, size=1, digest="0" * 32)
         for name in ("private-rank0.bin", "dense/.metadata", "private-rank10.bin")
@@ -83,10 +80,8 @@ def test_the_manifest_does_not_depend_on_the_order_of_the_savers() -> None:
     assert first.private == {0: "private-rank0.bin", 10: "private-rank10.bin"}
 
 
-def test_a_commit_repeated_changes_nothing(tmp_path: Path) -> None:
-    """
-    When a commit is done again, as an order that is repeated does, then the checkpoint stays.
-    """
+def test_a_repeated_commit_changes_nothing(tmp_path: Path) -> None:
+    """When a commit is repeated, as a repeated order requires, then the checkpoint is unchanged."""
     final = write(tmp_path, 5)
     directory = checkpoint.partial(final)
     manifest = describe(directory)
@@ -98,10 +93,9 @@ def test_a_commit_repeated_changes_nothing(tmp_path: Path) -> None:
     assert (final / checkpoint.MANIFEST).stat().st_ino == inode
 
 
-def test_a_commit_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """
-    When nothing was written, or something else is there already, then a commit says so.
-    """
+def test_commit_without_written_files_is_an_error(tmp_path: Path) -> None:
+    """When the partial directory is missing, or another checkpoint is already in place, then the
+    commit fails with a message."""
     final = committed(tmp_path, 5)
     other = checkpoint.manifest(step=5, world=3, adaptor="pytorch", files=())
 
@@ -109,10 +103,9 @@ def test_a_commit_of_what_is_not_there_is_an_error(tmp_path: Path) -> None:
         checkpoint.commit(checkpoint.partial(final), final, other)
 
 
-def test_a_second_checkpoint_of_a_step_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    """
-    When a resumed job ends at the very step it was resumed at, then its checkpoint counts.
-    """
+def test_a_second_checkpoint_of_a_step_replaces_the_first(tmp_path: Path) -> None:
+    """When a second checkpoint of the same step is committed, as by a job resumed at its last step,
+    then it replaces the first."""
     committed(tmp_path, 5, b"of the first run")
     final = committed(tmp_path, 5, b"of the second run")
 
@@ -121,11 +114,9 @@ def test_a_second_checkpoint_of_a_step_takes_the_place_of_the_first(tmp_path: Pa
     checkpoint.verify(final)
 
 
-def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
-    """
-    When there are several, then steps are compared as numbers; what was never committed and what
-    is no checkpoint is passed over.
-    """
+def test_newest_checkpoint_is_the_one_with_the_highest_step(tmp_path: Path) -> None:
+    """When there are several checkpoints, then their steps are compared as numbers. Uncommitted
+    directories and other directories are ignored."""
     assert checkpoint.newest(store(tmp_path)) is None
     committed(tmp_path, 5)
     highest = committed(tmp_path, 100_000_000)
@@ -135,11 +126,9 @@ def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
     assert checkpoint.newest(store(tmp_path)) == highest
 
 
-def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
-    """
-    When a job goes on after an earlier step, then checkpoints of later ones are set aside, by whichever
-    rank comes first, also where that has happened before.
-    """
+def test_checkpoints_of_abandoned_steps_are_set_aside(tmp_path: Path) -> None:
+    """When a job continues from an earlier step, then the first rank that looks sets the
+    checkpoints of later steps aside. This also holds when it happened before."""
     for content in (b"one way", b"another"):
         for step in (5, 10, 15):
             committed(tmp_path, step, content)
@@ -153,13 +142,11 @@ def test_nobody_resumes_from_a_way_that_was_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before it looks", "while it looks"])
-def test_what_another_rank_has_set_aside_is_not_removed(
+def test_checkpoint_set_aside_by_another_rank_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """
-    When an older one that was given up is in the way, and another rank takes it away and sets the
-    checkpoint aside between two calls of this one, then that stays.
-    """
+    """When another rank replaces an older set-aside checkpoint by the current one between two calls
+    of this rank, then the new set-aside checkpoint stays."""
     own = store(tmp_path)
     place = committed(tmp_path, 8, b"one way")
     aside = place.with_name(f"{place.name}.given-up")
@@ -181,11 +168,9 @@ def test_what_another_rank_has_set_aside_is_not_removed(
     assert (aside / "dense" / "weights").read_bytes() == b"another"
 
 
-def test_what_is_no_checkpoint_of_its_step_is_not_given_up(tmp_path: Path) -> None:
-    """
-    When a directory has the name of a checkpoint and a manifest that is none, or of another step, then
-    it is somebody else's and stays.
-    """
+def test_directory_that_is_no_checkpoint_of_its_step_is_not_set_aside(tmp_path: Path) -> None:
+    """When a directory is named like a checkpoint, but its manifest is invalid or of another step,
+    then the directory stays unchanged."""
     own = store(tmp_path)
     committed(tmp_path, 9).rename(own.place(10))
     foreign = own.place(55)
@@ -195,10 +180,9 @@ def test_what_is_no_checkpoint_of_its_step_is_not_given_up(tmp_path: Path) -> No
     assert sorted(own.directory.iterdir()) == [own.place(10), foreign]
 
 
-def test_a_rank_checks_what_it_reads(tmp_path: Path) -> None:
-    """
-    When a file is damaged, then who is to read it is told so, and nobody else.
-    """
+def test_rank_verifies_only_the_files_that_it_reads(tmp_path: Path) -> None:
+    """When a file is damaged, then a rank that reads this file gets an error, and other ranks do
+    not."""
     final = committed(tmp_path, 5)
     (final / "private-rank1.bin").write_bytes(b"x")
     checkpoint.verify_shards(final, ["dense"], 0)
@@ -210,10 +194,9 @@ def test_a_rank_checks_what_it_reads(tmp_path: Path) -> None:
         checkpoint.verify_shards(final, ["dense"], 0)
 
 
-def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_path: Path) -> None:
-    """
-    When a commit was cut off between its two renames, then the earlier checkpoint is still found.
-    """
+def test_earlier_checkpoint_is_found_when_its_replacement_was_interrupted(tmp_path: Path) -> None:
+    """When a commit was interrupted between its two renames, then the earlier checkpoint is still
+    found."""
     final = committed(tmp_path, 5)
     replaced = final.rename(final.with_name(f"{final.name}.replaced"))
 
@@ -222,11 +205,9 @@ def test_a_checkpoint_on_its_way_out_counts_while_nothing_has_replaced_it(tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damage_is_named(tmp_path: Path, damage: str) -> None:
-    """
-    When a file was changed, shortened or removed after the commit, then `verify` names it, what
-    was expected and what is there.
-    """
+def test_verify_names_each_damaged_file(tmp_path: Path, damage: str) -> None:
+    """When a file was changed, shortened or removed after the commit, then `verify` names the file,
+    the expected content and the found content."""
     final = committed(tmp_path, 5)
     victim = final / "dense" / "weights"
     match damage:
@@ -280,13 +261,9 @@ KNOWN = '"schema":2,"step":1,"world":1,"adaptor":"a"'
         ),
     ],
 )
-def test_a_manifest_that_cannot_be_trusted_is_refused(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
-    """
-    When the manifest is cut off, of another schema, leads out of the checkpoint, or is not what was written, then it
-    is refused with a sentence.
-    """
+def test_invalid_manifest_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    """When the manifest is truncated, has another schema, names files outside the checkpoint, or
+    differs from the written one, then it is refused with a message."""
     (tmp_path / checkpoint.MANIFEST).write_text(text)
 
     with pytest.raises(CheckpointCorrupt, match=complaint):
@@ -294,10 +271,8 @@ def test_a_manifest_that_cannot_be_trusted_is_refused(
 
 
 def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
-    """
-    When any one bit of the manifest differs from what was written, the checkpoint is refused: today's disks and links do
-    not always say so.
-    """
+    """When any one bit of the manifest differs from the written bit, then the checkpoint is
+    refused, because disks and links do not always report an error."""
     final = committed(tmp_path, 5)
     path = final / checkpoint.MANIFEST
     written = path.read_bytes()
@@ -311,9 +286,8 @@ def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
-    """
-    When a checkpoint was renamed or copied to the name of another step, then it is not read as one of that step.
-    """
+    """When a checkpoint was renamed or copied to the name of another step, then it is refused as a
+    checkpoint of that step."""
     final = committed(tmp_path, 5)
     renamed = final.rename(store(tmp_path).place(7))
     known = checkpoint.verify(renamed)
@@ -323,11 +297,9 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
         checkpoint.verify_shards(renamed, ["dense"], 0, 7)
 
 
-def test_private_state_under_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
-    """
-    When the files of rank-local state of two ranks have changed places, and the manifest names them so, then neither rank
-    takes the generators of the other one.
-    """
+def test_rank_local_state_under_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
+    """When the rank-local state files of two ranks are exchanged, also in the manifest, then
+    neither rank takes the generators of the other."""
     for rank in (0, 1):
         checkpoint.write_private(tmp_path, rank, f"of {rank}".encode())
     (tmp_path / "private-rank0.bin").rename(tmp_path / "kept")
@@ -341,19 +313,16 @@ def test_private_state_under_the_name_of_another_rank_is_refused(tmp_path: Path)
             checkpoint.read_private(tmp_path.with_name("step-00000001"), rank)
 
 
-def test_private_state_of_a_rank_that_has_none_is_refused(tmp_path: Path) -> None:
-    """
-    When a rank asks for its own state in a checkpoint of fewer ranks, then it is told so.
-    """
+def test_reading_rank_local_state_of_a_missing_rank_is_refused(tmp_path: Path) -> None:
+    """When a rank asks for its own state in a checkpoint of fewer ranks, then this is refused with
+    a message."""
     with pytest.raises(CheckpointCorrupt, match="no rank-local state of rank 7"):
         checkpoint.read_private(committed(tmp_path, 5), 7)
 
 
-def test_older_ones_are_those_that_the_same_job_could_go_on_from(tmp_path: Path) -> None:
-    """
-    When a job goes on from a checkpoint, then those of earlier steps are known that are of as many ranks
-    and lack none, and not what was given up or is damaged to look at.
-    """
+def test_older_checkpoints_are_those_that_the_job_can_resume_from(tmp_path: Path) -> None:
+    """When older checkpoints are listed, then they are of earlier steps, as many ranks, and no
+    missing shards. Set-aside checkpoints and those with damaged manifests are not listed."""
     own = store(tmp_path)
     places = {step: committed(tmp_path, step) for step in (1, 2, 3, 4, 5, 6)}
     (places[2] / checkpoint.MANIFEST).write_text("{")
@@ -391,11 +360,9 @@ def copied(run_dir: Path) -> Path:
     return final
 
 
-def test_another_copy_is_read_where_one_is_damaged(tmp_path: Path) -> None:
-    """
-    When a shard was written twice and one of the two is damaged, then the other is read, the checkpoint
-    can be gone on from, and what is damaged can be told; when both are, it is lost.
-    """
+def test_whole_copy_of_a_shard_is_read_when_the_other_is_damaged(tmp_path: Path) -> None:
+    """When one of two copies of a shard is damaged, then the other is read, and the damage is
+    reported. When both are damaged, the checkpoint is refused."""
     final = copied(tmp_path)
     known, places = checkpoint.verify_shards(final, ["dense"], 0)
     assert places == {"dense": final}
@@ -416,11 +383,9 @@ def test_another_copy_is_read_where_one_is_damaged(tmp_path: Path) -> None:
         checkpoint.verify(final)
 
 
-def test_who_verifies_and_who_reads_judge_alike(tmp_path: Path) -> None:
-    """
-    When of a shard one file is damaged in the first copy and another in the further one, then neither
-    copy can be read, and both say so.
-    """
+def test_verify_and_read_refuse_a_shard_with_a_damaged_file_in_each_copy(tmp_path: Path) -> None:
+    """When each of two copies of a shard has a different damaged file, then neither is read, and
+    `verify` and `verify_shards` both refuse the checkpoint."""
     final = write(tmp_path, 5)
     directory = checkpoint.partial(final)
     for place in (directory, checkpoint.copy_of(directory, 1)):
@@ -445,10 +410,9 @@ def test_who_verifies_and_who_reads_judge_alike(tmp_path: Path) -> None:
         checkpoint.verify(final)
 
 
-def test_a_damaged_copy_takes_nothing_from_a_whole_one(tmp_path: Path) -> None:
-    """
-    When only the further copy is damaged, then that is told, and the checkpoint is whole.
-    """
+def test_checkpoint_is_whole_when_only_a_further_copy_is_damaged(tmp_path: Path) -> None:
+    """When only the further copy of a shard is damaged, then the damage is reported, and the
+    checkpoint counts as whole."""
     final = copied(tmp_path)
     (final / "copy-rank1" / "dense" / "weights").write_bytes(b"")
     assert checkpoint.verify_shards(final, ["dense"], 0)[1] == {"dense": final}
@@ -465,11 +429,11 @@ def test_a_damaged_copy_takes_nothing_from_a_whole_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_what_is_older_than_the_newest_whole_ones_goes(tmp_path: Path, name: str) -> None:
-    """
-    When checkpoints are kept to a number, then older ones go, with what was given up of steps before; a
-    copy that somebody has made of one stays, and so does what lies there besides.
-    """
+def test_only_checkpoints_older_than_the_newest_whole_ones_are_removed(
+    tmp_path: Path, name: str
+) -> None:
+    """When a number of checkpoints is kept, then older ones and set-aside ones of earlier steps are
+    removed. A user's copy and other files stay."""
     own = store(tmp_path, name)
     for step in (1, 2, 3, 4, 5):
         committed(tmp_path, step, name=name)
@@ -490,11 +454,9 @@ def test_only_what_is_older_than_the_newest_whole_ones_goes(tmp_path: Path, name
     }  # fmt: skip
 
 
-def test_what_is_not_whole_takes_no_place(tmp_path: Path) -> None:
-    """
-    When files of a newer checkpoint are missing or cut off, then it does not count among those that are
-    kept; nor does one that is newer than what all know of.
-    """
+def test_incomplete_checkpoints_do_not_count_among_the_kept_ones(tmp_path: Path) -> None:
+    """When files of a newer checkpoint are missing or truncated, then it does not count among the
+    kept ones. A checkpoint newer than the given step does not count either."""
     own = store(tmp_path)
     for step in (1, 2, 3, 4, 5):
         committed(tmp_path, step)
@@ -506,11 +468,9 @@ def test_what_is_not_whole_takes_no_place(tmp_path: Path) -> None:
     assert sorted(own.directory.iterdir()) == [own.place(step) for step in (2, 3, 4, 5)]
 
 
-def test_what_is_going_is_out_of_sight_before_it_is_gone(tmp_path: Path) -> None:
-    """
-    When removing is cut off, then nothing that is half there can be taken for a checkpoint, and it is
-    removed later.
-    """
+def test_checkpoint_is_hidden_before_it_is_removed(tmp_path: Path) -> None:
+    """When a removal is interrupted, then no partly removed directory counts as a checkpoint, and
+    `sweep` removes it later."""
     own = store(tmp_path)
     for step in (1, 2):
         committed(tmp_path, step)
@@ -525,11 +485,9 @@ def test_what_is_going_is_out_of_sight_before_it_is_gone(tmp_path: Path) -> None
     assert [each.name for each in own.directory.iterdir()] == ["step-00000002"]
 
 
-def test_all_that_is_old_goes_out_of_sight_by_renames_alone(tmp_path: Path) -> None:
-    """
-    When there are several old ones of a step, and an earlier removal of it was cut off, then each has a
-    hidden name of its own, nothing has been removed yet, and `sweep` removes it all.
-    """
+def test_old_checkpoints_are_hidden_by_renames_only(tmp_path: Path) -> None:
+    """When a step has several old checkpoints, one from an interrupted removal, then each gets its
+    own hidden name, and no file is removed yet. `sweep` removes all of them."""
     own = store(tmp_path)
     for mark in (".given-up", ".replaced", ""):
         committed(tmp_path, 1, mark.encode()).rename(tmp_path / f"one{mark}")
@@ -547,10 +505,9 @@ def test_all_that_is_old_goes_out_of_sight_by_renames_alone(tmp_path: Path) -> N
     assert list(own.directory.iterdir()) == [own.place(2)]
 
 
-def test_what_has_the_name_of_a_checkpoint_and_is_none_does_not_go(tmp_path: Path) -> None:
-    """
-    When a directory has the name of an old checkpoint and is not one of that step, then it stays.
-    """
+def test_directory_that_is_not_a_checkpoint_of_its_step_is_not_removed(tmp_path: Path) -> None:
+    """When a directory has the name of an old checkpoint and is not a checkpoint of that step, then
+    it stays."""
     own = store(tmp_path)
     for step in (2, 3):
         committed(tmp_path, step)
@@ -564,11 +521,9 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none_does_not_go(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_checkpoints_are_found_by_the_name_they_were_given(tmp_path: Path, name: str) -> None:
-    """
-    When a user has named them, then the newest is found, those of a way given up are set aside, and
-    what was never finished is removed, under that name.
-    """
+def test_checkpoints_are_found_by_their_configured_name(tmp_path: Path, name: str) -> None:
+    """When the user has chosen the name, then the newest checkpoint is found, abandoned ones are
+    set aside, and unfinished ones are removed, under that name."""
     own = store(tmp_path, name)
     for step in (9, 10, 100_000_000):
         committed(tmp_path, step, name=name)
@@ -585,11 +540,9 @@ def test_checkpoints_are_found_by_the_name_they_were_given(tmp_path: Path, name:
     }
 
 
-def test_what_has_another_name_is_not_touched(tmp_path: Path) -> None:
-    """
-    When the directory holds other things, other jobs' checkpoints and what only looks like ours, then
-    all of it stays as it is, and none of it is offered.
-    """
+def test_files_with_other_names_are_not_touched(tmp_path: Path) -> None:
+    """When the directory has other files, checkpoints of other jobs and similar names, then all of
+    them stay unchanged, and none is offered as the newest checkpoint."""
     own = store(tmp_path)
     committed(tmp_path, 9, name="other-{step:08d}")
     committed(tmp_path, 9, name="{step}")
@@ -607,11 +560,9 @@ def test_what_has_another_name_is_not_touched(tmp_path: Path) -> None:
     assert rounds.exists()
 
 
-def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) -> None:
-    """
-    When something of a user's own has the very name of a checkpoint, then that one is not committed: it
-    is said where it is whole, and it is one when it has its name.
-    """
+def test_commit_does_not_replace_a_directory_that_is_no_checkpoint(tmp_path: Path) -> None:
+    """When a user's directory has the name of a checkpoint, then the commit fails and names the
+    complete checkpoint's path. Renamed by the user, that checkpoint is valid."""
     final = write(tmp_path, 5)
     (final / "mine").mkdir(parents=True)
     partial = checkpoint.partial(final)
@@ -645,19 +596,16 @@ def test_nothing_is_put_in_the_place_of_what_is_no_checkpoint(tmp_path: Path) ->
         ("{step}.removed", "must not end in one of"),
     ],
 )
-def test_a_name_that_does_not_tell_steps_apart_is_refused(
+def test_checkpoint_name_without_a_unique_step_is_refused(
     tmp_path: Path, name: str, sentence: str
 ) -> None:
-    """
-    When a name has no step in it, or not all of it, is a path or looks unfinished, then it is refused.
-    """
+    """When a name has no step or only a part of the step, is a path or looks unfinished, then it is
+    refused."""
     with pytest.raises(UsageError, match=sentence):
         store(tmp_path, name).check()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_that_tells_steps_apart_is_taken(tmp_path: Path, name: str) -> None:
-    """
-    When a name has the step in it, then it will do.
-    """
+def test_checkpoint_name_with_the_step_is_accepted(tmp_path: Path, name: str) -> None:
+    """When a name contains the step, then it is accepted."""
     store(tmp_path, name).check()

@@ -72,9 +72,8 @@ def options(name: str) -> dict[str, click.Option]:
 
 
 def test_every_command_is_documented() -> None:
-    """
-    When there is a command, then there is a section on it, and for nothing else.
-    """
+    """When the page lists commands, then it has a section for each command of tft and no other
+    section."""
     text = (ROOT / "docs/reference/commands.md").read_text()
     headings = re.findall(r"^## tft (\w+)$", text, re.MULTILINE)
 
@@ -83,9 +82,7 @@ def test_every_command_is_documented() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_is_documented(name: str) -> None:
-    """
-    When a command has an option, then its table has a row for it, and for nothing else.
-    """
+    """When a command has options, then its table has a row for each option and no other row."""
     documented = {
         option
         for option in rows(section("docs/reference/commands.md", f"tft {name}"))
@@ -97,9 +94,7 @@ def test_every_option_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_default_is_documented(name: str) -> None:
-    """
-    When an option has a default that is shown, then its row shows the same.
-    """
+    """When an option has a default that the help shows, then its row shows the same default."""
     documented = rows(section("docs/reference/commands.md", f"tft {name}"))
     for option, declared in options(name).items():
         stated = documented[option][0]
@@ -111,10 +106,8 @@ def test_every_default_is_documented(name: str) -> None:
             assert stated == "", option
 
 
-def test_the_contract_names_no_option_that_is_not_there() -> None:
-    """
-    When the contract speaks of an option, then `tft run` has it.
-    """
+def test_contract_page_names_only_existing_options() -> None:
+    """When the contract page names an option, then `tft run` has this option."""
     named = {
         word for word in rows(section("docs/reference/contracts.md", "Commands")) if word[0] == "-"
     }
@@ -123,10 +116,8 @@ def test_the_contract_names_no_option_that_is_not_there() -> None:
     assert len(named) == 11
 
 
-def test_the_contract_has_every_exit_code() -> None:
-    """
-    When `tft run` can end with a code, then the contract says what it means.
-    """
+def test_contract_page_explains_every_exit_code() -> None:
+    """When `tft run` can end with an exit code, then the contract page says what it means."""
     codes = re.findall(
         r"^\| (\d+) \|",
         section("docs/reference/exit_codes.md", "Exit codes of tft run"),
@@ -136,17 +127,14 @@ def test_the_contract_has_every_exit_code() -> None:
     assert set(map(int, codes)) == {*verdicts.RESULTS, verdicts.REFUSED}
 
 
-def test_the_contract_has_every_phase_of_a_step() -> None:
-    """
-    When chaos can strike in a phase, then the contract says where that is.
-    """
+def test_contract_page_explains_every_phase_of_a_step() -> None:
+    """When the chaos plugin can inject a fault in a phase, then the contract page says where that
+    phase is."""
     assert tuple(rows(section("docs/reference/contracts.md", "Step and phases"))) == get_args(Phase)
 
 
-def test_the_contract_has_every_part_of_the_report() -> None:
-    """
-    When a report names a span or a key, then the contract has it too.
-    """
+def test_report_page_has_every_part_of_the_report() -> None:
+    """When a report names a time span or a key, then the page on the report has it too."""
     page = section("docs/reference/report.md", "report.json")
     written = job_report(JobOver(result="completed", code=0, why=""), 0, [], [])
 
@@ -154,11 +142,9 @@ def test_the_contract_has_every_part_of_the_report() -> None:
     assert "`why`" in page
 
 
-def test_the_page_on_scripts_continues_the_run_of_wandb() -> None:
-    """
-    When a process replaces a lost rank, then the page on scripts says how it continues the run of wandb instead of
-    beginning a second one.
-    """
+def test_page_on_scripts_says_how_to_continue_a_wandb_run() -> None:
+    """When a process replaces a lost rank, then the page on scripts says how it continues the wandb
+    run instead of starting a second one."""
     text = (ROOT / "docs/howto/scripts.md").read_text()
     calls = re.findall(r"wandb\.init\(([^)]*)\)", text)
 
@@ -169,9 +155,7 @@ def test_the_page_on_scripts_continues_the_run_of_wandb() -> None:
 
 @pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.__name__)
 def test_every_setting_is_documented(declared: type) -> None:
-    """
-    When a setting is declared, then its table has a row with its default, in the same order.
-    """
+    """When a setting is declared, then its table has a row with its default, in the same order."""
     documented = rows(section("docs/reference/settings.md", declared.__name__))
     stated = {name: cells[0].strip("`") for name, cells in documented.items()}
 
@@ -183,9 +167,8 @@ def test_every_setting_is_documented(declared: type) -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    """
-    When the code names a variable of ours, then the page on settings does too, and no other.
-    """
+    """When the code names an environment variable of tft, then the page on settings names it too.
+    The page names no other variable."""
     ours = re.compile(r"\bTFT_[A-Z_]+\b")
     sources = [
         path for root in ("tft", "adaptors", "plugins") for path in (ROOT / root).rglob("*.py")
@@ -195,10 +178,8 @@ def test_every_variable_is_documented() -> None:
     assert used == set(ours.findall((ROOT / "docs/reference/settings.md").read_text()))
 
 
-def test_every_room_has_an_owner_on_the_map() -> None:
-    """
-    When there is a module or package in `tft`, then CONTRIBUTING.md says what it owns.
-    """
+def test_every_module_is_listed_in_contributing() -> None:
+    """When there is a module or package in `tft`, then CONTRIBUTING.md says what it owns."""
     rooms = set(rows(section("CONTRIBUTING.md", "The rooms")))
     found = {
         f"tft/{path.name}" + ("/" if path.is_dir() else "")
@@ -209,10 +190,8 @@ def test_every_room_has_an_owner_on_the_map() -> None:
     assert rooms == found | {"adaptors/", "plugins/"}
 
 
-def test_every_target_of_make_is_named() -> None:
-    """
-    When the Makefile has a target, then CONTRIBUTING.md says what it does.
-    """
+def test_every_make_target_is_documented() -> None:
+    """When the Makefile has a target, then CONTRIBUTING.md says what it does."""
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony
     table = section("CONTRIBUTING.md", "The commands")
@@ -298,10 +277,9 @@ def test_sentences_and_cells_are_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    """
-    When a page links to a file of ours, then the file is there, and so is the heading that the link names.
-    """
+def test_every_link_has_an_existing_target(page: Path) -> None:
+    """When a page links to a file of this repository, then the file exists, and so does the heading
+    that the link names."""
     for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", without_code(page.read_text())):
         path, _, anchor = target.partition("#")
         linked = (page.parent / path).resolve() if path else page
@@ -310,9 +288,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_on_the_index() -> None:
-    """
-    When there is a page, then the index has one line for it, with a link.
-    """
+    """When there is a page, then the index has one line with a link to it."""
     lines = (ROOT / "docs/index.md").read_text().splitlines()
     listed = [found[1] for line in lines if (found := re.match(r"- \[[^\]]+\]\(([^)]+)\): ", line))]
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}

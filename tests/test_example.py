@@ -19,10 +19,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 # ---------------------------------------------------------------- the data
 
 
-def test_the_corpus_is_the_same_bytes_every_time() -> None:
-    """
-    When the corpus is loaded twice, then it is the same, and of the size that was asked for.
-    """
+def test_corpus_is_the_same_at_each_load() -> None:
+    """When the corpus is loaded twice, then it has the same bytes, and the requested size."""
     text = load_corpus()
 
     assert len(text) == BUDGET
@@ -36,20 +34,17 @@ def batches(*, seed: int = 0, rank: int = 0) -> Batches:
     return Batches(torch.arange(250, dtype=torch.uint8), batch=2, context=8, seed=seed, rank=rank)
 
 
-def test_targets_are_the_inputs_one_token_on() -> None:
-    """
-    When a batch is drawn, then every target is the token after its input.
-    """
+def test_targets_are_the_inputs_shifted_by_one_token() -> None:
+    """When a batch is drawn, then each target is the token after its input."""
     inputs, targets = batches().next()
 
     assert inputs.shape == targets.shape == (2, 8)
     assert targets.equal(inputs + 1)
 
 
-def test_each_rank_and_seed_has_its_own_stream() -> None:
-    """
-    When rank or seed differ, then so do the batches; when neither does, they are the same.
-    """
+def test_each_rank_and_seed_has_its_own_batches() -> None:
+    """When rank or seed differ, then the batches differ. When both are equal, the batches are the
+    same."""
     first = batches().next()[0]
 
     assert first.equal(batches().next()[0])
@@ -57,10 +52,9 @@ def test_each_rank_and_seed_has_its_own_stream() -> None:
     assert not first.equal(batches(seed=1).next()[0])
 
 
-def test_a_stream_goes_on_from_its_position() -> None:
-    """
-    When a position is loaded into another stream, then that goes on as this one does.
-    """
+def test_batches_continue_from_a_loaded_position() -> None:
+    """When a position is loaded into a second stream of batches, then the second stream draws the
+    same batches as the first."""
     here, there = batches(), batches()
     here.next()
     state = here.state_dict()
@@ -74,20 +68,17 @@ def test_a_stream_goes_on_from_its_position() -> None:
 # ---------------------------------------------------------------- the model
 
 
-def test_a_small_model_is_not_that_small() -> None:
-    """
-    When the larger size is chosen, then there are at least 30 million parameters to move.
-    """
+def test_small_model_has_at_least_30_million_parameters() -> None:
+    """When the larger size is chosen, then the model has at least 30 million parameters to move."""
     with torch.device("meta"):
         model = GPT(SIZES["small"])
 
     assert sum(parameter.numel() for parameter in model.parameters()) >= 30_000_000
 
 
-def test_a_schedulers_state_is_plain() -> None:
-    """
-    When the scheduler's state is asked for, then it can be packed without knowing any class.
-    """
+def test_scheduler_state_can_be_packed_without_classes() -> None:
+    """When the scheduler's state is read, then it can be packed as JSON, without knowledge of any
+    class."""
     optimizer = make_optimizer(GPT(SIZES["tiny"]))
     state = make_scheduler(optimizer, steps=200).state_dict()
 
@@ -106,10 +97,9 @@ def group_of_one() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_even_the_tiny_model_is_summed_in_several_buckets() -> None:
-    """
-    When DDP has sorted its buckets, after the first step, then the tiny model fills two.
-    """
+def test_tiny_model_fills_two_buckets_of_ddp() -> None:
+    """When DDP has rebuilt its buckets, after the first step, then the tiny model fills two
+    buckets."""
     size = SIZES["tiny"]
     wrapped = DDP(GPT(size))
     data = Batches(load_corpus(), batch=size.batch, context=size.context, seed=0, rank=0)
@@ -132,10 +122,8 @@ def steps_of(directory: Path, rank: int = 0) -> list[tuple[int, str]]:
 
 
 def test_a_row_has_the_step_the_exact_loss_and_the_time(tmp_path: Path) -> None:
-    """
-    When a step is written, then its loss can be read back to the last bit, before anything is
-    closed.
-    """
+    """When a step is written, then its loss is read back to the last bit, before the file is
+    closed."""
     record = Record(tmp_path, 3)
     record.write(1, 0.1)
     record.write(2, 1 / 3)
@@ -146,10 +134,8 @@ def test_a_row_has_the_step_the_exact_loss_and_the_time(tmp_path: Path) -> None:
     assert rows[0]["time"] < rows[1]["time"]
 
 
-def test_a_rank_that_is_rolled_back_drops_the_rows_it_will_write_again(tmp_path: Path) -> None:
-    """
-    When step 2 is computed again after step 3, then the old rows of both are gone.
-    """
+def test_rolled_back_rank_drops_the_rows_that_will_be_written_again(tmp_path: Path) -> None:
+    """When step 2 is computed again after step 3, then the old rows of both steps are removed."""
     record = Record(tmp_path, 0)
     for step in (1, 2, 3):
         record.write(step, 1.0)
@@ -158,11 +144,9 @@ def test_a_rank_that_is_rolled_back_drops_the_rows_it_will_write_again(tmp_path:
     assert steps_of(tmp_path) == [(1, (1.0).hex()), (2, (2.0).hex())]
 
 
-def test_another_process_goes_on_where_a_killed_one_was_writing(tmp_path: Path) -> None:
-    """
-    When a process dies in the middle of a row, then the one that takes its place keeps what is
-    whole and before its own first step.
-    """
+def test_replacement_process_continues_the_record_of_a_killed_process(tmp_path: Path) -> None:
+    """When a process dies in the middle of a row, then its replacement keeps the whole rows before
+    its own first step."""
     killed = Record(tmp_path, 0)
     for step in (1, 2, 3):
         killed.write(step, 1.0)
@@ -176,19 +160,16 @@ def test_another_process_goes_on_where_a_killed_one_was_writing(tmp_path: Path) 
     assert steps_of(tmp_path) == [(1, (1.0).hex()), (2, (1.0).hex()), (3, two), (4, two)]
 
 
-def test_what_the_state_came_to_is_a_file_of_its_own(tmp_path: Path) -> None:
-    """
-    When a rank finishes, then its digests are written beside its steps.
-    """
+def test_final_digests_are_written_to_their_own_file(tmp_path: Path) -> None:
+    """When a rank finishes, then its digests are written to a file next to its steps."""
     Record(tmp_path, 1).finish({"parameters": "00ff"})
 
     assert json.loads((tmp_path / "final-rank1.json").read_text()) == {"parameters": "00ff"}
 
 
-def test_the_demos_display_follows_a_record_that_is_cut_back(tmp_path: Path) -> None:
-    """
-    When a rank is rolled back, its record shrinks and grows again: the display reads on.
-    """
+def test_demo_display_follows_a_record_that_is_rolled_back(tmp_path: Path) -> None:
+    """When a rank is rolled back, and its record shrinks and grows again, then the display shows
+    the newest step and loss."""
     record = Record(tmp_path, 0)
     progress = Progress(tmp_path, ranks=1)
     for step in (1, 2, 3, 2, 3, 4):

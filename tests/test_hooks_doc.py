@@ -38,17 +38,13 @@ def documented(section: str) -> dict[str, str]:
     [(AdaptorSpecs, "Hooks of an adaptor"), (PluginSpecs, "Hooks of a plugin")],
 )
 def test_every_hook_is_documented_with_its_arguments(specs: type, section: str) -> None:
-    """
-    When a hook is specified, the page has it under its name and arguments, in the same order.
-    """
+    """When a hook is specified, then the page has its name and arguments, in the same order."""
     assert list(documented(section)) == specified(specs)
     assert all(text.strip() for text in documented(section).values())
 
 
-def test_every_hook_of_an_adaptor_says_its_thread() -> None:
-    """
-    When an adaptor's hook is documented, the thread it is called on is named.
-    """
+def test_every_adaptor_hook_is_documented_with_its_thread() -> None:
+    """When an adaptor's hook is documented, then the page names the thread that calls the hook."""
     silent = [
         hook
         for hook, text in documented("Hooks of an adaptor").items()
@@ -58,9 +54,8 @@ def test_every_hook_of_an_adaptor_says_its_thread() -> None:
 
 
 def test_every_type_is_documented_with_its_fields() -> None:
-    """
-    When a type of `tft.spi` gets another field, then its table has a row for it, in the same order.
-    """
+    """When a type of `tft.spi` has a field, then its table has a row for the field, in the same
+    order."""
     specified_types = {
         name: [field.name for field in dataclasses.fields(kind)]
         if dataclasses.is_dataclass(kind)

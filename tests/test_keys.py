@@ -31,20 +31,16 @@ def keys(tmp_path: Path) -> Path:
     return directory
 
 
-def test_keys_are_for_their_owner_alone(keys: Path) -> None:
-    """
-    When keys are made, then only their owner can read them, whatever the umask is.
-    """
+def test_keys_are_readable_by_their_owner_only(keys: Path) -> None:
+    """When keys are made, then only their owner can read them, with any umask."""
     assert {path.name for path in keys.iterdir()} == NAMES
     assert {stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()} == {0o600}
     assert stat.S_IMODE(keys.stat().st_mode) == 0o700
 
 
-def test_what_was_made_can_be_read(keys: Path) -> None:
-    """
-    When keys are read, then the secret one of the broker is there for the broker alone, and no secret
-    shows where they are printed.
-    """
+def test_keys_are_read_and_secrets_are_not_printed(keys: Path) -> None:
+    """When keys are read, then only the broker gets the broker's secret key. Printed keys show no
+    secret."""
     read = read_keys(keys, broker=True)
 
     assert read.broker_secret == (keys / BROKER[0]).read_bytes()
@@ -54,20 +50,16 @@ def test_what_was_made_can_be_read(keys: Path) -> None:
     assert transfer_files(keys) == (keys / TRANSFER[0], keys / TRANSFER[1])
 
 
-def test_two_jobs_have_nothing_in_common(keys: Path, tmp_path: Path) -> None:
-    """
-    When keys are made again elsewhere, then no file is the same.
-    """
+def test_keys_of_two_jobs_differ_in_every_file(keys: Path, tmp_path: Path) -> None:
+    """When keys are made in two directories, then no file is the same in both."""
     make_keys(tmp_path / "others")
 
     assert all((keys / n).read_bytes() != (tmp_path / "others" / n).read_bytes() for n in NAMES)
 
 
-def test_one_secret_makes_the_same_keys_everywhere(tmp_path: Path) -> None:
-    """
-    When keys are made of a secret that two machines share, then they are the same, and another secret
-    makes others.
-    """
+def test_same_secret_gives_the_same_keys_on_each_machine(tmp_path: Path) -> None:
+    """When two machines make keys from the same secret, then the keys are the same. Another secret
+    gives other keys."""
     for name, seed in (("a", b"s" * SEED), ("b", b"s" * SEED), ("c", b"t" * SEED)):
         make_keys(tmp_path / name, seed)
 
@@ -77,10 +69,9 @@ def test_one_secret_makes_the_same_keys_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("there", [*sorted(NAMES)])
-def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
-    """
-    When one of the files is there already, then it stays as it is and nothing is added.
-    """
+def test_existing_key_files_are_not_overwritten(tmp_path: Path, there: str) -> None:
+    """When one of the key files already exists, then making keys is refused. The file is unchanged,
+    and no other file is added."""
     (tmp_path / there).write_text("another job's")
 
     with pytest.raises(UsageError, match=f"has keys already .{there}."):
@@ -90,10 +81,8 @@ def test_nothing_is_written_over(tmp_path: Path, there: str) -> None:
     assert (tmp_path / there).read_text() == "another job's"
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """
-    When there is a file where the directory should be, then the sentence says so.
-    """
+def test_error_names_a_key_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    """When there is a file in place of the directory, then the error names it."""
     (tmp_path / "file").touch()
 
     with pytest.raises(UsageError, match=r"cannot be written to .*file"):
@@ -122,10 +111,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_keys_that_cannot_be_used_are_refused(keys: Path, damage: str) -> None:
-    """
-    When a file is missing, open to others, damaged, or of other keys, then the sentence names it.
-    """
+def test_unusable_keys_are_refused(keys: Path, damage: str) -> None:
+    """When a key file is missing, readable by others, damaged or of other keys, then the error
+    names the file."""
     do, sentence = DAMAGES[damage]
     do(keys)
 
@@ -133,20 +121,17 @@ def test_keys_that_cannot_be_used_are_refused(keys: Path, damage: str) -> None:
         read_keys(keys, broker=True)
 
 
-def test_a_node_without_the_broker_needs_no_secret_of_it(keys: Path) -> None:
-    """
-    When the broker runs elsewhere, then its secret key need not be there.
-    """
+def test_node_without_the_broker_does_not_need_the_brokers_secret(keys: Path) -> None:
+    """When the broker runs on another node, then the broker's secret key need not be on this node."""
     (keys / "broker.key").unlink()
 
     assert read_keys(keys).public
 
 
 @pytest.mark.parametrize("name", TRANSFER)
-def test_the_transfers_are_looked_at_as_well(keys: Path, name: str) -> None:
-    """
-    When the transfer ports could not be opened with the keys, then that is known beforehand.
-    """
+def test_keys_of_the_transfer_ports_are_checked(keys: Path, name: str) -> None:
+    """When a key of the transfer ports is missing or readable by others, then this is refused
+    before the ports are opened."""
     (keys / name).chmod(0o644)
     with pytest.raises(UsageError, match=f"chmod 600 .*{name}"):
         transfer_files(keys)
@@ -155,11 +140,9 @@ def test_the_transfers_are_looked_at_as_well(keys: Path, name: str) -> None:
         transfer_files(keys)
 
 
-def test_those_who_share_a_secret_share_a_directory(tmp_path: Path) -> None:
-    """
-    When many make the keys of one secret in one place at once, then they are there once and whole, and
-    nothing is left beside them.
-    """
+def test_threads_with_one_secret_can_make_their_keys_at_once(tmp_path: Path) -> None:
+    """When several threads make the keys of one secret in one directory at once, then the keys
+    exist once and whole. No other file is left."""
     where = tmp_path / "of-all" / "keys"
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(share_keys, where, b"s" * SEED) for _ in range(8)]:
@@ -169,10 +152,8 @@ def test_those_who_share_a_secret_share_a_directory(tmp_path: Path) -> None:
     assert [path.name for path in where.parent.iterdir()] == ["keys"]
 
 
-def test_a_directory_of_another_secret_is_not_taken_for_ones_own(tmp_path: Path) -> None:
-    """
-    When keys of another secret are there, then that is said, and they stay.
-    """
+def test_key_directory_of_another_secret_is_refused(tmp_path: Path) -> None:
+    """When a directory has keys of another secret, then it is refused, and the keys stay unchanged."""
     share_keys(tmp_path / "keys", b"s" * SEED)
 
     with pytest.raises(UsageError, match="does not match the secret of the job"):

@@ -35,10 +35,9 @@ def lines(*, verbose: bool) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_an_event_is_one_line_of_keys_and_values() -> None:
-    """
-    When events are logged, each is one line with its time, whatever its facts contain.
-    """
+def test_event_is_logged_as_one_line_of_keys_and_values() -> None:
+    """When events are logged, then each event is one line with its time, also when its values have
+    line breaks."""
     silent, failed = lines(verbose=False)
     stamp = r"at=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
@@ -49,8 +48,6 @@ def test_an_event_is_one_line_of_keys_and_values() -> None:
     assert failed.endswith('ZeroDivisionError: division by zero"')
 
 
-def test_details_are_logged_when_they_are_asked_for() -> None:
-    """
-    When the log is verbose, events of level debug are in it.
-    """
+def test_debug_events_are_logged_when_the_log_is_verbose() -> None:
+    """When the log is verbose, then it contains events of level debug."""
     assert "event=looked" in lines(verbose=True)[0]

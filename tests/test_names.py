@@ -54,10 +54,9 @@ def found(text: str, old: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_source_has_no_name_that_was_given_up(path: Path) -> None:
-    """
-    When a source is read, then no identifier in it and no word of its prose is on the list.
-    """
+def test_source_has_no_retired_name(path: Path) -> None:
+    """When a source file is read, then none of its identifiers and no word of its prose is on the
+    list of retired names."""
     names = [
         f"{path}:{token.start[0]}: {token.string} is called {OLD['identifiers'][token.string]}"
         for token in tokens(path)
@@ -72,10 +71,8 @@ def test_a_source_has_no_name_that_was_given_up(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_has_no_word_that_was_given_up(path: Path) -> None:
-    """
-    When a page is read, then no word of it is on the list.
-    """
+def test_page_has_no_retired_word(path: Path) -> None:
+    """When a page is read, then no word of the page is on the list of retired words."""
     lines = path.read_text().splitlines()
     words = [
         f"{path}:{number}: {word} is called {OLD['prose'][word]}"
@@ -86,9 +83,7 @@ def test_a_page_has_no_word_that_was_given_up(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OLD["files"])
-def test_a_file_has_its_new_name(name: str) -> None:
-    """
-    When a file was renamed, then there is none of the old name, and there is one of the new.
-    """
+def test_renamed_file_exists_only_under_its_new_name(name: str) -> None:
+    """When a file was renamed, then no file has the old name, and one has the new name."""
     assert not (ROOT / name).exists()
     assert (ROOT / OLD["files"][name]).exists()

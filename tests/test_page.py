@@ -34,18 +34,15 @@ def page() -> Iterator[Page]:
     page.close()
 
 
-def test_a_new_page_says_that_nothing_has_happened(page: Page) -> None:
-    """
-    When a page is new, it stands at step 0, outside of training, with nothing captured.
-    """
+def test_new_page_is_at_step_0_without_captures(page: Page) -> None:
+    """When a page is new, then it is at step 0, outside of training, without captures."""
     assert page.position() == Position(step=0, window=False)
     assert (page.training(), page.moved(), page.private()) == (False, 0.0, {})
 
 
-def test_what_is_written_is_read_through_another_mapping(page: Page) -> None:
-    """
-    When the writer moves, whoever has the page open sees it.
-    """
+def test_written_values_are_read_through_another_mapping(page: Page) -> None:
+    """When the writer changes the page, then a reader with another mapping of the page reads the
+    new values."""
     reader = Page.open(os.dup(page.fd))
     page.train(True, 1.5)
     assert (reader.training(), reader.moved()) == (True, 1.5)
@@ -58,10 +55,9 @@ def test_what_is_written_is_read_through_another_mapping(page: Page) -> None:
     reader.close()
 
 
-def test_the_captures_of_two_steps_are_kept(page: Page) -> None:
-    """
-    When steps go by, the last two are there; of one step the capture at its close counts.
-    """
+def test_captures_of_the_last_two_steps_are_kept(page: Page) -> None:
+    """When steps advance, then the captures of the last two steps are kept. The capture at the
+    close of a step replaces the earlier one of that step."""
     for step in (1, 2, 3):
         page.capture(step, b"opened %d" % step, False)
         page.capture(step, b"closed %d" % step, True)
@@ -70,11 +66,9 @@ def test_the_captures_of_two_steps_are_kept(page: Page) -> None:
     assert page.private() == {2: b"closed 2", 3: b"closed 3", 4: b"opened 4"}
 
 
-def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(page: Page) -> None:
-    """
-    When everyone goes back to the end of a step, then what was captured later is not found any more:
-    of a step that is begun anew only what is captured in it counts.
-    """
+def test_captures_of_abandoned_steps_are_forgotten(page: Page) -> None:
+    """When the ranks go back to the end of a step, then later captures are not found. A repeated
+    step has only its own new captures."""
     for step in (1, 2, 3):
         page.capture(step, b"opened %d" % step, False)
         page.capture(step, b"closed %d" % step, True)
@@ -88,18 +82,15 @@ def test_what_was_captured_of_steps_that_are_given_up_is_forgotten(page: Page) -
     assert page.private() == {2: b"closed 2", 3: b"closed anew"}
 
 
-def test_an_empty_private_state_is_one(page: Page) -> None:
-    """
-    When there is nothing to capture, that is captured.
-    """
+def test_empty_rank_local_state_is_captured(page: Page) -> None:
+    """When the rank-local state is empty, then an empty capture is stored."""
     page.capture(0, b"", False)
     assert page.private() == {0: b""}
 
 
-def test_a_private_state_that_does_not_fit_is_refused(page: Page) -> None:
-    """
-    When the rank-local state is too long, a sentence says how long it may be, and nothing changes.
-    """
+def test_too_long_rank_local_state_is_refused(page: Page) -> None:
+    """When the rank-local state is too long, then it is refused, the message names the longest
+    allowed length, and the page is unchanged."""
     page.capture(1, b"x" * CAPTURE_LIMIT, True)
     with pytest.raises(UsageError, match=rf"{CAPTURE_LIMIT + 1} bytes; at most {CAPTURE_LIMIT}"):
         page.capture(5, b"x" * (CAPTURE_LIMIT + 1), True)
@@ -107,10 +98,9 @@ def test_a_private_state_that_does_not_fit_is_refused(page: Page) -> None:
 
 
 @given(at=st.integers(0, 123), change=st.integers(1, 255))
-def test_a_damaged_capture_is_none(at: int, change: int) -> None:
-    """
-    When any byte of a capture or its header is not what was written, it is not found.
-    """
+def test_damaged_capture_is_not_found(at: int, change: int) -> None:
+    """When any byte of a capture or of its header differs from the written one, then the capture is
+    not found."""
     page = Page.create()
     page.capture(6, bytes(100), True)
     start = 4096 + (13 % 4) * SLOT_BYTES + at
@@ -121,10 +111,8 @@ def test_a_damaged_capture_is_none(at: int, change: int) -> None:
     page.close()
 
 
-def test_a_writer_killed_at_any_moment_leaves_only_whole_captures(page: Page) -> None:
-    """
-    When the writer is killed between two stores, every capture that is found is whole.
-    """
+def test_killed_writer_leaves_only_whole_captures(page: Page) -> None:
+    """When the writer is killed between two stores, then each capture that is found is whole."""
     for _ in range(8):
         with subprocess.Popen(
             [sys.executable, "-c", WRITER, str(page.fd)],
@@ -143,10 +131,8 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_captures(page: Page) ->
         page.move(0, False, 0.0)
 
 
-def test_a_descriptor_that_is_no_page_is_refused(tmp_path: Path) -> None:
-    """
-    When the inherited descriptor is closed or something else, a sentence says so.
-    """
+def test_descriptor_that_is_not_a_page_is_refused(tmp_path: Path) -> None:
+    """When the inherited descriptor is closed or is not a page, then it is refused with a message."""
     fd = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(UsageError, match=f"file descriptor {fd}, which is something else"):
         Page.open(fd)

@@ -30,10 +30,9 @@ def payload(*sizes: int, flip: int | None = None) -> ShardPayload:
 
 @pytest.mark.parametrize("size", [10, LARGE])
 @pytest.mark.parametrize("flip", range(6))
-def test_a_flipped_bit_is_in_the_digest_of_its_part_alone(size: int, flip: int) -> None:
-    """
-    When one bit of one buffer is another, then the digest of its part is, and no other.
-    """
+def test_flipped_bit_changes_only_the_digest_of_its_part(size: int, flip: int) -> None:
+    """When one bit of one buffer changes, then the digest of its part changes, and no other digest
+    does."""
     sizes = (size,) * 6
     before, after = part_digests(payload(*sizes)), part_digests(payload(*sizes, flip=flip))
     changed = {part for part in before if before[part] != after[part]}
@@ -41,11 +40,9 @@ def test_a_flipped_bit_is_in_the_digest_of_its_part_alone(size: int, flip: int) 
     assert before.keys() == {"description", "model", "optim"}
 
 
-def test_threads_find_the_same_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When several threads read a state in pieces, then the digests are those that one thread finds,
-    and no thread is left.
-    """
+def test_several_threads_compute_the_same_digests_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When several threads read a state in pieces, then the digests equal those of one thread, and
+    no thread is left."""
     monkeypatch.setattr(digests, "_PIECE", 1000)
     sizes = (LARGE, 0, 999, 1000, 1001, LARGE)
     alone = part_digests(payload(*sizes))
@@ -57,21 +54,19 @@ def test_threads_find_the_same_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threading.active_count() == before
 
 
-def test_a_thread_that_cannot_read_leaves_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When a piece cannot be read, then there are no digests: those of the rest would agree with
-    others that were read no better.
-    """
+def test_no_digest_is_returned_when_a_piece_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a piece of a state cannot be read, then an error is raised, and no digest is returned.
+    Digests of the remaining pieces could wrongly agree with those of another unreadable state."""
     broken = ShardPayload(meta=b"", buffers=(Buffer(name="model.0", view=memoryview(b"released")),))
     broken.buffers[0].view.release()
     with pytest.raises(ValueError, match="released"):
         part_digests(broken)
 
 
-def test_a_node_without_threads_reads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When no thread can be started, then the caller reads everything.
-    """
+def test_caller_reads_the_state_when_no_thread_can_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When no thread can be started, then the caller reads the whole state."""
 
     def exhausted(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -51,10 +51,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 # ---------------------------------------------------------------- adaptors
 
 
-def test_exactly_the_named_adaptor_is_loaded(install: Install) -> None:
-    """
-    When several adaptors are installed, one is imported, once.
-    """
+def test_only_the_named_adaptor_is_loaded(install: Install) -> None:
+    """When several adaptors are installed, then only the named one is imported, once."""
     install("stranger_a", STRATEGIES, "tft.adaptors")
     install("stranger_b", "raise SystemExit('must not be imported')", "tft.adaptors")
     adaptor = load_adaptor("stranger_a")
@@ -63,19 +61,15 @@ def test_exactly_the_named_adaptor_is_loaded(install: Install) -> None:
     assert load_adaptor("stranger_a") is adaptor
 
 
-def test_an_unknown_adaptor_is_refused_with_those_there_are(install: Install) -> None:
-    """
-    When no package offers the adaptor, the sentence lists the ones that are installed.
-    """
+def test_unknown_adaptor_is_refused_with_the_list_of_installed_ones(install: Install) -> None:
+    """When no package offers the adaptor, then the message lists the installed adaptors."""
     install("stranger_a", STRATEGIES, "tft.adaptors")
     with pytest.raises(UnknownAdaptor, match=r"adaptor named 'torhc'; found: .*stranger_a"):
         load_adaptor("torhc")
 
 
 def test_an_adaptor_without_its_framework_is_refused_with_the_reason(install: Install) -> None:
-    """
-    When the framework cannot be imported, the sentence says what is missing.
-    """
+    """When the framework cannot be imported, then the message names the missing module."""
     install("stranger_a", "import a_framework", "tft.adaptors")
     with pytest.raises(
         UnknownAdaptor, match=r"'stranger_a' cannot be imported: .*No module named 'a_framework'"
@@ -84,10 +78,8 @@ def test_an_adaptor_without_its_framework_is_refused_with_the_reason(install: In
 
 
 def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
-    """
-    When what the entry point names has no hook, such as a module whose hooks are in an object now, then it is refused: it
-    would be asked nothing.
-    """
+    """When the object of the entry point has no hook, such as a module whose hooks are now in an
+    object, then it is refused."""
     install("stranger_a", "", "tft.adaptors")
     with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hooks: reinstall"):
         load_adaptor("stranger_a")
@@ -104,10 +96,8 @@ def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
 def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
     implemented: Sequence[str], missing: Sequence[str], install: Install
 ) -> None:
-    """
-    When an adaptor has not implemented a hook that would silently not be called, the sentence names
-    it.
-    """
+    """When an adaptor does not implement a needed hook, then it is refused, and the message names
+    the hook."""
     source = "".join(f"@hookimpl\ndef {hook}(): pass\n" for hook in implemented)
     install("stranger_n", f"from tft.spi import hookimpl\n{source}", "tft.adaptors")
     adaptor = load_adaptor("stranger_n")
@@ -118,17 +108,14 @@ def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
         check_complete(adaptor, "stranger_n")
 
 
-def test_the_adaptors_here_lack_nothing() -> None:
-    """
-    When the adaptor for tests is loaded, it has all hooks that are needed.
-    """
+def test_adaptor_for_tests_has_all_needed_hooks() -> None:
+    """When the adaptor for tests is loaded, then it has all needed hooks."""
     check_complete(load_adaptor("fake"), "fake")
 
 
-def test_a_hook_that_does_not_exist_is_refused_by_name(install: Install) -> None:
-    """
-    When an adaptor or a plugin implements an unknown hook, it is refused: it would never be called.
-    """
+def test_unknown_hook_is_refused_by_name(install: Install) -> None:
+    """When an adaptor or a plugin implements an unknown hook, then it is refused, because the hook
+    would never be called."""
     misspelt = HOOK + "def tft_quiese(): pass\n"
     install("stranger_a", misspelt, "tft.adaptors")
     with pytest.raises(UsageError, match=r"'stranger_a' does not fit .*'tft_quiese'"):
@@ -138,29 +125,24 @@ def test_a_hook_that_does_not_exist_is_refused_by_name(install: Install) -> None
         load_plugins()
 
 
-def test_an_argument_that_no_hook_gets_is_refused(install: Install) -> None:
-    """
-    When a hook asks for what it is not given, the sentence names it.
-    """
+def test_unknown_hook_argument_is_refused(install: Install) -> None:
+    """When a hook asks for an argument that it does not get, then the message names the argument."""
     install("stranger_a", HOOK + "def tft_rollback(privat): pass\n", "tft.adaptors")
     with pytest.raises(UsageError, match=r"tft_rollback.*privat"):
         load_adaptor("stranger_a")
 
 
-def test_a_wrapper_is_refused(install: Install) -> None:
-    """
-    When a plugin wraps a hook it is refused: plugins are called one by one.
-    """
+def test_hook_wrapper_is_refused(install: Install) -> None:
+    """When a plugin wraps a hook, then it is refused, because plugins are called one by one."""
     wrapper = "from tft.spi import hookimpl\n@hookimpl(wrapper=True)\ndef tft_options(): yield\n"
     install("stranger_p", wrapper, "tft.plugins")
     with pytest.raises(UsageError, match="it wraps tft_options"):
         load_plugins()
 
 
-def test_two_packages_cannot_offer_one_name(install: Install, tmp_path: Path) -> None:
-    """
-    When two packages offer adaptors of one name, neither is guessed.
-    """
+def test_adaptor_name_offered_by_two_packages_is_refused(install: Install, tmp_path: Path) -> None:
+    """When two packages offer adaptors of the same name, then the name is refused, and the message
+    names both packages."""
     install("stranger_a", STRATEGIES, "tft.adaptors")
     install("stranger_b", STRATEGIES, "tft.adaptors")
     entry = tmp_path / "stranger_b-1.0.dist-info" / "entry_points.txt"
@@ -174,9 +156,7 @@ def test_two_packages_cannot_offer_one_name(install: Install, tmp_path: Path) ->
 
 
 def test_a_plugin_that_cannot_be_imported_is_left_out(install: Install) -> None:
-    """
-    When one plugin cannot be imported, that is logged and the others are there.
-    """
+    """When one plugin cannot be imported, then this is logged, and the other plugins are loaded."""
     install("stranger_p", "1 / 0", "tft.plugins")
     install("stranger_q", ENVIRONMENT, "tft.plugins")
     with capture_logs() as logs:
@@ -223,9 +203,8 @@ def plugins_of(*answers: str | BaseException | None) -> pluggy.PluginManager:
 
 
 def test_a_plugin_that_raises_is_logged_and_the_others_are_called() -> None:
-    """
-    When one of several plugins raises, the answers of the others come back, without the Nones.
-    """
+    """When one of several plugins raises an error, then the error is logged, and the other answers
+    are returned without the Nones."""
     plugins = plugins_of("a", RuntimeError("sorry"), None, "b")
     with capture_logs() as logs:
         answers = call_guarded(plugins, "tft_environment", options={"x": "1"})
@@ -241,10 +220,8 @@ def test_a_plugin_that_raises_is_logged_and_the_others_are_called() -> None:
 
 
 def test_a_plugin_that_calls_exit_is_logged_and_the_others_are_called(install: Install) -> None:
-    """
-    When a plugin calls `sys.exit`, at its import or in a hook, then that is its failure like any
-    other: the process of tft goes on.
-    """
+    """When a plugin calls `sys.exit` at its import or in a hook, then this is logged as a failure
+    of the plugin. The process of tft continues."""
     install("stranger_r", "import sys; sys.exit(3)", "tft.plugins")
     with capture_logs() as logs:
         assert not load_plugins().has_plugin("stranger_r")
@@ -259,10 +236,9 @@ def test_a_plugin_that_calls_exit_is_logged_and_the_others_are_called(install: I
     ]
 
 
-def test_a_refusal_is_let_through_only_where_it_is_asked_for() -> None:
-    """
-    When a plugin raises a `UsageError`, the caller decides whether that is a refusal.
-    """
+def test_usage_error_of_a_plugin_is_raised_only_when_the_caller_allows_it() -> None:
+    """When a plugin raises a `UsageError`, then it is raised to the caller if `may_refuse` is set.
+    Otherwise it is logged as a failure."""
     plugins = plugins_of(UsageError("not like this"), "a")
     with pytest.raises(UsageError, match="not like this"):
         call_guarded(plugins, "tft_environment", may_refuse=True, options={"x": "1"})
@@ -274,10 +250,8 @@ def test_a_refusal_is_let_through_only_where_it_is_asked_for() -> None:
     assert answers == [{"a": "1"}]
 
 
-def test_of_some_hooks_only_the_first_answer_counts() -> None:
-    """
-    When a hook wants one answer, the plugins after the one that gave it are not asked.
-    """
+def test_hook_with_one_answer_stops_at_the_first_answer() -> None:
+    """When a hook wants one answer, then the plugins after the first that answers are not called."""
     plugins = plugins_of(RuntimeError("not reached"), "known", None)
     answers = call_guarded(
         plugins, "tft_fault_moment", run_dir=Path(), kind="process", rank=1, seen=2.0
@@ -314,13 +288,9 @@ class Short:
 @pytest.mark.parametrize(
     ("adaptor", "plain", "told"), [(Full(), True, b"closing"), (Short(), False, b"same")]
 )
-def test_a_hook_that_is_called_in_every_step_is_called_without_a_detour(
-    adaptor: object, plain: bool, told: bytes
-) -> None:
-    """
-    When an adaptor takes all arguments of a hook, then its function is called itself, and else by way of the hook; what
-    comes of it is the same.
-    """
+def test_hook_of_every_step_is_called_directly(adaptor: object, plain: bool, told: bytes) -> None:
+    """When an adaptor takes all arguments of a hook, then its function is called directly,
+    otherwise through the hook. The result is the same."""
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(AdaptorSpecs)
     add(manager, adaptor, "one")

@@ -32,19 +32,16 @@ def example_diff(example: str) -> str:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_difference_shown_is_the_difference_there_is(example: str) -> None:
-    """
-    When one of the two scripts changes, then the page has to.
-    """
+def test_readme_shows_the_real_difference_of_the_example_scripts(example: str) -> None:
+    """When the README shows the difference between the two example scripts, then it is the real
+    one."""
     assert f"```diff\n{example_diff(example)}\n```" in EXAMPLES[example]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_about_ten_lines_change(example: str) -> None:
-    """
-    When making a script survive takes more than a handful of lines, the claim is not true. Lines
-    that are only indented, and those of the example's own records, do not count.
-    """
+def test_example_script_needs_at_most_11_new_lines(example: str) -> None:
+    """When a script is made to survive faults, then at most 11 lines are new. Lines that are only
+    indented, and those of the example's own records, do not count."""
     lines = example_diff(example).splitlines()
     removed = {line[1:].strip() for line in lines if line.startswith("-")}
     added = [line[1:].strip() for line in lines if line.startswith("+")]
@@ -52,27 +49,21 @@ def test_about_ten_lines_change(example: str) -> None:
     assert len(new) <= 11
 
 
-def test_every_page_it_links_to_is_there() -> None:
-    """
-    When a page is renamed, then the README has to know.
-    """
+def test_every_link_of_the_readme_has_an_existing_file() -> None:
+    """When the README links to a page, then the page exists."""
     targets = [part.split(")")[0] for part in README.split("](")[1:]]
     assert targets
     assert [t for t in targets if not (ROOT / t.partition("#")[0]).exists()] == []
 
 
-def test_it_is_short() -> None:
-    """
-    When the README grows, then something has to go to a page.
-    """
+def test_readme_has_fewer_than_150_lines() -> None:
+    """When the README is read, then it has fewer than 150 lines."""
     assert len(README.splitlines()) < 150
 
 
-def test_the_picture_shows_the_report_beside_it(tmp_path: Path) -> None:
-    """
-    When the picture is drawn again from its report, then it is the same, and it has a row for each
-    rank and a bar for each phase.
-    """
+def test_picture_shows_the_report_that_is_stored_with_it(tmp_path: Path) -> None:
+    """When the picture is drawn again from its report, then the picture is the same. It has a row
+    for each rank and a bar for each phase."""
     report, again = PICTURE.with_suffix(".json"), tmp_path / "again.svg"
     subprocess.run(
         [sys.executable, ROOT / "scripts/picture", report, again], check=True, timeout=60
@@ -86,10 +77,9 @@ def test_the_picture_shows_the_report_beside_it(tmp_path: Path) -> None:
     assert drawn.count("<title>") == 1 + len(incident["phases"]) + len(incident["faults"])
 
 
-def test_a_picture_of_nothing_is_refused() -> None:
-    """
-    When the script gets one argument, then it says what it takes.
-    """
+def test_picture_script_with_a_single_argument_is_refused() -> None:
+    """When the picture script gets one argument, then the script fails and prints the arguments
+    that it expects."""
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/picture", "x"], capture_output=True, text=True, check=False, timeout=60
     )  # fmt: skip

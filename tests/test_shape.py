@@ -197,9 +197,8 @@ def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
 
 @pytest.mark.parametrize("rule", LIMITS)
 def test_functions_and_classes_stay_small(rule: Rule) -> None:
-    """
-    When a function or a class is over the limit, the test fails and names it.
-    """
+    """When a function or a class is over the limit, then the test fails and names the function or
+    class."""
     found = {
         name: number
         for path in sorted((ROOT / "tft").rglob("*.py"))
@@ -208,10 +207,8 @@ def test_functions_and_classes_stay_small(rule: Rule) -> None:
     assert not found, f"more than {LIMITS[rule]} {rule}: {found}"
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    """
-    When modules import each other in a circle, the test fails and names them.
-    """
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """When modules import each other in a circle, then the test fails and names the modules."""
     files = modules()
     graph = {name: imports(name, parsed(path), set(files)) for name, path in files.items()}
     found = circles(graph)
@@ -243,10 +240,8 @@ class Able(Protocol):
 
 
 def test_fields_and_parameters_are_counted() -> None:
-    """
-    When a class has fields, then those that can change count, once each, without those of a class
-    within.
-    """
+    """When a class has fields, then each mutable field counts once, and fields of an inner class do
+    not count."""
     nodes = dict(defined(ast.parse(SAMPLE)))
     classes = {name: node for name, node in nodes.items() if isinstance(node, ast.ClassDef)}
     counted = {name: fields(node) for name, node in classes.items()}
@@ -257,10 +252,9 @@ def test_fields_and_parameters_are_counted() -> None:
     assert (parameters(begin), lines(begin)) == (3, 6)
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
-    """
-    When a module imports another one for types alone or in a function, then that counts too.
-    """
+def test_imports_in_functions_and_for_types_are_found() -> None:
+    """When a module imports another one only for types, or in a function, then that import counts
+    too."""
     source = "import a\nif TYPE_CHECKING:\n  from b import c\ndef f():\n  from d import e, g\n"
     assert imports("m", ast.parse(source), {"a", "b.c", "d", "d.e", "m"}) == {
         "a",
@@ -270,10 +264,8 @@ def test_imports_are_found_wherever_they_stand() -> None:
     }
 
 
-def test_a_circle_is_found_with_all_its_modules() -> None:
-    """
-    When modules import each other in circles, then each circle is found, and no other module.
-    """
+def test_import_circle_is_found_with_all_its_modules() -> None:
+    """When modules import each other in circles, then each circle is found, without other modules."""
     graph = {
         **{"a": {"b"}, "b": {"c"}, "c": {"a", "d"}},
         **{"d": {"e"}, "e": {"d"}, "f": {"a"}, "g": set[str]()},

@@ -115,12 +115,11 @@ def waiting() -> Iterator[Asking]:
     asking.end()
 
 
-def test_the_pid_of_a_process_is_nobody_elses_until_the_agent_has_heard_of_its_end(
+def test_killed_process_is_reaped_only_when_the_agent_asks(
     waiting: Asking,
 ) -> None:
-    """
-    When a process is killed, then its end is told with the signal, and it is reaped when that is asked for.
-    """
+    """When a process is killed, then its end is reported with the signal. The process is reaped
+    when the agent asks, so its pid is not used again before."""
     started = waiting.start(1)
     waiting.ask(Ask(kind="kill", number=1, local_rank=0))
     ended = waiting.answer()
@@ -136,20 +135,17 @@ def test_the_pid_of_a_process_is_nobody_elses_until_the_agent_has_heard_of_its_e
     assert waiting.starts.reaped == [-signal.SIGKILL]
 
 
-def test_what_is_asked_for_a_process_that_is_gone_is_nothing(waiting: Asking) -> None:
-    """
-    When something is asked of a process that never was, or was reaped, then the service goes on.
-    """
+def test_requests_for_a_missing_process_are_ignored(waiting: Asking) -> None:
+    """When the agent asks to kill or reap a process that does not exist, then the service ignores
+    this and starts the next process."""
     waiting.ask(Ask(kind="kill", number=9, local_rank=0))
     waiting.ask(Ask(kind="reap", number=9, local_rank=0))
 
     assert waiting.start(1).kind == "started"
 
 
-def test_nothing_is_left_when_the_node_is_over() -> None:
-    """
-    When `tft run` ends before its ranks, then these are killed and reaped.
-    """
+def test_ranks_are_killed_and_reaped_when_tft_run_ends() -> None:
+    """When `tft run` ends before its ranks, then the ranks are killed and reaped."""
     asking = Asking(WAITS)
     try:
         pids = [asking.start(number).pid for number in (1, 2)]
@@ -160,10 +156,8 @@ def test_nothing_is_left_when_the_node_is_over() -> None:
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_process_that_cannot_be_started_is_said_to_be_so() -> None:
-    """
-    When the program has no process to start, then the agent is told why.
-    """
+def test_failed_start_of_a_process_is_reported_to_the_agent() -> None:
+    """When the program cannot start a process, then the agent gets the reason."""
     asking = Asking("")
     try:
         assert asking.start(1) == Answer(kind="refused", number=1, why="there is no such script")
@@ -171,11 +165,9 @@ def test_a_process_that_cannot_be_started_is_said_to_be_so() -> None:
         asking.end()
 
 
-def test_a_rank_finds_what_the_agent_has_chosen_and_what_its_program_has(tmp_path: Path) -> None:
-    """
-    When the program has changed its environment since, then its ranks see that, and what the agent says of
-    them before it; the program keeps nothing of it.
-    """
+def test_rank_has_the_environment_of_its_program_and_of_the_agent(tmp_path: Path) -> None:
+    """When the program has changed its environment, then its ranks have these changes and the
+    agent's variables. The program keeps none of the agent's variables."""
     found = tmp_path / "found"
     asking = Asking(
         "import os; from pathlib import Path\n"
@@ -194,29 +186,24 @@ def test_a_rank_finds_what_the_agent_has_chosen_and_what_its_program_has(tmp_pat
     assert found.read_text() == repr(["later", "chosen", str(os.getpid()), None])
 
 
-def test_a_process_beside_the_ranks_is_found_by_the_reaper() -> None:
-    """
-    When a process holds no rank, then its mark is the one that the reaper looks for.
-    """
+def test_process_without_a_rank_has_the_mark_of_the_reaper() -> None:
+    """When a process holds no rank, then it has the mark that the reaper looks for."""
     assert aside_variables("m")[VARIABLE] == "m"
     assert stands_aside(aside_variables("m"))
     assert not stands_aside({VARIABLE: "m"})
 
 
-def test_a_page_is_a_number_or_a_path() -> None:
-    """
-    When a rank has inherited its page, then nothing is opened; when not, then both descriptors are.
-    """
+def test_page_is_opened_only_when_its_value_is_a_path() -> None:
+    """When a rank has inherited the descriptors of its page, then no path is opened. When the
+    variables have paths, then both paths are opened."""
     assert descriptor_paths({"TFT_PAGE": "5", "TFT_WORDS": "6"}) is None
     assert descriptor_paths({}) is None
     assert descriptor_paths({"TFT_PAGE": "/a", "TFT_WORDS": "/b"}) == ("/a", "/b")
 
 
-def test_ports_that_other_machines_reach_must_be_allowed() -> None:
-    """
-    When node 0 of several is on another machine, and nobody has said that the network is trusted, then the
-    node is refused before anything is started.
-    """
+def test_node_with_a_remote_broker_needs_a_trusted_network() -> None:
+    """When node 0 of several nodes is on another machine, and the network is not declared as
+    trusted, then the node is refused before any process starts."""
     with pytest.raises(UsageError, match="TFT_RUN_OPTIONS=--insecure if the network is trusted"):
         Node(
             nnodes=2, node=1, ranks=1, command=["train.py"],
@@ -224,13 +211,11 @@ def test_ports_that_other_machines_reach_must_be_allowed() -> None:
         )  # fmt: skip
 
 
-def test_a_process_that_cannot_be_watched_does_not_run_on(
+def test_process_that_cannot_be_watched_is_killed(
     waiting: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When no descriptor is left to watch a started process, then the start is refused, and the
-    process is killed and reaped.
-    """
+    """When no descriptor is left to watch a started process, then the start is refused, and the
+    process is killed and reaped."""
 
     def exhausted(pid: int) -> int:
         raise OSError(24, "Too many open files")

@@ -368,9 +368,7 @@ EXPECTED: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_the_bytes_that_leave_a_rank_stay_as_they_are(kind: str, tmp_path: Path) -> None:
-    """
-    When the state of a small model is given, digested, captured and saved, then its bytes are those of the
-    version before.
-    """
+def test_payload_bytes_are_equal_to_those_of_the_earlier_version(kind: str, tmp_path: Path) -> None:
+    """When the state of a small model is given, digested, captured and saved, then its bytes are
+    equal to those of the earlier version."""
     assert found_in(STATES[kind](), tmp_path) == EXPECTED[kind]

@@ -35,11 +35,9 @@ def adopted(model: nn.Module | None = None, **parts: Any) -> StateStore:
     )
 
 
-def test_the_same_is_drawn_again_after_a_rollback() -> None:
-    """
-    When a captured state is put back, then the generators draw what they drew, and the data
-    continues where it was.
-    """
+def test_generators_and_data_repeat_after_a_rollback() -> None:
+    """When a captured state is put back, then the generators draw the same numbers again, and the
+    data continues at its earlier position."""
     data = Batches(0)
     state = adopted(data=data, rng=("torch", "python", "numpy"))
 
@@ -62,11 +60,10 @@ def test_the_same_is_drawn_again_after_a_rollback() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_torchdata_reads_the_lost_batches_again(workers: int) -> None:
-    """
-    When the data is a StatefulDataLoader, which has tensors in its position, then after a rollback, here
-    or in another process, a new iterator gives exactly the batches that were lost.
-    """
+def test_stateful_data_loader_reads_the_lost_batches_again(workers: int) -> None:
+    """When the data is a StatefulDataLoader, which has tensors in its position, then a new iterator
+    gives exactly the lost batches after a rollback. This holds in the same process and in another
+    one."""
 
     def loader(seed: int) -> StatefulDataLoader[int]:
         shuffling = torch.Generator()
@@ -151,12 +148,11 @@ class LivePosition:
     ids=["number", "bool", "nested", "sign"],
 )  # fmt: skip
 @pytest.mark.parametrize("own", [False, True], ids=["another object", "the same object"])
-def test_a_capture_has_the_position_as_it_is_now(
+def test_capture_contains_the_current_data_position(
     before: dict[str, object], after: dict[str, object], own: bool
 ) -> None:
-    """
-    When only the position has changed since the last capture, in place or not, then the next capture has the new one.
-    """
+    """When only the data position has changed since the last capture, in place or not, then the
+    next capture has the new position."""
     data = LivePosition(copy.deepcopy(before))
     state = adopted(data=data)
     state.capture()
@@ -173,10 +169,9 @@ def test_a_capture_has_the_position_as_it_is_now(
     assert repr(found) == repr(after)
 
 
-def test_a_capture_has_the_generator_and_the_modes_as_they_are_now() -> None:
-    """
-    When nothing but torch's generator moves, or a module's mode as a window closes, then the next capture is another.
-    """
+def test_capture_contains_the_current_generator_and_module_modes() -> None:
+    """When only torch's generator changes, or a module's mode at the close of a window, then the
+    next capture differs from the last one."""
     model = nn.Linear(4, 4)
     state = adopted(model, data=Batches(0))
     captures = [state.capture(closing=True), state.capture(closing=True)]
@@ -192,10 +187,9 @@ def test_a_capture_has_the_generator_and_the_modes_as_they_are_now() -> None:
     assert captures[4] == captures[2]
 
 
-def test_a_position_with_an_empty_tensor_comes_back() -> None:
-    """
-    When a tensor in the position has no elements, then it is captured and put back as any other.
-    """
+def test_data_position_with_an_empty_tensor_is_restored() -> None:
+    """When a tensor in the data position has no elements, then the position is captured and put
+    back like any other."""
     data = Remaining()
     state = adopted(data=data)
     data.left = data.left[2:]
@@ -218,11 +212,9 @@ class Skipping(Batches):
             self.next()
 
 
-def test_batches_are_left_out_by_the_users_own_data() -> None:
-    """
-    When batches are to be left out, then the data's own `skip` does it, and a rollback takes it
-    back; data that has none is a sentence, and nothing is changed.
-    """
+def test_batches_are_skipped_by_the_skip_method_of_the_data() -> None:
+    """When batches are to be left out, then the data's own `skip` does it, and a rollback undoes
+    it. Data without `skip` is refused with a message."""
     data = Skipping(0)
     state = adopted(data=data)
     private = state.capture()
@@ -237,10 +229,9 @@ def test_batches_are_left_out_by_the_users_own_data() -> None:
         adopted(data=Batches(0)).skip(1)
 
 
-def test_generators_that_were_not_named_are_left_alone() -> None:
-    """
-    When only torch's generator is kept, which is the default, then Python's goes its own way.
-    """
+def test_generators_that_are_not_named_are_not_rolled_back() -> None:
+    """When only torch's generator is kept, which is the default, then a rollback does not change
+    Python's generator."""
     state = adopted()
     private = state.capture()
     drawn = random.random()
@@ -250,9 +241,7 @@ def test_generators_that_were_not_named_are_left_alone() -> None:
 
 
 def test_a_rollback_drops_the_gradients() -> None:
-    """
-    When a state is put back, then no gradient of the step that was given up is left.
-    """
+    """When a state is put back, then no gradient of the abandoned step is left."""
     model = nn.Linear(4, 4)
     state = adopted(model)
     model(torch.ones(1, 4)).sum().backward()
@@ -262,11 +251,10 @@ def test_a_rollback_drops_the_gradients() -> None:
     assert [parameter.grad for parameter in model.parameters()] == [None, None]
 
 
-def test_modules_are_in_the_modes_of_the_last_complete_step_again() -> None:
-    """
-    When modules evaluate in a step that is given up, then they train again; one that evaluated when the last
-    step was complete still does, in the process that takes the place of a dead one, too.
-    """
+def test_module_modes_are_rolled_back_to_the_last_complete_step() -> None:
+    """When modules change to evaluation mode in an abandoned step, then a rollback gives each
+    module its mode of the last complete step. In the successor process of a dead rank the modes are
+    the same."""
     model, fresh = (nn.Sequential(nn.Dropout(), nn.BatchNorm1d(4)) for _ in range(2))
     model.append(nn.Linear(4, 4))
     fresh.append(nn.Linear(4, 4))
@@ -316,10 +304,8 @@ class TellingOnly(nn.Linear):
 
 
 def test_extra_states_are_rolled_back() -> None:
-    """
-    When a module's extra state changes in a step that is given up, then it is again what it was, here and in the
-    process that takes the place of a dead one; and it counts in the digest of the parameters.
-    """
+    """When a module's extra state changes in an abandoned step, then a rollback restores it, in
+    this process and in a successor. The extra state is part of the digest of the parameters."""
     told = {
         "scale": torch.ones(3, dtype=torch.bfloat16),
         "empty": torch.empty(0),
@@ -342,11 +328,9 @@ def test_extra_states_are_rolled_back() -> None:
     assert state.digests()["parameters"] == other.digests()["parameters"]
 
 
-def test_a_rank_gives_away_the_extra_states_of_its_last_step(tmp_path: Path) -> None:
-    """
-    When a step is given up, then what is written for plain torch is the extra state at the end of the one
-    before.
-    """
+def test_saved_extra_state_is_that_of_the_last_complete_step(tmp_path: Path) -> None:
+    """When a step is abandoned, then the files for plain torch contain the extra state of the end
+    of the step before."""
     module = Telling(7)
     model = nn.Sequential(module)
     state = adopted(model)
@@ -370,19 +354,16 @@ def test_a_rank_gives_away_the_extra_states_of_its_last_step(tmp_path: Path) -> 
         (TellingOnly(4, 4), r"\(TellingOnly\) has get_extra_state\(\) and no set_extra_state\(\)"),
     ],
 )
-def test_an_extra_state_that_cannot_be_kept_is_refused(model: nn.Module, why: str) -> None:
-    """
-    When a module tells what cannot be moved, is too much, or could not be put back, then `adopt` says so.
-    """
+def test_adopt_refuses_an_extra_state_that_cannot_be_kept(model: nn.Module, why: str) -> None:
+    """When a module's extra state cannot be moved, is too large, or could not be put back, then
+    `adopt` refuses it with the reason."""
     with pytest.raises(UsageError, match=why):
         adopted(nn.Sequential(model))
 
 
-def test_modes_of_another_number_of_modules_are_left() -> None:
-    """
-    When a state comes from a script with other modules, as a resumed one may have, then modes stay as they are;
-    what is no list of modes is refused.
-    """
+def test_modes_are_not_restored_when_the_number_of_modules_differs() -> None:
+    """When a state comes from a script with other modules, as after a resume, then the modes stay
+    unchanged. A value that is not a list of modes is refused."""
     model = nn.Linear(4, 4)
     private = adopted(nn.Sequential(nn.Linear(4, 4))).capture()
     state = adopted(model.eval())
@@ -392,11 +373,9 @@ def test_modes_of_another_number_of_modules_are_left() -> None:
         state.rollback(pack({**unpack(private), "modes": 3}))
 
 
-def test_a_capture_costs_a_few_microseconds() -> None:
-    """
-    When torch's generator and a small position are captured, then in the best of many rounds it
-    takes far less than a window may cost.
-    """
+def test_capture_takes_a_few_microseconds() -> None:
+    """When torch's generator and a small position are captured, then the best of many rounds takes
+    far less time than a window may take."""
     state = adopted(data=Batches(0))
 
     best = min(timeit.repeat(state.capture, number=200, repeat=20)) / 200
@@ -405,10 +384,8 @@ def test_a_capture_costs_a_few_microseconds() -> None:
 
 
 @pytest.mark.parametrize("private", [b"\xc1", pack([]), pack({"data": 1})])
-def test_a_strangers_private_state_is_refused(private: bytes) -> None:
-    """
-    When the bytes are not what `capture` returns, then that is said.
-    """
+def test_rollback_refuses_bytes_that_capture_did_not_make(private: bytes) -> None:
+    """When the bytes are not a result of `capture`, then the rollback refuses them as malformed."""
     with pytest.raises(MalformedMessage):
         adopted().rollback(private)
 
@@ -487,11 +464,9 @@ SIZES = pytest.mark.parametrize("size", [10, INLINE])
 
 @SIZES
 @pytest.mark.parametrize("steps", [0, 3])
-def test_what_the_forward_pass_changes_is_rolled_back(size: int, steps: int) -> None:
-    """
-    When a step is given up after its forward, then buffers that the forward changed are as they
-    were at the end of the step before, in the first step and in any other, time after time.
-    """
+def test_buffers_changed_by_the_forward_pass_are_rolled_back(size: int, steps: int) -> None:
+    """When a step is abandoned after its forward pass, then the changed buffers are as at the end
+    of the step before. This holds in the first and any other step, and repeatedly."""
     rank = Trainee(size)
     private = rank.state.capture()
     if steps:
@@ -506,11 +481,9 @@ def test_what_the_forward_pass_changes_is_rolled_back(size: int, steps: int) -> 
 
 
 @SIZES
-def test_a_rank_gives_its_buffers_as_they_were_after_its_last_step(size: int) -> None:
-    """
-    When the loop was left in the middle of a step, then clearing brings back what the shard held
-    at the end of the last one: so it is given and saved.
-    """
+def test_clear_restores_the_buffers_of_the_last_complete_step(size: int) -> None:
+    """When the loop was left in the middle of a step, then `clear` restores the buffers of the end
+    of the last complete step. The rank gives and saves these buffers."""
     rank = Trainee(size)
     rank.state.rollback(rank.state.capture())
     rank.train(2)
@@ -554,14 +527,9 @@ class Late(nn.Module):
 
 @SIZES
 @pytest.mark.parametrize("steps", [1, 3])
-def test_what_changes_for_the_first_time_in_a_step_that_is_given_up_is_rolled_back(
-    size: int, steps: int
-) -> None:
-    """
-    When buffers that no step has changed yet are changed, or others put in their place, in a step that is given up,
-    then they are what they were, with what is given away, and time after time; what a later step makes of them
-    stays.
-    """
+def test_buffers_first_changed_in_an_abandoned_step_are_rolled_back(size: int, steps: int) -> None:
+    """When buffers are changed or replaced for the first time in an abandoned step, then `clear`
+    and each rollback restore them, repeatedly. Changes of a later complete step stay."""
     model = Late(size)
     state = adopted(model)
 
@@ -596,11 +564,9 @@ def test_what_changes_for_the_first_time_in_a_step_that_is_given_up_is_rolled_ba
     assert buffers() == expected
 
 
-def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
-    """
-    When a second fault comes after a shard was taken and before the rollback, then clearing
-    leaves what was taken.
-    """
+def test_clear_keeps_a_shard_that_was_taken_from_another_rank() -> None:
+    """When a second fault comes after a rank took a shard and before the rollback, then `clear`
+    leaves the taken shard unchanged."""
     rank, other = Trainee(10), Trainee(10)
     rank.train(1)
     other.train(2)
@@ -614,11 +580,9 @@ def test_what_was_taken_from_another_rank_is_not_wound_back() -> None:
     assert same(rank.buffers(), other.buffers())
 
 
-def test_small_buffers_outlive_the_process() -> None:
-    """
-    When another process is given the rank-local state, then it has the buffers of the dead one, and
-    not those of the rank whose shard it took.
-    """
+def test_successor_gets_the_small_buffers_of_the_dead_process() -> None:
+    """When a successor gets the rank-local state of a dead process, then it has the buffers of the
+    dead process. It does not have those of the rank whose shard it took."""
     dead, successor = Trainee(10), Trainee(10)
     private = dead.train(2)
     successor.train(1)
@@ -628,10 +592,9 @@ def test_small_buffers_outlive_the_process() -> None:
     assert same(dead.buffers(), successor.buffers())
 
 
-def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
-    """
-    When the rank-local state of a dead process refers to copies that died with it, then the buffers
-    stay as they came with the shard, and further rollbacks come back to that.
+def test_successor_keeps_the_large_buffers_that_came_with_the_shard() -> None:
+    """When the rank-local state of a dead process refers to copies that died with it, then the
+    successor keeps the buffers that came with the shard. Further rollbacks restore these buffers.
     """
     dead, successor = Trainee(INLINE), Trainee(INLINE)
     private = dead.train(2)
@@ -643,10 +606,8 @@ def test_large_buffers_of_a_dead_process_stay_as_they_came() -> None:
         successor.forward()
 
 
-def test_a_model_whose_forward_changes_nothing_is_not_copied() -> None:
-    """
-    When buffers stay as they are, then after the first capture they are left out.
-    """
+def test_unchanged_buffers_are_left_out_of_later_captures() -> None:
+    """When buffers do not change, then only the first capture contains them."""
     model = nn.Linear(4, 4)
     model.register_buffer("still", torch.arange(1000))
     state = adopted(model)
@@ -657,13 +618,12 @@ def test_a_model_whose_forward_changes_nothing_is_not_copied() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_loader_without_a_generator_draws_nothing_more_after_a_rollback(
+def test_loader_without_a_generator_draws_the_same_after_a_rollback(
     workers: int, shuffle: bool
 ) -> None:
-    """
-    When a StatefulDataLoader has no generator of its own, so that each iterator over it draws from torch's, then
-    the batches and whatever else is drawn are the same after rollbacks, over the end of an epoch, too.
-    """
+    """When a StatefulDataLoader has no generator, so that its iterators draw from torch's, then
+    batches and other random numbers are the same after rollbacks. This also holds across the end of
+    an epoch."""
 
     def drawn(*lost: int) -> list[object]:
         torch.manual_seed(0)
@@ -697,11 +657,9 @@ def test_a_loader_without_a_generator_draws_nothing_more_after_a_rollback(
     assert drawn(0, 2, 6) == drawn()
 
 
-def test_a_scaler_begins_the_step_again() -> None:
-    """
-    When a step is given up after its gradients were unscaled, then they can be in its repetition; a scaler that is
-    switched off is left alone.
-    """
+def test_gradient_scaler_can_unscale_again_after_a_rollback() -> None:
+    """When a step is abandoned after its gradients were unscaled, then the scaler can unscale them
+    again in the repeated step. A disabled scaler is left unchanged."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)

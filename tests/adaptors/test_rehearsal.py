@@ -158,13 +158,11 @@ def adopted(
         (Drawing, r"Drawing keeps state in its attributes, .* get: generator\."),
     ],
 )
-def test_what_an_optimizer_keeps_out_of_reach_is_refused_after_its_first_step(
+def test_optimizer_with_hidden_state_is_refused_after_its_first_step(
     make: Callable[..., torch.optim.Optimizer], why: str
 ) -> None:
-    """
-    When an optimizer keeps objects or odd tensors, or keeps in its attributes what a replacement would lack, then
-    that is said when the first window closes, with what to do.
-    """
+    """When an optimizer keeps objects, unsupported tensors or needed attributes that a replacement
+    would lack, then the close of the first window refuses it. The message says what to do."""
     _, step = adopted(make)
     with pytest.raises(UsageError, match=why):
         step()
@@ -191,10 +189,9 @@ class Kept:
         self._optimizer.steps = state["steps"]
 
 
-def test_an_attribute_that_is_handed_over_is_taken() -> None:
-    """
-    When others have what an optimizer keeps in the attribute of that name, then it is trained on.
-    """
+def test_optimizer_attribute_that_is_handed_over_is_accepted() -> None:
+    """When `others` contains the state that an optimizer keeps in an attribute, under the same
+    name, then training continues. The digest of that part changes with the steps."""
     state, step = adopted(CountingSteps, others=lambda optimizer: {"steps": Kept(optimizer)})
     before = state.digests()["steps"]
     for _ in range(4):
@@ -203,12 +200,11 @@ def test_an_attribute_that_is_handed_over_is_taken() -> None:
 
 
 @pytest.mark.parametrize("make", [*OPTIMIZERS, Caching], ids=lambda each: each.__name__)
-def test_optimizers_that_keep_to_their_state_are_taken(
+def test_optimizers_that_keep_all_in_their_state_are_accepted(
     make: Callable[..., torch.optim.Optimizer],
 ) -> None:
-    """
-    When an optimizer keeps all in its state, as torch's own do, or makes something once, then it is trained on.
-    """
+    """When an optimizer keeps everything in its state, as torch's own do, or creates something only
+    once, then training continues for 9 steps."""
     _, step = adopted(
         make, scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     )

@@ -50,13 +50,9 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_state_of_a_whole_optimizer_is_loaded_into_the_share(
-    rank: int, dtype: torch.dtype
-) -> None:
-    """
-    When the state of an optimizer that has all of it is loaded, then the share goes on from there as
-    that one does, and it is what is given to others.
-    """
+def test_state_of_a_whole_optimizer_is_loaded_into_the_share(rank: int, dtype: torch.dtype) -> None:
+    """When the state of an optimizer over all parameters is loaded, then the next step of the share
+    equals that of the whole optimizer. The share gives the resulting state to others."""
     model = net()
     whole = torch.optim.AdamW(grouped(model), lr=0.01)
     whole.step()
@@ -88,10 +84,9 @@ def test_the_state_of_a_whole_optimizer_is_loaded_into_the_share(
             assert torch.equal(optimizer.kept_for(parameter), theirs_by_name[name])
 
 
-def test_the_state_of_other_parameters_is_refused() -> None:
-    """
-    When the state is that of a model with other parameters, then it is refused, and nothing has changed.
-    """
+def test_optimizer_state_for_other_parameters_is_refused() -> None:
+    """When the loaded state is that of a model with other parameters, then it is refused, and
+    nothing has changed."""
     optimizer = over(net())
     other = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=9.0)
     sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -104,12 +99,10 @@ def test_the_state_of_other_parameters_is_refused() -> None:
         assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
 
 
-def test_masters_that_a_script_forgets_are_missed() -> None:
-    """
-    When functions of the script's own bring back parameters of 16 bits and not their masters, then that is
-    refused, with what to save besides, and the parameters are as they were read; with the masters it goes
-    on bit for bit.
-    """
+def test_loading_16_bit_parameters_without_their_masters_is_refused() -> None:
+    """When a script's own functions load 16-bit parameters without their masters, then this is
+    refused, with what to save, and the parameters stay as loaded. With the masters, training
+    continues bit for bit."""
 
     def adopted() -> tuple[nn.Module, ReplicaOptimizer, StateStore]:
         model = net().bfloat16()
@@ -147,18 +140,16 @@ def test_masters_that_a_script_forgets_are_missed() -> None:
     assert same(read, model)
 
 
-def test_a_share_is_not_given_out_as_the_whole() -> None:
-    """
-    When somebody asks for the state as of any optimizer, then it is refused: it would be a part of it.
-    """
+def test_state_dict_of_a_share_is_refused() -> None:
+    """When `state_dict` of a sharded optimizer is called, then it is refused, because it would
+    contain only this rank's share."""
     with pytest.raises(UsageError, match="this rank's share of the state only"):
         over(net()).state_dict()
 
 
-def test_a_closure_is_refused() -> None:
-    """
-    When the optimizer is to compute gradients within the step, then it refuses, and has changed nothing.
-    """
+def test_step_with_a_closure_is_refused() -> None:
+    """When `step` is called with a closure that computes gradients, then the optimizer refuses it
+    and has changed nothing."""
     model = net()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(UsageError, match="takes no closure"):
@@ -167,10 +158,8 @@ def test_a_closure_is_refused() -> None:
 
 
 def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
-    """
-    When an optimizer looks at all parameters at once, then no shares of it are made; and as it computes
-    gradients in its step, it is not adopted whole, either.
-    """
+    """When an optimizer uses all parameters at once and computes gradients in its step, as LBFGS
+    does, then it is refused. This holds for shares and for the whole optimizer."""
     model = net()
     with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
         adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)
@@ -195,20 +184,18 @@ class Counting(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_what_an_optimizer_keeps_in_its_groups_stays() -> None:
-    """
-    When an optimizer counts in its groups, then it goes on counting, and who looks at them sees it.
-    """
+def test_values_in_the_parameter_groups_are_kept_over_steps() -> None:
+    """When an optimizer counts its steps in its parameter groups, then the count increases with
+    each step and is visible in `param_groups`."""
     optimizer = over(net(), Counting)
     for _ in range(3):
         optimizer.step()
     assert [group["steps"] for group in optimizer.param_groups] == [3, 3]
 
 
-def test_the_order_in_memory_is_kept() -> None:
-    """
-    When weights lie in memory with their channels last, then they still do.
-    """
+def test_memory_layout_of_weights_is_kept() -> None:
+    """When weights are stored with their channels last, then they still are after they are cut into
+    shares."""
     flat = nn.Conv2d(3, 4, 2)
     deep = nn.Conv3d(3, 4, 2)
     flat.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no types here

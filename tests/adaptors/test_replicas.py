@@ -118,13 +118,11 @@ OPTIMIZERS = (
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize(("world", "copies"), [(4, 2), (6, 2), (6, 3), (2, 2)])
-def test_the_shares_make_the_steps_of_the_whole(
+def test_sharded_updates_equal_those_of_one_optimizer(
     optimizer: Callable[..., torch.optim.Optimizer], world: int, copies: int
 ) -> None:
-    """
-    When several ranks update their shares, then the parameters are those of one optimizer over all
-    of them, bit for bit.
-    """
+    """When several ranks update their shares, then the parameters equal those of one optimizer over
+    all parameters, bit for bit."""
     fleet = Fleet(world, copies, torch.float32, optimizer=optimizer)
     model = net()
     whole = optimizer(model.parameters(), lr=0.01)
@@ -139,11 +137,11 @@ def test_the_shares_make_the_steps_of_the_whole(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("single", [False, True])
-def test_parameters_of_16_bits_are_rounded_from_masters(dtype: torch.dtype, single: bool) -> None:
-    """
-    When parameters have 16 bits, then they go the way of an optimizer in 32 bits, rounded; their
-    gradients, which may have 32 bits, are taken as they are.
-    """
+def test_16_bit_parameters_are_rounded_from_32_bit_masters(
+    dtype: torch.dtype, single: bool
+) -> None:
+    """When parameters have 16 bits, then they are the rounded values of an optimizer in 32 bits.
+    Their gradients, which may have 32 bits, are used unchanged."""
     fleet = Fleet(4, 2, dtype, gradients=torch.float32 if single else dtype)
     model = net(dtype).float()
     whole = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -157,10 +155,9 @@ def test_parameters_of_16_bits_are_rounded_from_masters(dtype: torch.dtype, sing
         assert torch.equal(ours, theirs.to(dtype))
 
 
-def test_each_parameter_has_as_many_owners_as_there_are_copies() -> None:
-    """
-    When shares are dealt out, then each parameter is owned by `copies` ranks, a stride apart, which
-    the optimizer names as the holders, and no rank has more than one parameter's worth too much.
+def test_each_parameter_is_owned_by_as_many_ranks_as_copies() -> None:
+    """When shares are assigned, then `copies` ranks, a stride apart, own each parameter, and the
+    optimizer names them as holders. The loads of two ranks differ by at most one largest parameter.
     """
     fleet = Fleet(6, 2, torch.float32)
     for index, largest in enumerate(fleet.weights(0)):
@@ -175,10 +172,8 @@ def test_each_parameter_has_as_many_owners_as_there_are_copies() -> None:
     assert max(sizes) - min(sizes) <= max(p.numel() for p in fleet.weights(0))
 
 
-def test_a_scheduler_sees_all_parameters_and_sets_the_rate_of_each_share() -> None:
-    """
-    When a scheduler lowers the learning rate, then every share is updated with it.
-    """
+def test_scheduler_changes_the_learning_rate_of_every_share() -> None:
+    """When a scheduler lowers the learning rate, then every share is updated with the new rate."""
     fleet = Fleet(4, 2, torch.float32)
     model = net()
     whole = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -198,10 +193,9 @@ def test_a_scheduler_sees_all_parameters_and_sets_the_rate_of_each_share() -> No
     )
 
 
-def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
-    """
-    When a parameter has no gradient in a step, then it is not touched, nor is its state.
-    """
+def test_parameter_without_a_gradient_is_unchanged() -> None:
+    """When a parameter has no gradient in a step, then the parameter and its optimizer state are
+    unchanged."""
     fleet = Fleet(2, 2, torch.bfloat16)
     fleet.step(0)
     model, optimizer = fleet.models[0], fleet.optimizers[0]
@@ -224,11 +218,9 @@ def test_a_parameter_without_a_gradient_stays_as_it_is() -> None:
         (2, 3, "2 ranks cannot be cut into 3 replica groups of equal size"),
     ],
 )
-def test_ranks_that_cannot_be_cut_so_are_refused(world: int, copies: int, why: str) -> None:
-    """
-    When the ranks cannot hold so many copies, or one copy is asked for, then it is refused, and
-    nothing of the model was touched.
-    """
+def test_invalid_number_of_copies_is_refused(world: int, copies: int, why: str) -> None:
+    """When the ranks cannot hold the wanted number of copies, or one copy is wanted, then it is
+    refused. No parameter of the model has moved in memory."""
     model = net()
     places = [p.data_ptr() for p in model.parameters()]
     with pytest.raises(UsageError, match=why):
@@ -236,10 +228,8 @@ def test_ranks_that_cannot_be_cut_so_are_refused(world: int, copies: int, why: s
     assert [p.data_ptr() for p in model.parameters()] == places
 
 
-def test_further_parameters_are_refused() -> None:
-    """
-    When parameters are added after the shares were dealt out, then it is refused.
-    """
+def test_adding_parameters_after_sharding_is_refused() -> None:
+    """When parameters are added after the shares were assigned, then this is refused."""
     optimizer = ReplicaOptimizer(net().parameters(), torch.optim.SGD, rank=0, world=2, lr=0.1)
     with pytest.raises(UsageError, match="cannot take further parameters"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
@@ -272,20 +262,16 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
 
 
 @pytest.mark.soak
-def test_a_job_with_shares_trains_as_one_without(job: NewJob) -> None:
-    """
-    When the optimizer's state is cut into shares, then losses and reduced gradients are those of an ordinary
-    optimizer, bit for bit.
-    """
+def test_job_with_shares_trains_as_a_job_without_shares(job: NewJob) -> None:
+    """When the optimizer's state is cut into shares, then losses and reduced gradients equal those
+    of an ordinary optimizer, bit for bit."""
     ordinary = job(WORLD, Recipe())
     assert job(WORLD, Recipe(copies=2)).all("train", LAST) == ordinary.all("train", LAST)
 
 
 @pytest.mark.parametrize("recipe", ["two copies", "bfloat16", "scaled and averaged"])
-def test_the_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) -> None:
-    """
-    When a step is over, then all who hold a shard have the same bits of it.
-    """
+def test_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) -> None:
+    """When a step is complete, then all holders of a shard have the same bits of it."""
     running = job(WORLD, RECIPES[recipe])
     for step in range(1, LAST + 1):
         running.all("train", step)
@@ -314,13 +300,11 @@ def alive(actor: Actor) -> float:
     ("world", "copies"),
     [(4, 2), *(pytest.param(*w, marks=pytest.mark.soak) for w in ((4, 4), (8, 2)))],
 )
-def test_a_rank_keeps_alive_what_tft_replicas_says(
+def test_memory_of_a_rank_agrees_with_tft_replicas(
     job: NewJob, gradients: Gradients, world: int, copies: int
 ) -> None:
-    """
-    When parameters of 16 bits are trained, then each rank keeps as many bytes for each of them as
-    the formulas say, to 2 %: nothing is there that need not be. A replica group of four out of eight
-    ranks is what four ranks with one copy are.
+    """When 16-bit parameters are trained, then each rank uses as many bytes for each parameter as
+    the formulas say, to 2 %. Four of eight ranks as a replica group equal four ranks with one copy.
     """
     recipe = Recipe(
         copies=copies,
@@ -352,17 +336,15 @@ def test_a_rank_keeps_alive_what_tft_replicas_says(
         )
     ],
 )
-def test_the_loss_of_ranks_changes_no_bit(
+def test_loss_of_ranks_changes_no_bit_of_the_training(
     job: NewJob,
     undisturbed: Undisturbed,
     recipe: str,
     completed: int,
     victims: tuple[int, ...],
 ) -> None:
-    """
-    When ranks are killed that leave each shard a holder, then every later loss, sum of gradients and
-    final digest is that of the undisturbed run.
-    """
+    """When ranks are killed and each shard keeps a holder, then every later loss, sum of gradients
+    and final digest equals that of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
     disturbed.lose(victims, completed)
@@ -387,13 +369,11 @@ def spoil(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
-def test_parameters_come_back_from_the_shares_they_belong_to(
+def test_parameters_are_restored_from_the_holders_of_their_shares(
     job: NewJob, undisturbed: Undisturbed, recipe: str
 ) -> None:
-    """
-    When nobody's parameters are sound but those of each share with its holders, and of 16-bit ones only
-    their masters, then a repair leaves all ranks with the parameters they had, bit for bit.
-    """
+    """When only the holders of each share still have its parameters, or of 16-bit ones only the
+    masters, then a repair restores all parameters. All ranks have the same bits as before."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", 3)
     digests = disturbed.all("digests")
@@ -411,13 +391,11 @@ def test_parameters_come_back_from_the_shares_they_belong_to(
 
 
 @pytest.mark.parametrize("recipe", ["two copies", "bfloat16"])
-def test_what_was_not_shared_out_is_when_the_groups_are_formed_anew(
+def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
     job: NewJob, undisturbed: Undisturbed, recipe: str
 ) -> None:
-    """
-    When a rank is killed after the updates of a step and before what they made was shared out, then
-    the others have the step all the same, and nothing differs.
-    """
+    """When a rank is killed after the updates of a step and before their exchange, then the step is
+    complete on the others. All losses and digests equal those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", 2)
     told = disturbed.all("train_without_sharing", 3)
@@ -468,12 +446,12 @@ def exchange(actor: Actor) -> None:
     adaptor.tft_updated()
 
 
-def test_who_has_not_got_what_others_own_does_not_save_it(job: NewJob, tmp_path: Path) -> None:
-    """
-    When a rank is killed in its window, then a function of the script's own is not called to write the
-    parameters where those of that rank are of the step before; it is where the exchange was complete. A
-    replacement that has its share alone does not write them either, until the groups are formed anew.
-    """
+def test_rank_with_an_interrupted_exchange_does_not_save_parameters(
+    job: NewJob, tmp_path: Path
+) -> None:
+    """When a replica group exchange is interrupted by a killed rank, then the survivor of that
+    group and the replacement do not save. The other ranks save, and all do once groups are formed
+    again."""
     running = job(WORLD, RECIPES["two copies"])
     running.all("train_without_sharing", 3)
     for number in (0, 2, 3):
@@ -504,13 +482,11 @@ def test_who_has_not_got_what_others_own_does_not_save_it(job: NewJob, tmp_path:
         for row in (("bfloat16", ""), ("two copies", "_own"))
     ],
 )
-def test_a_checkpoint_of_shares_is_taken_back_exactly(
+def test_checkpoint_of_shares_is_resumed_bit_for_bit(
     job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str, own: str
 ) -> None:
-    """
-    When one holder of each shard writes it, as the adaptor or as a script does, then a job that loads
-    them goes on bit for bit.
-    """
+    """When one holder of each shard writes it, by the adaptor or by a script, then a job that loads
+    the shards continues bit for bit."""
     saved = job(WORLD, RECIPES[recipe])
     before = saved.all("train", 3)
     for rank, shard in ((1, "dense"), (2, "optimizer.0"), (1, "optimizer.1")):

@@ -77,13 +77,10 @@ def move(giver: StateStore, taker: StateStore) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_state_from_another_kind_of_device_comes_into_the_parameters(steps: int) -> None:
-    """
-    When a shard was described on a kind of device that this rank does not train on, as a checkpoint from
-    GPUs is for a job on CPUs, then the content comes into the model and the optimizer of this rank.
-
-    The device `meta` stands for the other kind. Single numbers are in host memory, as in torch.
-    """
+def test_state_from_another_device_type_is_loaded(steps: int) -> None:
+    """When a shard was described on another device type, as a GPU checkpoint is for a CPU job, then
+    its content is loaded into model and optimizer. The device `meta` represents the other type;
+    single numbers are in host memory."""
     kept = [trained("tensor_lr", 1, 3), trained("tensor_lr", 2, steps)]
     one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
     payload = one.give("dense")
@@ -102,11 +99,9 @@ def test_state_from_another_kind_of_device_comes_into_the_parameters(steps: int)
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_fresh_process_takes_the_whole_state(kind: str, steps: int) -> None:
-    """
-    When a model that was never trained takes the shard of one that was, then the digests are
-    equal, and so is what the next steps make of it.
-    """
+def test_untrained_model_takes_the_whole_state(kind: str, steps: int) -> None:
+    """When an untrained model takes the shard of a trained model, then the digests are equal, and
+    remain equal after the next steps."""
     kept = [trained(kind, 1, steps), trained(kind, 2, 0)]
     one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
 
@@ -125,10 +120,8 @@ def test_a_fresh_process_takes_the_whole_state(kind: str, steps: int) -> None:
 
 
 def test_every_kind_of_tensor_is_moved() -> None:
-    """
-    When tensors have odd types, no elements, no dimensions or no row-major order, then they come
-    out the same all the same.
-    """
+    """When tensors have unusual types, no elements, no dimensions or no row-major order, then they
+    are equal after the move."""
     models = [Odd(), Odd()]
     one, other = (
         adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
@@ -147,9 +140,8 @@ def test_every_kind_of_tensor_is_moved() -> None:
 
 
 def test_every_kind_of_tensor_is_saved(tmp_path: Path) -> None:
-    """
-    When tensors of those kinds are written to the disk, then another process reads them back.
-    """
+    """When tensors have unusual types, no elements, no dimensions or no row-major order and are
+    written to disk, then a second model reads equal tensors."""
     models = [Odd(), Odd()]
     one, other = (
         adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
@@ -162,10 +154,8 @@ def test_every_kind_of_tensor_is_saved(tmp_path: Path) -> None:
     assert one.digests() == other.digests()
 
 
-def test_state_is_lent_in_place() -> None:
-    """
-    When a tensor lies in one piece, then it is read and written where it is, without a copy.
-    """
+def test_contiguous_tensor_is_read_and_written_without_a_copy() -> None:
+    """When a tensor is contiguous, then it is read and written in its own memory, without a copy."""
     tensor = torch.arange(4.0)
 
     view = readable("x", tensor).view
@@ -176,10 +166,8 @@ def test_state_is_lent_in_place() -> None:
     assert numpy.frombuffer(view, numpy.float32).tolist() == [0.0, 1.0, 2.0, 7.0]
 
 
-def test_digests_tell_every_part_apart() -> None:
-    """
-    When one part changes, then its digest does, and no other.
-    """
+def test_each_part_has_its_own_digest() -> None:
+    """When one part of the state changes, then its digest changes, and no other digest does."""
     net, optimizer, scheduler = trained("adamw", 1, 1)
     data = Batches(0)
     adopted = adopt(
@@ -206,10 +194,8 @@ def test_digests_tell_every_part_apart() -> None:
     assert changed() == {"data"}
 
 
-def test_what_the_transfer_leaves_half_done_is_not_used() -> None:
-    """
-    When buffers come for another description than room was made for, then they are refused.
-    """
+def test_shard_without_reserved_memory_is_refused() -> None:
+    """When a shard arrives with a description for which no memory was reserved, then it is refused."""
     net, optimizer, _ = trained("adamw", 1, 1)
     adopted = adopt({"model": net, "optimizer": optimizer}, None)
     payload = adopted.give("dense")
@@ -219,10 +205,9 @@ def test_what_the_transfer_leaves_half_done_is_not_used() -> None:
 
 
 @pytest.mark.parametrize("difference", ["shape", "type", "groups", "scheduler"])
-def test_the_shard_of_another_model_is_refused(difference: str) -> None:
-    """
-    When giver and taker do not train the same thing, then the taker says in what they differ.
-    """
+def test_shard_of_another_model_is_refused(difference: str) -> None:
+    """When giver and taker train different models, then the taker refuses the shard and names the
+    difference."""
 
     def build(layers: int, dtype: torch.dtype, **parts: Any) -> StateStore:
         model = nn.Linear(3, layers).to(dtype)
@@ -252,10 +237,9 @@ def test_the_shard_of_another_model_is_refused(difference: str) -> None:
     assert telling[difference] in str(refused.value)
 
 
-def test_a_description_of_another_form_is_refused() -> None:
-    """
-    When the giver runs another version of the adaptor, then the taker says so.
-    """
+def test_description_of_another_adaptor_version_is_refused() -> None:
+    """When the giver runs another version of the adaptor, then the taker refuses the description
+    and says so."""
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
@@ -324,19 +308,16 @@ class Unplain:
         (lambda: parts(scheduler=Unplain()), "scheduler.seen holds a builtins.set"),
     ],
 )
-def test_what_cannot_be_handled_is_refused_at_the_door(given: Any, complaint: str) -> None:
-    """
-    When something is handed over that could not be kept, then `adopt` says what and why.
-    """
+def test_adopt_refuses_objects_that_cannot_be_kept(given: Any, complaint: str) -> None:
+    """When an object is handed over that could not be kept, then `adopt` refuses it and names the
+    object and the reason."""
     with pytest.raises(UsageError, match=complaint):
         adopt(given(), None)
 
 
-def test_trees_keep_their_types() -> None:
-    """
-    When state is taken apart, packed, and put together, then its containers are of the same types
-    and its tensors are those given.
-    """
+def test_containers_keep_their_types_after_packing() -> None:
+    """When state is taken apart, packed and put together, then its containers have the same types,
+    and its tensors are the given ones."""
     weight = torch.ones(2)
     tree = {
         "betas": (0.9, 0.999),
@@ -362,10 +343,9 @@ def test_trees_keep_their_types() -> None:
     assert list(back["nested"][1]) == ["b", "a"]
 
 
-def test_a_tensor_in_two_places_stays_one() -> None:
-    """
-    When two values are the same tensor, then they are the same tensor afterwards.
-    """
+def test_shared_tensor_stays_shared_after_packing() -> None:
+    """When two values are the same tensor, then they are also the same tensor after they are taken
+    apart and put together."""
     apart = Disassembly()
     rate = torch.ones(())
     plain = [apart.take_apart([rate, 1], "groups"), apart.take_apart({"last": rate}, "scheduler")]
@@ -379,18 +359,15 @@ def test_a_tensor_in_two_places_stays_one() -> None:
 
 
 @pytest.mark.parametrize("plain", [{"a": 1, "b": 2}, {"set": []}, {"tensor": "gone"}, {}])
-def test_a_tree_that_was_not_taken_apart_here_is_refused(plain: object) -> None:
-    """
-    When what came is no packed state, then that is said, not guessed at.
-    """
+def test_data_that_is_not_packed_state_is_refused(plain: object) -> None:
+    """When the data is not packed state, then it is refused as malformed."""
     with pytest.raises(MalformedMessage):
         put_together(plain, {})
 
 
 def test_a_wrapped_model_is_refused() -> None:
-    """
-    When the model handed over is a DDP already, then the user is told where to build it.
-    """
+    """When the model handed over is already a DDP, then it is refused, and the message tells the
+    user to use `wrap`."""
 
     class Wrapped(DDP):
         """

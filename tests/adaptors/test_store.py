@@ -29,30 +29,24 @@ def listeners(port: int) -> list[str]:
     return found
 
 
-def test_the_store_listens_at_its_host_alone(store: int) -> None:
-    """
-    When a store is open at 127.0.0.1, then it listens there and at no other address.
-    """
+def test_store_listens_at_its_host_only(store: int) -> None:
+    """When a store is open at 127.0.0.1, then it listens at that address and at no other."""
     loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
 
     assert listeners(store) == [loopback]
 
 
-def test_a_port_in_use_is_refused(context: ForkServerContext) -> None:
-    """
-    When somebody listens at the port already, then the store says so.
-    """
+def test_store_refuses_a_port_in_use(context: ForkServerContext) -> None:
+    """When another process already listens at the port, then the store reports this."""
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(AddressTaken, match=f"127.0.0.1:{port}"):
             adaptor.tft_store("127.0.0.1", port, print)
 
 
-def test_words_in_a_store_of_torchruns_are_kept_replaced_and_taken(store: int) -> None:
-    """
-    When processes of torchrun leave words in its store, then the first to keep some has its own kept,
-    the last to put some has its own read, and what was taken is gone.
-    """
+def test_values_in_the_torchrun_store_are_kept_replaced_and_taken(store: int) -> None:
+    """When processes write to torchrun's store, then `keep` keeps the first value and `put`
+    replaces the value. A value that was taken is no longer there."""
     one, two = (TorchrunStore("127.0.0.1", store) for _ in range(2))
 
     assert [one.keep("a", "mine"), two.keep("a", "yours")] == ["mine", "mine"]
@@ -62,10 +56,9 @@ def test_words_in_a_store_of_torchruns_are_kept_replaced_and_taken(store: int) -
     assert two.keep("b", "fresh") == "fresh"
 
 
-def test_a_store_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When nobody serves a store where torchrun's should be, then that is said.
-    """
+def test_missing_torchrun_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no process serves a store at the address of torchrun's, then the message says that the
+    address does not answer."""
     monkeypatch.setattr("tft_pytorch.store._ANSWER", timedelta(seconds=1))
     with closing(socket.create_server(("127.0.0.1", 0))) as once:
         port = once.getsockname()[1]

@@ -22,11 +22,9 @@ def state_of(model: nn.Module) -> StateStore:
     return adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
 
-def test_parameters_that_are_frozen_while_training_are_refused() -> None:
-    """
-    When parameters are frozen, or thawed, while training, then that is said when the window closes, with their
-    names and what to do; those that were frozen before are none of that.
-    """
+def test_freezing_or_unfreezing_parameters_while_training_is_refused() -> None:
+    """When parameters are frozen or unfrozen while training, then the window's close refuses this,
+    with their names and what to do. Parameters frozen before training are accepted."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     state = state_of(model)
@@ -41,11 +39,9 @@ def test_parameters_that_are_frozen_while_training_are_refused() -> None:
         state.capture(closing=True)
 
 
-def test_parameters_that_are_frozen_for_a_part_of_a_step_are_trained_again() -> None:
-    """
-    When a script freezes parameters for a part of each step, as those of a discriminator, and the step is given
-    up there, then they are trained again before there is another wrapper.
-    """
+def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
+    """When a script freezes parameters for a part of a step, and the step is abandoned there, then
+    `clear` unfreezes them before another wrapper is built."""
     model = nn.Linear(2, 2)
     state = state_of(model)
     state.capture(closing=True)
@@ -55,10 +51,9 @@ def test_parameters_that_are_frozen_for_a_part_of_a_step_are_trained_again() -> 
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_in_a_made_model_too() -> None:
-    """
-    When a model was made over groups, then the same is refused, and what is made anew counts as it was made.
-    """
+def test_freezing_parameters_of_a_model_made_over_groups_is_refused() -> None:
+    """When parameters of a model made over groups are frozen while training, then this is refused.
+    When the model is made again, then its new parameters are the reference."""
     maker: StateStore = adopted_make(lambda: of(DDP(nn.Linear(8, 8))))
     maker.shards(0, 1)
     with alone():

@@ -65,9 +65,9 @@ def test_documented_forms_enable_the_documented_strategies(
         "{UCE:1,TTP:1,UCE:1}",
     ],
 )
-def test_spaces_small_letters_and_missing_braces_are_normalized(text: str) -> None:
-    """When the value has spaces, small letters or fewer braces, then the intended strategies are
-    enabled."""
+def test_spaces_lower_case_and_missing_braces_are_normalized(text: str) -> None:
+    """When the value has spaces, lower-case letters or missing braces, then the intended strategies
+    are enabled."""
     assert enabled(text).normal == "{TTP:1,UCE:1}"
 
 
@@ -96,7 +96,7 @@ def test_spaces_small_letters_and_missing_braces_are_normalized(text: str) -> No
 )
 def test_a_value_that_mindspore_would_misread_is_refused(text: str, why: str) -> None:
     """When MindSpore would abort, or would enable another strategy than the value names, then tft
-    refuses the value with a message first."""
+    refuses the value with a message before MindSpore reads it."""
     with pytest.raises(UsageError) as refused:
         enabled(text)
     assert str(refused.value).startswith(f"MS_ENABLE_TFT is {text!r}, in which {why}")
@@ -122,7 +122,7 @@ def test_unknown_items_are_passed_on_to_mindspore(
 
 
 def test_unknown_items_are_logged_once() -> None:
-    """When the environment of a process is settled twice, then each unknown item is logged once."""
+    """When a process settles its environment twice, then each unknown item is logged once."""
     done = subprocess.run(
         [sys.executable, "-c", "from tft_mindspore.environment import settle; settle(); settle()"],
         env={**os.environ, "MS_ENABLE_TFT": "{TTP:1,NEW:1,OLD:2}"},
@@ -180,7 +180,7 @@ def test_variables_of_mindspore_and_mindcluster_are_combined() -> None:
 
 def test_the_controllers_address_is_read() -> None:
     """When address and port are set, then tft reads the controller's address from them. MindIO's
-    variable for the framework is accepted."""
+    variable for the framework is also accepted."""
     asked = read(
         {
             "MS_ENABLE_TFT": "{TTP:1}",

@@ -25,8 +25,8 @@ def test_a_file_of_mindspore_is_read(tmp_path: Path) -> None:
     assert read_group_info(file) == INFO
 
 
-def test_a_written_file_has_the_bytes_of_mindspores(tmp_path: Path) -> None:
-    """When tft writes a file, then it has the same bytes as MindSpore's."""
+def test_a_written_file_has_the_same_bytes_as_mindspores(tmp_path: Path) -> None:
+    """When tft writes a file, then it has the same bytes as MindSpore's file."""
     file = tmp_path / "rank_0" / "group_info.pb"
     write_group_info(file, INFO)
     assert file.read_bytes() == WRITTEN

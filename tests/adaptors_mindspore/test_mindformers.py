@@ -272,8 +272,8 @@ few = st.integers(1, 3)
 def test_replicas_are_the_ranks_that_hold_the_same_shards(
     copies: int, shards: int, ep: int, cp: int, tp: int, pp: int
 ) -> None:
-    """When two ranks are replicas of each other, then tft's placement gives both the same shards,
-    and the other way round."""
+    """When two ranks are replicas of each other, then tft's placement gives both the same shards.
+    Ranks with the same shards are replicas of each other."""
     sizes = Sizes(dp=copies * shards * ep, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards)
     layout = Layout(dp=sizes.dp, tp=tp, pp=pp, cp=cp, ep=ep, shards=shards, scheme=MINDSPORE)
     held: dict[int, set[str]] = {rank: set() for rank in range(sizes.world)}

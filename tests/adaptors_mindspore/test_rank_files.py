@@ -75,7 +75,7 @@ def test_documented_file_names_are_parsed(text: str, name: Name) -> None:
     ["meta.json", "checkpoint-graph.meta", "a-1_2.ckpt.tmp", "a-01_2.ckpt", "x.ckpt", "-1_2.ckpt"],
 )
 def test_other_file_names_are_not_parsed(text: str) -> None:
-    """When a file has another name, then the parser returns no name."""
+    """When a file name does not have a documented form, then the parser returns no name."""
     assert read_name(text) is None
 
 
@@ -86,11 +86,11 @@ def test_other_file_names_are_not_parsed(text: str) -> None:
     epoch=st.integers(0, 999),
     step=st.integers(0, 999),
 )
-def test_a_file_name_survives_a_round_trip(
+def test_a_file_name_is_unchanged_by_parsing_and_formatting(
     prefix: str, rank: int | None, again: int, epoch: int, step: int
 ) -> None:
     """When a name is formatted and parsed, then its text is the same. A name that is changed to
-    another rank and back is the same too."""
+    another rank and back is also the same."""
     name = Name(prefix=prefix, rank=rank, again=again, epoch=epoch, step=step)
     read = read_name(str(name))
     assert read is not None
@@ -175,8 +175,8 @@ def test_a_file_is_written_atomically(tmp_path: Path) -> None:
 def test_a_file_is_synced_before_it_is_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a file is written, then it is synced before the rename, and its directory after the
-    rename. The parent of a new directory is synced too."""
+    """When a file is written, then the file is synced before the rename, and its directory after
+    the rename. The parent of a new directory is also synced."""
     place = tmp_path / "rank_0" / "a-1_1.ckpt"
     synced: list[tuple[str, bool]] = []
 

@@ -56,8 +56,8 @@ def refused(job: Path, lost: int = 0, *, info: str = "group_info.pb") -> str:
 def test_a_lost_checkpoint_is_copied_from_its_replica(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When the checkpoint of rank 0 is lost, then rank 0 gets that of rank 4 under its own name,
-    and its meta.json names the file."""
+    """When the checkpoint of rank 0 is lost, then rank 0 gets the checkpoint of rank 4 under its
+    own name, and the `meta.json` of rank 0 names the file."""
     assert recover(job, job / "group_info.pb", 0, replace=False) == 0
     place = job / "rank_0"
     assert sorted(os.listdir(place)) == ["llama2_13b_rank_0-5_1.ckpt", "meta.json"]
@@ -103,8 +103,8 @@ GROUPS = {"world": tuple(range(8)), "pair": (0, 4), "of 4": (4, 5, 6, 7)}
 def test_the_lost_rank_gets_a_group_info_file(
     of_replica: str, of_lost: str, left: bytes | None, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When the file of a replica is given and the lost rank's own is missing or damaged, then it is
-    written. It names the same ranks as holders, and the groups of the lost rank."""
+    """When the file of a replica is given and the lost rank's own file is missing or damaged, then
+    the file is written. It names the same ranks as holders, and the groups of the lost rank."""
     info, own = job / "infos" / of_replica, job / "infos" / of_lost
     write_group_info(info, GroupInfo(replicas=(0, 4), groups=GROUPS))
     if left is not None:
@@ -118,8 +118,8 @@ def test_the_lost_rank_gets_a_group_info_file(
 
 
 def test_a_whole_group_info_file_is_kept(job: Path) -> None:
-    """When the lost rank has a whole group_info.pb, then it is kept, also where its checkpoint is
-    to be replaced."""
+    """When the lost rank has a whole group_info.pb, then the file is kept, also when the rank's
+    checkpoint is to be replaced."""
     info, own = job / "rank_4" / "group_info.pb", job / "rank_0" / "group_info.pb"
     write_group_info(info, GroupInfo(replicas=(0, 4)))
     write_group_info(own, GroupInfo(replicas=(4, 0), groups={"own": (0,)}))

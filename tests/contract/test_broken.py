@@ -37,12 +37,11 @@ BREACHES: Mapping[type[Training], tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("training", BREACHES, ids=lambda training: training.__name__)
-def test_a_broken_adaptor_fails(
+def test_a_broken_adaptor_fails_the_matching_contract_test(
     training: type[Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When an adaptor breaks the contract in one way, then the test of that way fails and says why.
-    """
+    """When an adaptor breaks the contract in one way, then the test of that way fails, and its
+    message names the failure."""
     limit = 3.0 if training in (broken.NeverWaits, broken.DeafToQuiesce) else 30.0
     for module in ("contract", "contract_ranks"):
         monkeypatch.setattr(f"tft.testing.{module}.LIMIT", limit)
@@ -53,10 +52,8 @@ def test_a_broken_adaptor_fails(
         getattr(suite, test)(*arguments)
 
 
-def test_every_test_of_the_contract_has_a_breach() -> None:
-    """
-    When a test is added to the contract, then an adaptor that fails it is added here.
-    """
+def test_every_contract_test_has_an_adaptor_that_fails_it() -> None:
+    """When a test is in the contract, then this module has an adaptor that fails it."""
     tests = {name for name in vars(AdaptorContract) if name.startswith("test_")}
     assert {test for test, _ in BREACHES.values()} == tests
     assert contract_ranks.LIMIT > 30.0

@@ -79,7 +79,7 @@ ROWS: dict[str, str] = {
     "9.5.36": "test_process_that_was_not_ordered_does_not_become_a_replacement",
     "9.5.37": "tests/bus/test_zeromq.py::test_stopped_process_is_gone_and_busy_process_stays_present",
     "9.5.38": "tests/mindio/test_tls.py::test_a_valid_certificate_is_accepted",
-    "9.5.39": "tests/test_keys.py::test_keys_that_cannot_be_used_are_refused",
+    "9.5.39": "tests/test_keys.py::test_unusable_keys_are_refused",
 }
 SHARDS = {"first": (0, 2), "second": (1, 3)}
 TWO_NODES = {0: (0, 1), 1: (2, 3)}

@@ -59,10 +59,8 @@ def names(source: str) -> set[str]:
         ("class C:\n a: int = 3", "a: int = 3 -> a: int = 4"),
     ],
 )
-def test_every_kind_of_mistake_is_made(source: str, mistake: str) -> None:
-    """
-    When a piece of code can be wrong in a way of its own, then there is a mutant that is.
-    """
+def test_mutants_contain_every_kind_of_mistake(source: str, mistake: str) -> None:
+    """When source code allows a certain kind of mistake, then one of its mutants has that mistake."""
     assert any(mistake in name for name in names(source)), names(source)
 
 
@@ -79,26 +77,21 @@ def test_every_kind_of_mistake_is_made(source: str, mistake: str) -> None:
         "def f(a):\n b = a\n return None",
     ],
 )
-def test_nothing_is_changed_that_no_test_could_tell(source: str) -> None:
-    """
-    When a change would be to what the types say, or to what is never reached, it is not made.
-    """
+def test_code_without_effect_at_run_time_is_not_mutated(source: str) -> None:
+    """When a change would affect only types or unreachable code, then no mutant is made."""
     assert names(source) == set()
 
 
 def test_a_mutant_keeps_its_name_when_the_code_around_it_moves() -> None:
-    """
-    When lines are put before it, then a mutant is called as it was: explanations stay with it.
-    """
+    """When lines are inserted before a mutant, then its name is the same, so that its explanation
+    still applies."""
     source = "def f(a):\n a.b = 1\n a.b = 1"
     assert names(f"def g():\n pass\n\n\n{source}") == names(source)
     assert "m.f: a.b = 1 -> (removed) #2" in names(source)
 
 
-def test_every_mutant_of_the_judgement_is_python() -> None:
-    """
-    When each mutant of a real module is compiled, then none is a mere error of syntax.
-    """
+def test_every_mutant_of_the_judgement_is_valid_python() -> None:
+    """When each mutant of a real module is compiled, then none has a syntax error."""
     source = (ROOT / "tft/core/job/rank_state.py").read_text()
     every = mutants("rank_state", source, optional_names(source))
     assert len(every) > 20
@@ -173,9 +166,8 @@ def mutate(
 
 
 def test_a_survivor_without_an_explanation_fails_the_command(tmp_path: Path) -> None:
-    """
-    When no test tells a mutant from the original, then it is named with its line.
-    """
+    """When no test detects a mutant and no explanation exists, then the command fails and names the
+    mutant with its line."""
     done = mutate(tmp_path, SETTINGS)
     assert done.returncode == 1, done.stderr
     *_, first, second = done.stdout.splitlines()
@@ -186,10 +178,8 @@ def test_a_survivor_without_an_explanation_fails_the_command(tmp_path: Path) -> 
 
 
 def test_explained_survivors_are_accepted_as_long_as_they_survive(tmp_path: Path) -> None:
-    """
-    When each survivor has its reason, then the command is content; a reason without a survivor is
-    an error again.
-    """
+    """When each surviving mutant has an explanation, then the command succeeds. An explanation
+    without a surviving mutant is an error."""
     (tmp_path / "survivors").mkdir()
     (tmp_path / "survivors" / "judgement.toml").write_text(SURVIVORS)
     done = mutate(tmp_path, SETTINGS)
@@ -201,29 +191,23 @@ def test_explained_survivors_are_accepted_as_long_as_they_survive(tmp_path: Path
     assert done.stdout.splitlines()[-1].startswith("explained, but not among the survivors: ")
 
 
-def test_a_mutant_that_never_ends_is_killed(tmp_path: Path) -> None:
-    """
-    When a mistake makes a loop endless, then it is found out by the time it takes.
-    """
+def test_a_mutant_with_an_endless_loop_counts_as_killed(tmp_path: Path) -> None:
+    """When a mistake makes a loop endless, then the time limit detects the mutant."""
     done = mutate(tmp_path, SETTINGS, source=JUDGEMENT + ENDLESS, tests=TESTS + CALLED)
     *_, every = (line.split() for line in done.stdout.splitlines() if line.startswith("all "))
     assert int(every[3]) > 0
 
 
-def test_what_runs_at_import_is_judged_by_all_tests(tmp_path: Path) -> None:
-    """
-    When a function is called while its module is imported, and never by a test, then its mutants
-    are tried with all tests.
-    """
+def test_mutants_of_code_that_runs_at_import_are_tried_with_all_tests(tmp_path: Path) -> None:
+    """When a function is called at the import of its module, and never by a test, then its mutants
+    are tried with all tests."""
     done = mutate(tmp_path, SETTINGS, source=JUDGEMENT + AT_IMPORT, tests=TESTS + READ)
     assert "judgement.row" not in done.stdout
     assert "judgement.allowed" in done.stdout
 
 
-def test_nothing_is_judged_by_tests_that_fail_anyway(tmp_path: Path) -> None:
-    """
-    When a test fails without any mutant, then the command says which, and tries none.
-    """
+def test_no_mutant_is_tried_when_a_test_fails_without_mutants(tmp_path: Path) -> None:
+    """When a test fails without any mutant, then the command names the test and tries no mutant."""
     done = mutate(tmp_path, SETTINGS, tests=TESTS.replace("(2)", "(3)"))
     assert done.returncode == 2
     assert "test_judgement.py::test_limit" in done.stdout

@@ -14,10 +14,9 @@ STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda path: path.stem)
-def test_the_story_is_judged_as_it_was(story: Path) -> None:
-    """
-    When the same happens again, then the same is commanded, told, awaited and reported.
-    """
+def test_recorded_story_gives_the_same_orders_and_reports(story: Path) -> None:
+    """When the events of a recorded story happen again, then the orders, events, deadlines and
+    reports are the same as recorded."""
     then = story.read_text()
     now = judged(*read(then))
     difference = unified_diff(then.splitlines(), now.splitlines(), "then", "now", lineterm="", n=2)

@@ -39,30 +39,26 @@ def facts(line: Line, **environ: str) -> Facts:
     return found
 
 
-def test_one_machine_needs_no_number() -> None:
-    """
-    When all workers are here, then this is node 0, whatever --node_rank says, as msrun has it.
-    """
+def test_node_number_is_0_when_all_workers_are_on_one_machine() -> None:
+    """When all workers are on this machine, then it is node 0 for any value of --node_rank, as in
+    msrun."""
     for node_rank in (-1, 0, 3):
         found = facts(Line(node_rank=node_rank), MS_ENABLE_TFT="{TTP:1}")
         assert (found.nnodes, found.number, found.ranks) == (1, 0, 4)
         assert found.command == ("train.py", "--lr", "1")
 
 
-def test_the_nodes_of_several_machines_are_counted_as_msrun_does() -> None:
-    """
-    When a machine has two of eight workers, then there are four nodes; they meet behind the scheduler's port.
-    """
+def test_number_of_nodes_is_computed_as_in_msrun() -> None:
+    """When a machine has two of eight workers, then there are four nodes, and they meet at port
+    8119, next to the scheduler's port."""
     found = facts(Line(worker_num=8, local_worker_num=2, node_rank=3, master_addr="10.0.0.1"))
 
     assert (found.nnodes, found.number, found.ranks) == (4, 3, 2)
     assert (found.address, found.port, found.named) == ("10.0.0.1", 8119, "--master_addr")
 
 
-def test_the_address_of_mindio_goes_before_the_schedulers() -> None:
-    """
-    When MS_TFT_IP and MS_TFT_PORT are set, then the nodes meet there.
-    """
+def test_address_of_mindio_has_priority_over_the_schedulers_address() -> None:
+    """When MS_TFT_IP and MS_TFT_PORT are set, then the nodes meet at that address."""
     there = {"MS_TFT_IP": "10.0.0.9", "MS_TFT_PORT": "30051"}
     found = facts(Line(), **there)
 
@@ -82,18 +78,15 @@ def test_the_address_of_mindio_goes_before_the_schedulers() -> None:
         (Line(local_worker_num=2, node_rank=2), "but is 2"),
     ],
 )
-def test_what_msrun_may_do_and_tft_does_not_is_refused(line: Line, sentence: str) -> None:
-    """
-    When machines have different numbers of workers, or none of their own, then a sentence names the option.
-    """
+def test_layouts_of_msrun_that_tft_does_not_support_are_refused(line: Line, sentence: str) -> None:
+    """When machines have different numbers of workers, or a machine has none, then the job is
+    refused, and the message names the option."""
     with pytest.raises(UsageError, match=sentence):
         facts(line)
 
 
-def test_a_dry_run_is_no_job() -> None:
-    """
-    When msrun only simulates, then tft has nothing to do with it.
-    """
+def test_simulated_run_of_msrun_is_ignored() -> None:
+    """When msrun only simulates a job, then tft returns no facts of a job."""
     assert facts_of(Line(sim_level=1), {}) is None
     assert facts_of(Line(), {"MS_SIMULATION_LEVEL": "1"}) is None
 
@@ -102,11 +95,9 @@ def test_a_dry_run_is_no_job() -> None:
     ("keys", "adaptor"),
     [("{TTP:1,ARF:1}", "mindio"), ("{TTP:0,RSC:1}", "mindspore"), ("HCCE:1", "mindio")],
 )
-def test_what_is_switched_on_says_which_adaptor(keys: str, adaptor: str) -> None:
-    """
-    When MindSpore is to call mindio_ttp, then the adaptor is the one for that; with process control alone,
-    MindSpore's.
-    """
+def test_enabled_features_select_the_adaptor(keys: str, adaptor: str) -> None:
+    """When MindSpore is to call mindio_ttp, then the adaptor for mindio_ttp is used. With process
+    control alone, the MindSpore adaptor is used."""
     assert facts(Line(), MS_ENABLE_TFT=keys).adaptor == adaptor
 
 
@@ -119,22 +110,19 @@ def test_what_is_switched_on_says_which_adaptor(keys: str, adaptor: str) -> None
         ("{TTP:1,UCE:1,ARF:1}", {"MINDX_TASK_ID": "a"}, False),
     ],
 )
-def test_mindspores_handler_is_expected_where_it_registers_with_the_controller(
+def test_job_is_orchestrated_on_node_0_when_arf_is_on_without_mindcluster(
     keys: str, more: dict[str, str], orchestrated: bool
 ) -> None:
-    """
-    When ARF is on and MindCluster does not lead the job, then the job is started with --orchestrated on node 0:
-    MindSpore's handler registers its functions there, in rank 0.
-    """
+    """When ARF is on and MindCluster does not lead the job, then only node 0 starts with
+    --orchestrated. MindSpore's handler registers its functions there, in rank 0."""
     assert facts(Line(), MS_ENABLE_TFT=keys, **more).orchestrated is orchestrated
     second = Line(worker_num=8, local_worker_num=4, node_rank=1, master_addr="10.0.0.1")
     assert not facts(second, MS_ENABLE_TFT=keys, **more).orchestrated
 
 
-def test_the_real_package_goes_first(tmp_path: Path) -> None:
-    """
-    When another distribution brings a package `taskd`, then ours is not imported, and says which.
-    """
+def test_import_is_refused_when_another_package_provides_taskd(tmp_path: Path) -> None:
+    """When another distribution has a package `taskd`, then the import of tft's `taskd` fails, and
+    the message names the other distribution."""
     info = tmp_path / "mindcluster_taskd-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mindcluster_taskd\nVersion: 1.0\n")
