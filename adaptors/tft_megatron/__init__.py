@@ -2,7 +2,8 @@
 The adaptor for Megatron: `megatron.core` with its parallel state, its DistributedDataParallel and
 its optimizers. It builds on the adaptor for PyTorch.
 
-A script calls `begin` before it builds anything, and `enable` when all is built.
+A script calls `begin` before it builds the model and the optimizer. It calls `enable` when both are
+built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,15 @@ __all__ = ["Data", "Settled", "add_arguments", "begin", "enable", "settle"]
 def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatron takes them
     """
     Prepare this process for building model and optimizer. Call this instead of `init_process_group`
-    and of Megatron's `initialize_model_parallel`; it takes the arguments of the latter.
+    and of Megatron's `initialize_model_parallel`. `sizes` are the arguments of
+    `initialize_model_parallel`.
 
-    Afterwards everything can be built, before any other rank is there. No collective sends anything
-    before `session.run`.
+    Afterwards the script can build everything, even if no other rank has started yet. No collective
+    sends any data before `session.run`.
 
-    Raises `UsageError` if the sizes do not fit the job, if the job runs with another adaptor, if
-    process groups exist already, and if megatron-core is missing or another version.
+    Raises `UsageError` if the sizes do not fit the job, if the job runs with another adaptor, or if
+    process groups exist already. Also raises `UsageError` if megatron-core is missing or another
+    version.
     """
     import torch.distributed as dist
 
@@ -60,13 +63,15 @@ def enable(
     load: Callable[..., None] | None = None,
 ) -> None:
     """
-    Hand over the objects that are trained: Megatron's DistributedDataParallel, or a list of them,
-    the optimizer of `get_megatron_optimizer`, and the `OptimizerParamScheduler`. `data`, `rng`,
+    Hand over the objects that are trained: the model, the optimizer and the scheduler.
+
+    `model` is Megatron's DistributedDataParallel, or a list of them. `optimizer` is the result of
+    `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`, `rng`,
     `others`, `save` and `load` are those of `session.adopt`.
 
     From here on `optimizer.step` is an update window. The scheduler is stepped in this window too,
-    by the value that `increment` returns. That must be the value that the script gives
-    `scheduler.step` afterwards. Without `increment` it is Megatron's running global batch size.
+    by the value that `increment` returns. The script must pass the same value to `scheduler.step`
+    afterwards. Without `increment` the value is Megatron's running global batch size.
 
     Raises `UsageError` if `begin` was not called, or for objects that the adaptor cannot handle.
     """
@@ -93,7 +98,8 @@ def enable(
 
 def _torch_optimizer(optimizer: Any) -> Any:  # Any: whatever it is, it is checked later
     """
-    Return the optimizer that observers are to watch: the one that changes the parameters.
+    Return the torch optimizer inside Megatron's `optimizer`, for observers of training to watch: it
+    changes the parameters. Return None if `optimizer` has no chained optimizers.
     """
     chained = getattr(optimizer, "chained_optimizers", None)
     return chained[0].optimizer if chained else None

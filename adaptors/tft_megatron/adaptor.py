@@ -1,6 +1,6 @@
 """
-The adaptor for Megatron, as the entry point names it. Each hook of `tft.spi.adaptor.AdaptorSpecs` is
-here; the other modules do the work.
+The adaptor for Megatron: the module that the entry point names. It has each hook of
+`tft.spi.adaptor.AdaptorSpecs`; the other modules do the work.
 """
 
 from collections.abc import Callable, Mapping, Sequence

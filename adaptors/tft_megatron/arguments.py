@@ -1,9 +1,10 @@
 """
-How high availability is switched on in a Megatron script: its arguments, the variable
-`HIGH_AVAILABILITY`, which combinations are refused, and what follows for tft.
+Switches high availability on in a Megatron script, by arguments and by the environment variable
+`HIGH_AVAILABILITY`. Refuses combinations that cannot work, and derives the settings for tft.
 
-The argument names are those that users of MindSpeed-LLM know. The variable can only switch on.
-Nothing of Megatron's is imported, because the arguments are settled before `tft.init`.
+The argument names are those that users of MindSpeed-LLM know. The variable can switch features on,
+but cannot switch off what an argument switches on. This module imports nothing from Megatron,
+because the arguments are settled before `tft.init`.
 """
 
 import math
@@ -146,11 +147,12 @@ def settle(args: Namespace) -> Settled:
     Combine the arguments with `HIGH_AVAILABILITY`, check the result, and keep it for `tft.init`.
 
     Call this before `tft.init`, after the arguments are parsed. Megatron's own
-    `num_distributed_optimizer_instances` is set to match. If nothing is switched on, and
-    `HIGH_AVAILABILITY` does not say that this is meant, rank 0 writes to stderr what that means.
+    `num_distributed_optimizer_instances` is set to match. If nothing is switched on, rank 0 warns
+    on stderr that no fault will be survived. `HIGH_AVAILABILITY=exit` says that this is intended,
+    and then rank 0 does not warn.
 
-    If the result is refused, the process ends with a sentence on stderr and code 2, as with a
-    parser. `args` is not changed then.
+    If the result is refused, the process writes the reason to stderr and exits with code 2, as an
+    argument parser does. `args` is not changed then.
     """
     try:
         return _settle(args)
@@ -184,8 +186,11 @@ def enabled() -> tuple[str, ...]:
     """
     Return the strategies in which this rank takes part.
 
-    These are the settled strategies. In a script without these arguments they are those of
-    `HIGH_AVAILABILITY`; if the variable is empty, all strategies. Raises `UsageError`.
+    These are the strategies that `settle` has kept. If the script did not call `settle`,
+    `HIGH_AVAILABILITY` names the strategies; if it is empty, all strategies are returned.
+
+    Raises `UsageError` if `HIGH_AVAILABILITY` has an unknown word or a strategy that is not
+    supported.
     """
     if _settled is not None:
         return _settled.strategies
@@ -385,8 +390,10 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    Return how many ranks hold each shard. Raises `UsageError` for a number that makes no copies,
-    and for arguments that contradict each other.
+    Return how many ranks are to hold each shard of the optimizer; 1: no copies are wanted.
+
+    Raises `UsageError` for a number that makes no copies, and for arguments that contradict each
+    other.
     """
     if not _has(args, _MASTER):
         return 1
@@ -425,8 +432,8 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    Return how many ranks hold each shard of the optimizer, at least, if `replicas` instances are
-    asked for.
+    Return how many ranks, at least, hold each shard of the optimizer. `replicas` is the requested
+    number of instances of the distributed optimizer.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas
@@ -435,8 +442,8 @@ def _holders(args: Namespace, replicas: int) -> int:
 
 def _whole(args: Namespace) -> int:
     """
-    Return how many ranks hold an optimizer that is not distributed, at least. These ranks reduce
-    their gradients together.
+    Return how many ranks, at least, hold the same state of an optimizer that is not distributed.
+    These ranks reduce their gradients together.
     """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)
@@ -473,8 +480,10 @@ def _experts(args: Namespace) -> int | None:
 
 def _cut(args: Namespace, name: str) -> int:
     """
-    Return into how many parts an argument cuts the ranks. Experts are cut by tensor parallelism as
-    all else if `expert_tensor_parallel_size` is not given.
+    Return the number of parts into which the argument `name` divides the ranks.
+
+    If `expert_tensor_parallel_size` is not given, experts are divided by
+    `tensor_model_parallel_size`, like all other parameters.
     """
     if name == "expert_tensor_parallel_size" and getattr(args, name, None) is None:
         name = "tensor_model_parallel_size"

@@ -1,16 +1,18 @@
 """
-Checkpoints in megatron-core's own distributed form, `torch_dist`.
+Writes checkpoints in megatron-core's own distributed form, `torch_dist`.
 
 Each rank writes its shard alone. A shard has the tensors under the keys that megatron-core gives
-them, each piece with its place in the whole. A shard also has the description from which this
-adaptor takes the shard back exactly. The rank that commits the checkpoint joins what is known of
-all shards. `megatron.core.dist_checkpointing.load` can then read the whole checkpoint, without tft.
+them. Each piece of a tensor is stored with its place in the whole tensor. A shard also has a
+description from which this adaptor restores the shard exactly. The rank that commits the checkpoint
+joins the metadata of all shards. `megatron.core.dist_checkpointing.load` can then read the whole
+checkpoint, without tft.
 
     latest_checkpointed_iteration.txt
     iter_0000042/   .metadata, metadata.json, common.pt      of the whole, written last
                     SHARD/.metadata, SHARD/__0_0.distcp, …   what one rank has written
 
-`.metadata` of the whole only names the other files: no tensor is read to join shards.
+The `.metadata` of the whole checkpoint only names the other files: no tensor is read to join
+shards.
 """
 
 import io
@@ -80,7 +82,7 @@ of its first element in the tensor."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """
-    What is written of a shard.
+    The content that is written for one shard.
     """
 
     described: bytes
@@ -118,8 +120,10 @@ class Written:
 
 def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
     """
-    Return, by name, the own tensors whose elements are all in pieces too, each with its views in
-    the pieces. A tensor and a piece share an element if both lie in the same memory.
+    Return the tensors of `own` that need not be written, because `pieces` contain all their
+    elements. The result has, by name of the tensor, its views in the pieces.
+
+    A tensor and a piece share an element if both lie in the same memory.
     """
     lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
     for name, tensor in own.items():
@@ -190,7 +194,7 @@ def load(
     directory: Path, shard: str, room: Callable[[bytes], dict[str, Tensor]]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Read what `save` wrote. Return the description, and the tensors by name.
+    Read a shard that `save` wrote. Return the description, and the tensors by name.
 
     `room` gets the description and returns the tensors to be filled. Raises `CheckpointCorrupt` if
     the shard cannot be read.
@@ -251,7 +255,7 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
 
 class _Whole:
     """
-    What is known of all shards, as one checkpoint.
+    The metadata of all shards, joined as one checkpoint.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -276,7 +280,7 @@ class _Whole:
 
     def add(self, shard: str) -> None:
         """
-        Add a shard.
+        Add the metadata of a shard, read from its directory.
         """
         place = self._directory / shard
         with reading(place):
@@ -345,10 +349,11 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's own training that `newest` is the newest checkpoint in `directory`.
+    Tell Megatron's own training that `newest` is the newest checkpoint in `directory`. The file
+    `latest_checkpointed_iteration.txt` is written with the number `step`.
 
-    If `newest` is None, or does not have the name that Megatron would look for, the file is
-    removed.
+    The file is removed if `newest` is None, or does not have the name that Megatron expects for
+    `step`.
     """
     tracker = directory / TRACKER
     if newest is not None and newest.name == f"iter_{step:07d}":

@@ -1,8 +1,8 @@
 """
 The data position of Megatron's scripts: how many samples the whole job has consumed.
 
-Iterators begin there, and Megatron's calculator of micro-batches is set to it. Nothing else has to
-be kept.
+Iterators over the data begin at this position. Megatron's calculator of micro-batches is set to it
+too. No other data position is kept.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +18,8 @@ read. Any: the script's own type."""
 
 class Data:
     """
-    For `enable(data=...)`. Call `begin(step)` at the beginning of each step. It returns what
-    Megatron's schedules take as their `data_iterator`:
+    The object for `enable(data=...)`. Call `begin(step)` at the beginning of each step. It returns
+    the `data_iterator` for Megatron's schedules:
 
         data = Data(lambda consumed: iter(loader_of_this_rank(consumed)))
         for step in session.steps(1000):
@@ -27,19 +27,22 @@ class Data:
                 data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...
             )
 
-    The position moves by the present global batch size when a step begins. It does so on all ranks,
-    also on ranks that read nothing. So the position is that of the end of the step, wherever in the
-    step it is captured.
+    When a step begins, the position grows by the present global batch size. It does so on all
+    ranks, also on ranks that read no data. So a position that is captured anywhere in a step is the
+    position at the end of the step.
     """
 
     def __init__(
         self, build: Callable[[int], Batches], *, consumed: int = 0, chunks: int | None = None
     ) -> None:
         """
-        `build(consumed)` makes the iterator of this rank over the micro-batches from that position
-        on. It is called when training begins, and again when the first step after a rollback
-        begins. With the same position it has to give the same micro-batches. `chunks` is Megatron's
-        virtual pipeline size, if there is one; `build` then returns that many iterators.
+        Keep the function `build`, which makes the iterator of this rank.
+
+        `build(consumed)` returns an iterator over the micro-batches that follow after `consumed`
+        samples. It is called when training begins, and again when the first step after a rollback
+        begins. With the same position it has to give the same micro-batches. `consumed` is the
+        position at which training begins. `chunks` is Megatron's virtual pipeline size, if the
+        script uses it; `build` then returns that many iterators.
 
         Megatron's calculator must exist: call `init_num_microbatches_calculator` first. Raises
         `UsageError` if it does not exist.
@@ -63,15 +66,15 @@ class Data:
     @property
     def iterators(self) -> "_Chunk | list[_Chunk]":
         """
-        Return what `begin` returns, for a loop of Megatron's own that gets its iterators once. The
-        returned objects stay the same.
+        Return the same objects as `begin`, for a loop of Megatron's own that asks for its iterators
+        only once. These objects stay the same for the whole training.
         """
         return self._drawn.chunks if self._several else self._drawn.chunks[0]
 
     def begin(self, step: int) -> "_Chunk | list[_Chunk]":
         """
-        Begin a step and return the iterators of this rank. Megatron's number of micro-batches
-        becomes that of this position.
+        Begin a step and return the iterators of this rank. Also set Megatron's number of
+        micro-batches to the number at this position.
 
         May be called more than once in a step, for example by a forward step. Raises `UsageError`
         if the step before has drawn some of its micro-batches and not all.
@@ -146,7 +149,8 @@ class Data:
 
 class _Chunk(Iterator[Any]):
     """
-    The micro-batches of one chunk of the model, from whichever iterator is present.
+    The iterator over the micro-batches of one chunk of the model. It draws from the iterator that
+    `build` made last.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """
-Classifies the exceptions out of a Megatron loop, and tells whether a thread may be waiting for
-other ranks.
+Classifies the exceptions that leave a Megatron training loop. Also tells whether a thread may be
+waiting for other ranks.
 """
 
 import re
@@ -24,7 +24,7 @@ the gradients."""
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    Return the fault that an exception stands for, None if it is no fault.
+    Return the fault that an exception of a training loop means; None if it means no fault.
     """
     said = str(error)
     if isinstance(error, RuntimeError) and _PRECISION in said:

@@ -1,7 +1,7 @@
 """
-The random generator states of all ranks, in the form in which Megatron's own training keeps them.
-They are made from the rank-local state that each rank has captured. There is one object `rng_state`
-for every part of the model, with the states of its data-parallel ranks.
+Converts the random generator states of all ranks to the form in which Megatron's own training keeps
+them. The input is the rank-local state that each rank has captured. The output has one object
+`rng_state` for every part of the model, with the states of its data-parallel ranks.
 
 Also reads the number of consumed samples, which each rank has captured too.
 """
@@ -37,10 +37,11 @@ class Part:
 
 def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str, Any]:
     """
-    Return the objects by megatron-core's unique keys.
+    Return the objects with the generator states, by megatron-core's unique keys. `captured` is the
+    rank-local state of each rank.
 
-    For a rank whose rank-local state is lost, the state of the first rank of its part that has one
-    is used. `Any`: as Megatron keeps them.
+    If the rank-local state of a rank is lost, the state of the first other rank of its part is
+    used. The values are `Any`, in the form in which Megatron keeps them.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -73,11 +74,13 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
 
 def of_rank(private: bytes) -> dict[str, Any]:
     """
-    Return the generator states of a rank, in Megatron's form.
+    Return the generator states of a rank, in Megatron's form. `private` is the rank-local state of
+    the rank.
 
-    A generator that training does not draw from was not captured, but Megatron asks for it.
-    Python's and numpy's then get the state of this process, CUDA's the captured state of torch's
-    CPU generator. `Any`: each generator has a form of its own.
+    Megatron needs a state for every generator, but only generators that training draws from were
+    captured. For Python's and numpy's generators, the state of this process is used instead. For
+    CUDA's generator, the captured state of torch's CPU generator is used. The values are `Any`:
+    each generator has its own form.
     """
     told = unpack(private)
     kept = unpack(told["torch"])

@@ -1,7 +1,7 @@
 """
-The references to process groups in the user's objects. A walk over the objects finds them once.
-From then on they are pointed at other groups. So model and optimizer stay the same objects,
-whatever becomes of the groups.
+Finds the references to process groups in the user's objects. A walk over the objects finds them
+once. After that, tft points the references at the new groups whenever groups are formed again. So
+model and optimizer stay the same objects, even if their groups change.
 """
 
 from collections import deque
@@ -38,10 +38,10 @@ def find_places(
     roots: Mapping[str, object], roles: Mapping[Role, dist.ProcessGroup]
 ) -> list[Place]:
     """
-    Find all references to these groups that can be reached from `roots`.
+    Find all references to the groups in `roles` that can be reached from `roots`.
 
-    Raises `UsageError` for a group that has no role, and for a group that cannot be replaced where
-    it is.
+    Raises `UsageError` for a process group that has no role. Also raises `UsageError` for a group
+    in a tuple or a set, where it cannot be replaced.
     """
     known: dict[int, Role] = {}
     for role, group in roles.items():
@@ -75,9 +75,9 @@ def find_places(
 
 def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
     """
-    Yield the references that an object has: the text to be put after the object's own path, the
-    value, and a function that replaces the value, None if it cannot be replaced. `Any`: anything at
-    all.
+    Yield the references that an object has to other objects. Each is a tuple of three: the text to
+    put after the object's own path, the value, and a function that replaces the value. The function
+    is None if the value cannot be replaced. Values are `Any`: they can have every type.
     """
     if isinstance(holder, dict):
         for key, value in holder.items():

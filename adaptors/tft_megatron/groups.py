@@ -1,10 +1,10 @@
 """
-Megatron's process groups. Pretended groups stand in while there are no real ones, so that a script
-can build models and optimizers before its peers are there. Real groups take their place later.
+Megatron's process groups. Pretended groups take the place of real groups at first, so that a script
+can build models and optimizers before other ranks have started. Real groups replace them later.
 
 Megatron makes its groups in the same order each time, and names them in its module
-`parallel_state`. The name is the role of the group: a group takes the place of the group that had
-its role before (`places.py`).
+`parallel_state`. The name is the role of the group: a new group replaces the old group that had the
+same role (`group_references.py`).
 """
 
 import gc
@@ -79,11 +79,11 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from `roots`. From now on they are
-        pointed at the groups of each new forming.
+        Find all references to the groups that can be reached from `roots`. From now on the
+        references are pointed at the new groups, whenever groups are formed.
 
-        `beside` drops the references that Megatron keeps elsewhere. Raises `UsageError` if there
-        are other references, because nothing could update them.
+        `beside` is a function that drops the references that Megatron keeps elsewhere. Raises
+        `UsageError` if other references exist, because nothing could update them.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -97,8 +97,8 @@ class Parallel:
 
     def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
         """
-        Form real groups in the place of the present ones. Raises `OrderRefused` if the script has
-        kept one of the pretended groups meanwhile.
+        Replace the present groups by real groups. Raises `OrderRefused` if the script still keeps
+        one of the pretended groups.
         """
         self._taken += self._pretended()
         self._drop_pretence()
@@ -191,8 +191,8 @@ def _roles() -> dict[Role, dist.ProcessGroup]:
 
 def _forget_groups() -> None:
     """
-    Remove all groups from Megatron's `parallel_state`: its `destroy_model_parallel` leaves some of
-    them.
+    Remove all groups from Megatron's `parallel_state`. Megatron's own `destroy_model_parallel` does
+    not remove all of them.
     """
     from megatron.core import parallel_state
 
@@ -211,10 +211,10 @@ def _forget_groups() -> None:
 @contextmanager
 def _all_pretended() -> Iterator[None]:
     """
-    Have Megatron make pretended groups only.
+    Have Megatron make only pretended groups while this context is open.
 
-    Megatron asks for gloo in addition to the device's backend, and for options of NCCL: without
-    peers neither can be used.
+    Megatron asks for gloo in addition to the device's backend, and for options of NCCL. Both fail
+    while no other rank is connected.
     """
     from megatron.core import parallel_state
 

@@ -1,11 +1,11 @@
 """
-The exchange by which all ranks begin with equal parameters. Megatron's ranks do it while they
-build; with tft no other rank is there then. So tft does it when process groups are formed, as long
-as no step is over.
+Gives all ranks equal parameters at the beginning of a job. Megatron's ranks do this while they
+build the model. With tft no other rank is connected at that time. So tft does it when process
+groups are formed, as long as no step is complete.
 
-The first stage sends its embeddings to the stages that have a copy: as output weights, or for
-predicting several tokens. Data-parallel ranks send their parameters to the others of their group,
-which may have drawn other values.
+The first pipeline stage sends its embeddings to the stages that have a copy. These stages use the
+copy as output weights, or for predicting several tokens. Data-parallel ranks send their parameters
+to the other ranks of their group, which may have been initialised with other random values.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,12 @@ from tft_megatron.training import Training
 
 def begins(training: Training, stands: bool) -> bool:
     """
-    Return whether the job is at its very beginning on every rank. All ranks call this together.
+    Return whether no rank has trained yet and no rank has read a checkpoint. All ranks call this
+    together.
 
-    `stands`: this rank has begun with the others, or has read a checkpoint. If that is True of any
-    rank, the job is past its beginning. Then the master weights are right, whatever the parameters
-    are: they may be those of a step that was undone.
+    `stands` is True if this rank has begun with the other ranks, or has read a checkpoint. If it is
+    True on any rank, the job is past its beginning. Then the master weights are correct on every
+    rank. The parameters may be wrong: they may come from a step that was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
@@ -32,8 +33,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the script has read the objects that it hands over from a checkpoint itself: they
-    have trained before.
+    Return whether the handed-over objects have trained before, because the script has itself loaded
+    them from a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -64,8 +65,8 @@ def _embedding_group() -> dist.ProcessGroup:
 
 def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
     """
-    Yield the weights of this rank that other stages have too. They are found as Megatron's
-    LanguageModule finds them.
+    Yield the weights of this rank that other pipeline stages have too. They are found in the same
+    way as in Megatron's LanguageModule.
     """
     for chunk in training.chunks:
         if chunk.config.pipeline_model_parallel_size == 1:

@@ -1,14 +1,14 @@
 """
-What megatron-core writes of the state of this rank, by the part of the state: the tensors with
-their place in the whole, and the objects that go with them.
+Collects what megatron-core writes of the state of this rank. For each part of the state these are
+the tensors, with their place in the whole, and the objects that belong to them.
 
 No other rank is asked for anything. But megatron-core asks its process groups for places and sizes,
 so groups must exist, real or pretended.
 
-The form is the one that needs no collective, `dp_reshardable`: each rank of the distributed
-optimizer has a stretch of every bucket. The model parameters that such a rank writes are computed
-from its master weights. All parameters of a distributed optimizer are written that way, because the
-parameters of other ranks are up to date only after they have been gathered.
+The form of the state is `dp_reshardable`, the only form that needs no collective. In this form,
+each rank of the distributed optimizer has a stretch of every bucket. The model parameters that a
+rank writes are computed from its own master weights. This holds for all parameters of a distributed
+optimizer: the parameters of other ranks are up to date only after they were gathered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ class Placed:
 @dataclass(slots=True, kw_only=True)
 class Content:
     """
-    What is written of one part of the state.
+    The data that is written for one part of the state.
     """
 
     tensors: list[Placed] = field(default_factory=list)
@@ -87,9 +87,10 @@ def content_of(
     optimizer: Any,  # Any: megatron-core ships no types
 ) -> Content:
     """
-    Return what is written of one part of the state.
+    Return the data to write for one part of the state.
 
-    `wanted` is the number of the optimizer among the chained optimizers, or `REST`.
+    `wanted` is the number of an optimizer among the chained optimizers, or `REST` for state that no
+    optimizer owns.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
@@ -119,11 +120,11 @@ def content_of(
 @contextmanager
 def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
     """
-    Give every torch Adam or AdamW that has no state the state with which it would begin. Remove
-    that state afterwards.
+    Give every torch Adam or AdamW that has no state its initial state while this context is open.
+    Remove that state afterwards.
 
-    An optimizer has no state if all its steps so far were skipped, and megatron-core cannot write
-    that.
+    An optimizer has no state if all its steps so far were skipped. megatron-core cannot write an
+    optimizer without state.
     """
     begun = [
         each.optimizer
@@ -198,10 +199,10 @@ def _spread(
     into: Content, state: Any, *, alone: bool = False
 ) -> None:  # Any: as megatron-core has it
     """
-    Sort a state into tensors, objects and common values.
+    Sort a state into tensors, objects and common values, and add them to `into`.
 
-    `alone`: no other part of the model has anything of this state, whatever its replica number
-    says.
+    `alone`: no other part of the model has any of this state. The replica numbers of its tensors
+    are ignored then.
     """
     sharded, common = save_preprocess(state, validate_access_integrity=False)
     for value in nested_values(sharded):
@@ -229,7 +230,8 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
     Return whether this rank's part of the model has the first copy of a tensor that several ranks
     hold.
 
-    The last number of a replica tuple is that of the data-parallel rank, and does not count.
+    `replica` is the replica number that megatron-core gives the tensor. If it is a tuple, its last
+    number is that of the data-parallel rank, and is ignored.
     """
     return isinstance(replica, int) or not any(replica[:-1])
 
@@ -244,10 +246,10 @@ def _spread_models(
     wanted: int | str,
 ) -> None:
     """
-    Sort the state of the models. A parameter goes to the optimizer that owns the parameter, or a
-    stretch of it. The rest goes to `REST`.
+    Sort the state of the models into `found`. A parameter goes to the optimizer that owns the
+    parameter or a stretch of it. All other state goes to `REST`.
 
-    Stretches take memory, so only those of the wanted optimizer are made.
+    Stretches take memory, so only those of the optimizer `wanted` are made.
     """
     owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
     here = {
@@ -290,10 +292,10 @@ def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no t
 
 def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-core ships no types
     """
-    Yield the pieces of a model parameter that follow from this rank's master weights.
+    Yield the pieces of a model parameter that can be computed from this rank's master weights.
 
-    Raises `UsageError` if megatron-core writes the parameter from other memory than the
-    parameter's.
+    Raises `UsageError` if megatron-core would write the parameter from memory that is not the
+    parameter's own.
     """
     parameter = value.data
     of = optimizer._get_model_param_range_map(parameter)["param"]

@@ -1,10 +1,11 @@
 """
 Replaces methods on the user's own Megatron objects and nowhere else: `optimizer.step`,
 `scheduler.step` and the `update` of the gradient scaler. So all changes to the state in place
-happen in one update window, and no all-reduce with other ranks is in it.
+happen in one update window. No all-reduce with other ranks happens in that window.
 
-Written for megatron-core 0.16 (`versions.py`). The order within `ChainedOptimizer.step`, and what
-`DistributedOptimizer.step_with_ready_grads` adds to what it inherits, were read there.
+Written for megatron-core 0.16 (`versions.py`). The code depends on two details of that version: the
+order within `ChainedOptimizer.step`, and what `DistributedOptimizer.step_with_ready_grads` adds to
+the method that it inherits.
 """
 
 from functools import partial
@@ -22,7 +23,7 @@ the number of zeros."""
 
 class Replaced:
     """
-    The steps of optimizer and scheduler, joined into one.
+    The replaced methods, which step optimizer and scheduler together in one update window.
     """
 
     def __init__(self, session: Any, training: Training) -> None:  # Any: `tft.Session`
@@ -37,7 +38,8 @@ class Replaced:
 
     def install(self) -> None:
         """
-        Replace the methods on the user's objects. The script's own calls come here from now on.
+        Replace the methods on the user's objects. From now on the script's own calls run the
+        methods of this class.
         """
         self._training.optimizer.step = self.step
         if self._training.scheduler is not None:
@@ -47,7 +49,7 @@ class Replaced:
 
     def forget(self) -> None:
         """
-        Forget the step that the script was in: it begins anew.
+        Forget the step that the script was in, because the script begins the step again.
         """
         self._owed = None
         self._found.clear()
@@ -58,8 +60,8 @@ class Replaced:
         Do the work of Megatron's `ChainedOptimizer.step`: all all-reduces first, then the update
         window.
 
-        A step that is skipped because gradients were infinite is a step too: all ranks skip it.
-        Raises `UsageError` if `scheduler.step` was not called since the step before.
+        If gradients are infinite, all ranks skip the update, but the step still has an update
+        window. Raises `UsageError` if `scheduler.step` was not called since the step before.
         """
         if self._owed is not None:
             raise UsageError(
@@ -106,10 +108,10 @@ class Replaced:
 
     def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's
         """
-        Take note of an update of a gradient scaler, to be done in the update window.
+        Record an update of a gradient scaler. The update is done in the next update window.
 
-        Megatron would change the loss scale before the window. If a rank were lost between the two,
-        its replacement would have the scale of the step before.
+        Megatron itself would change the loss scale before the window. If a rank were lost between
+        the two, its replacement would have the scale of the step before.
         """
         self._found.append((scaler, found_inf))
 
@@ -140,8 +142,8 @@ class Replaced:
 
 def _step_alone(optimizer: Any) -> None:  # Any: one of Megatron's
     """
-    Change the master weights and the parameters that are rounded from them. Leave the parameters of
-    other ranks alone.
+    Change this rank's master weights, and the parameters that are rounded from them. Do not gather
+    the parameters of other ranks.
     """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 

@@ -1,9 +1,10 @@
 """
-The modes that a script switches while it trains, and switches back afterwards: evaluation instead
-of training, and Megatron's overlapped gathering of parameters.
+Restores the modes that a script switches while it trains and switches back afterwards. The modes
+are evaluation instead of training, and Megatron's overlapped gathering of parameters.
 
-A fault in between leaves the modes as they were at that moment; a replacement rank has them as they
-were built. All ranks must have the same.
+If a fault comes before the script switches back, a surviving rank keeps the switched modes. A
+replacement rank has the modes with which the objects were built. All ranks must have the same
+modes.
 """
 
 from typing import Any
@@ -41,10 +42,10 @@ def _gathers(chunk: Any) -> bool:  # Any: Megatron's DistributedDataParallel
 
 def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: as above
     """
-    Give each module its hook, or remove all hooks.
+    Give each module of the chunk its forward hook if `wanted`; otherwise remove all these hooks.
 
-    Megatron's own way to remove them expects all of them, and a fault may have come after some were
-    removed.
+    Megatron's own function to remove the hooks fails if some hooks are missing. That can happen
+    when a fault interrupts the removal.
     """
     if not chunk.use_forward_hook:
         return

@@ -1,9 +1,9 @@
 """
-Checks what the stages of a pipeline must have in common: their parameter groups.
+Checks that all stages of a pipeline have the same parameter groups.
 
-While Megatron builds the optimizer, each stage asks the others for their groups and adds missing
-ones as empty groups. With tft no other rank is there then. So stages that differ are refused when
-the first process groups are formed.
+While Megatron builds the optimizer, each stage asks the other stages for their groups and adds
+missing groups without parameters. With tft no other rank is connected at that time. So tft refuses
+different groups when the first process groups are formed.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """
-Imports early the modules that Megatron needs, because the other ranks wait while a replacement
-starts.
+Imports the modules that Megatron needs before they are used. The other ranks wait while a
+replacement starts, so its start must be short.
 """
 
 import tft_pytorch.preload

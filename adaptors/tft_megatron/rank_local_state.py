@@ -1,7 +1,7 @@
 """
-The rank-local state of a rank: its random generators, including those of Megatron's tracker for
-dropout, its data position, and the buffers that a forward pass changes, such as the counts of
-tokens that experts received.
+The rank-local state of a rank. It has the random generators, including those of Megatron's tracker
+for dropout, and the data position. It also has the buffers that a forward pass changes, such as the
+counts of tokens that experts received.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,8 @@ class Private:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state.
+        Return the present rank-local state. `closing`: the capture is made when an update window
+        closes.
         """
         state: dict[str, object] = {
             "form": _FORM,
@@ -90,7 +91,7 @@ class Private:
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the content of which the digests `rng` and `data` are made.
+        Return the values of which the digests `rng` and `data` are made.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}

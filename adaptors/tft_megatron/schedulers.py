@@ -1,7 +1,9 @@
 """
-Checks the scheduler. It is stepped in the update window, and moved with the optimizer. A scheduler
-that the adaptor was not given would be neither, and a replacement rank would go on with another
-learning rate than the rest.
+Checks the scheduler that the script hands over. tft steps this scheduler in the update window, and
+moves it to other ranks with the optimizer.
+
+tft would do neither with a scheduler that it was not given. A replacement rank would then continue
+with another learning rate than the other ranks.
 """
 
 import gc
@@ -14,8 +16,9 @@ from tft_megatron.training import Training
 
 class Progress:
     """
-    The state of a scheduler that can be set back: Megatron's own `load_state_dict` adds the loaded
-    steps to those that the scheduler has counted.
+    The state of a scheduler, in a form that can be restored exactly. Megatron's own
+    `load_state_dict` cannot do that: it adds the loaded steps to the steps that the scheduler has
+    already counted.
     """
 
     def __init__(self, scheduler: Any) -> None:  # Any: Megatron's
@@ -36,8 +39,8 @@ class Progress:
 
 def check_scheduler(training: Training) -> None:
     """
-    Check that the scheduler is one of Megatron's, if one was given. If none was given, check that
-    none exists for this optimizer. Raises `UsageError`.
+    Check that a scheduler that was given is one of Megatron's. If none was given, check that no
+    scheduler exists for this optimizer. Raises `UsageError` otherwise.
     """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 

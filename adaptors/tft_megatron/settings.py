@@ -1,6 +1,6 @@
 """
-The settings of Megatron with which the adaptor cannot go on after a fault. With them Megatron keeps
-or changes state where the adaptor does not look.
+Lists the settings of Megatron with which the adaptor cannot recover from a fault. With these
+settings, Megatron keeps or changes state that the adaptor does not capture.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,10 +80,11 @@ REFUSED: Mapping[str, Refused] = {
 
 def refuse_settings(holders: Sequence[Holder]) -> None:
     """
-    Refuse the first setting in these configurations that cannot be handled. Raises `UsageError`.
+    Check these configurations, and refuse the first setting that cannot be handled. Raises
+    `UsageError`.
 
     Also raises `UsageError` for a setting that none of the configurations has. megatron-core may
-    call it otherwise now, and a refused setting would be accepted unseen.
+    have renamed that setting, and the adaptor could no longer refuse it.
     """
     for setting, refused in REFUSED.items():
         having = [holder for holder in holders if hasattr(holder, setting)]

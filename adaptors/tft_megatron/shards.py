@@ -1,13 +1,14 @@
 """
 The shards of this rank: the pieces of the state of which several ranks have a copy.
 
-Each optimizer has one shard. Where the optimizer is distributed, the shard is this rank's share.
-Its holders are the ranks at the same place in the other instances of the distributed optimizer.
-Where the optimizer is not distributed, the holders are all ranks that reduce their gradients
-together. One more shard has the state that no optimizer owns. All ranks of the same part of the
-model hold it.
+Each optimizer has one shard. If the optimizer is distributed, the shard is this rank's share of the
+optimizer. Its holders are the ranks at the same place in the other instances of the distributed
+optimizer. If the optimizer is not distributed, its holders are all ranks that reduce their
+gradients together. One more shard has the state that no optimizer owns. All ranks of the same part
+of the model hold that shard.
 
-No shard has the parameters of 16 bits: they are the master weights of 32 bits, rounded.
+No shard has the parameters of 16 bits, because they are computed by rounding the master weights of
+32 bits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ Tree = dict[str, Any]  # Any: what optimizers and schedulers keep
 
 class Part(Protocol):
     """
-    An owner of a part of the state.
+    An object that owns a part of the state, and can return or replace it.
     """
 
     def content(self) -> Tree:
@@ -85,7 +86,8 @@ class Share:
 class Rest:
     """
     The state that no optimizer owns: frozen parameters, buffers, the settings of the parameter
-    groups, the loss scale, the scheduler and the others.
+    groups, and the loss scale. The scheduler and the objects that the script gave as `others`
+    belong to it too.
     """
 
     def __init__(self, training: Training) -> None:
@@ -113,7 +115,8 @@ class Rest:
 
     def settle(self, content: Tree) -> None:
         """
-        Put `content` into the parameter groups, the loss scale, the scheduler and the others.
+        Put `content` into the parameter groups, the loss scale, the scheduler and the objects given
+        as `others`.
         """
         training = self._training
         for each, groups in zip(training.optimizers, content["settings"], strict=True):
@@ -169,8 +172,9 @@ class Shard:
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        Return the tensors to be filled, by name, in the order of the rank that gives them. A tensor
-        in use is taken if its type and shape fit; otherwise a new one is made.
+        Return the tensors to be filled, by name, in the order that the sending rank uses. A tensor
+        in use is filled in place if its type and shape fit; otherwise a new one is made. `meta` is
+        the description that the sending rank gave.
 
         Raises `OrderRefused` if the shard is of another model, or of another part of this model.
         """
@@ -195,13 +199,14 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Use the shard, whose buffers have all been filled.
+        Use the shard that `meta` describes. Called when all its buffers have been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Use these tensors, and the values in `meta` that are no tensors.
+        Replace the state of this shard by `tensors`, and by the values in `meta` that are no
+        tensors.
         """
         plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
         self.part.settle({key: put_together(plain[key], tensors) for key in plain})

@@ -1,6 +1,6 @@
 """
-Removes what a step that was given up leaves behind in Megatron, in addition to gradients. The next
-step would stumble over it.
+Removes from Megatron what an abandoned step has left behind, in addition to gradients. Otherwise
+the next step would fail.
 """
 
 import sys
@@ -30,8 +30,8 @@ def forget(training: Training) -> None:
 
 def let_go(training: Training) -> None:
     """
-    Drop the references to process groups that Megatron keeps outside of the user's objects: values
-    computed once for several passes, and values collected for the log.
+    Drop the references to process groups that Megatron keeps outside of the user's objects. These
+    are in cached values, such as rotary embeddings, and in values that are collected for the log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
@@ -56,10 +56,10 @@ def let_go(training: Training) -> None:
 
 def forget_counts(training: Training) -> None:
     """
-    Reset the counts of tokens that routers have kept for a step.
+    Reset the counts of tokens that the routers of experts have kept for a step.
 
-    Megatron resets them when the all-reduces are over. Other ranks, which went on without this
-    rank, may have passed that point already.
+    Megatron itself resets the counts when the all-reduces are over. At a fault, some ranks have
+    passed that point and some have not.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 
@@ -71,8 +71,9 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     """
     Reset a bucket group to its state before the first batch.
 
-    A replacement rank is there for the first time. In the first batch the all-reduces begin at
-    another moment than later on, and all ranks have to begin theirs in the same order.
+    A replacement rank has had no batch yet. In the first batch the all-reduces begin at another
+    moment than in later batches. All ranks have to begin their all-reduces in the same order, so
+    every rank is reset.
     """
     group.param_gather_handle = group.grad_reduce_handle = None
     group.param_gather_dispatched = False
@@ -83,8 +84,8 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
 
 def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron's
     """
-    Yield the objects that deal tokens to experts: the dispatcher, which is no module, and the
-    manager that it may have.
+    Yield the objects that distribute tokens to the experts of a module. These are the token
+    dispatcher, and its communication manager if it has one.
     """
     dispatcher = getattr(module, "token_dispatcher", None)
     for each in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
@@ -104,7 +105,8 @@ def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's
 
 def _begin_reruns_anew() -> None:
     """
-    Drop what Megatron's rerun state machine knows of the step that was given up: make a new one.
+    Replace Megatron's rerun state machine by a new one with the same settings. So the state of the
+    abandoned step is dropped.
     """
     from megatron.core import rerun_state_machine as reruns
 

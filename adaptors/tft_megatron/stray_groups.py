@@ -1,7 +1,7 @@
 """
-Finds the process groups that a script keeps by itself, where tft cannot replace them. A pretended
-group sends nothing and reports nothing, so an all-reduce over it would be wrong from the first step
-on.
+Finds the process groups that a script keeps in its own variables, where tft cannot replace them. A
+pretended group sends no data and reports no error. So an all-reduce over a pretended group would
+give wrong results from the first step on.
 """
 
 import gc
@@ -17,8 +17,8 @@ from tft.errors import UsageError
 
 def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
     """
-    Refuse to go on if one of these groups still exists, after tft and Megatron have dropped all
-    references to it. Raises `UsageError`.
+    Refuse to continue if one of these groups still exists, after tft and Megatron have dropped all
+    references to it. Raises `UsageError`, which names the object that keeps the group.
     """
     for each in freed:
         group = each()
@@ -36,7 +36,7 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
 
 def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
-    Yield the objects that refer to the group, in the words of an operator.
+    Yield a description, for the operator, of each object that refers to the group.
     """
     own = id(group)  # the generator expression below would refer to the group
     for holder in gc.get_referrers(group):

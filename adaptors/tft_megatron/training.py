@@ -15,7 +15,8 @@ from tft_megatron.settings import refuse_settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """
-    The user's objects in Megatron's form. Their types are `Any`, because Megatron's carry none.
+    The user's objects in Megatron's form. Their types are `Any`, because Megatron has no type
+    annotations.
     """
 
     chunks: Sequence[Any]
@@ -48,7 +49,8 @@ class Training:
     @property
     def distributed(self) -> bool:
         """
-        Return whether the optimizer's state is cut into shares.
+        Return whether the optimizer's state is divided into shares, one for each data-parallel rank
+        of an instance.
         """
         return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
 
@@ -76,8 +78,8 @@ class Training:
 
 def common_state(training: Training, step: int) -> dict[str, Any]:
     """
-    Return what Megatron's own training keeps once for all ranks at the end of `step`, in addition
-    to the optimizers' common state. `Any`: plain values.
+    Return the state that Megatron's own training stores once for all ranks at the end of `step`.
+    The optimizers' common state is not included. The values are plain.
     """
     found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
     if training.scheduler is not None:

@@ -110,10 +110,10 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state, at an edge of an update window.
+        Return the rank-local state, at the opening or the closing of an update window.
 
-        `closing`: the edge is the close of the window. The settings noted at the end of the step
-        before are dropped then.
+        `closing`: the window closes. Then the settings noted at the end of the step before are
+        dropped.
         """
         if closing:
             self._settings.forget()
@@ -134,7 +134,7 @@ class Adopted:
 
     def rollback(self, private: bytes) -> None:
         """
-        Restore a captured rank-local state and the switches, and drop the gradients.
+        Restore a captured rank-local state and the modes of the modules, and drop the gradients.
 
         Also forget the routers' token counts, and the optimizer step that was given up.
         """
@@ -164,8 +164,8 @@ class Adopted:
         Give every rank the parameters that other ranks have computed. Called when the update window
         has closed.
 
-        Where Megatron overlaps this with the next forward pass (`overlap_param_gather`), Megatron
-        does so itself.
+        Do nothing if Megatron gathers the parameters itself, during the next forward pass
+        (`overlap_param_gather`).
         """
         for chunk in self.training.chunks:
             if self.training.distributed and not chunk.ddp_config.overlap_param_gather:
@@ -175,10 +175,10 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop all that belongs to the step that was given up, and all references to process groups
-        that are kept outside of the user's objects.
+        Drop all that belongs to the abandoned step, and all references to process groups that are
+        kept outside of the user's objects.
 
-        Buffers that the forward pass changes, and the settings that scripts change, go back to the
+        Buffers that the forward pass changes, and settings that scripts change, are restored to the
         end of the last complete step.
         """
         forget(self.training)

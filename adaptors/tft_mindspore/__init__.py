@@ -1,9 +1,9 @@
 """
 The adaptor for MindSpore: data-parallel training in PyNative mode, and state that only some ranks
-hold, as the user declares it. Scripts import their part of the adaptor from here.
+hold, as the user declares it. Scripts import the functions and classes that they use from here.
 
-The modules that read the environment and name files are used without MindSpore. So MindSpore and
-numpy are imported here only when they are needed.
+The modules that read the environment or name files also run where MindSpore is not installed. So
+MindSpore and numpy are imported here only when they are needed.
 """
 
 from importlib import import_module
@@ -34,8 +34,9 @@ def __getattr__(name: str) -> Any:  # Any: classes
 
 def group() -> "Group":
     """
-    Return the group of all ranks that the last regroup has formed: `group().mean(gradients)`.
+    Return the group of all ranks that was formed last. Use it as in `group().mean(gradients)`.
 
-    Call it anew in every step. Raises `GroupBroken` if there is no group.
+    Call this function again in every step, because an incident replaces the group. Raises
+    `GroupBroken` if no group exists.
     """
     return _groups().present

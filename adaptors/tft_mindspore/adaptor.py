@@ -1,9 +1,9 @@
 """
-The adaptor for MindSpore, as an entry point names it: each hook of `tft.spi.adaptor.AdaptorSpecs` is
-here.
+The adaptor for MindSpore: the module that the entry point names. It has each hook of
+`tft.spi.adaptor.AdaptorSpecs`.
 
 The other modules do the work. MindSpore and numpy are imported only when they are needed, because
-the process of the rendezvous store has no use for them.
+the process of the rendezvous store does not use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,13 +1,13 @@
 """
-`Model.train`, MindSpore's own loop, with the callback `TrainFaultTolerance`.
+The callback `TrainFaultTolerance` for `Model.train`, which is MindSpore's own loop.
 
 The callback retries, saves and names checkpoints as MindSpore does. This adaptor moves the state
 and reduces the gradients.
 
-MindSpore's callback is for Ascend only: it stops, cleans and repairs devices, and a kernel counts
-the ranks that have begun an update. Nothing of MindSpore is replaced here. The class below derives
-from MindSpore's callback, so that `Model.train` treats it as that one, and does in Python what
-MindSpore's does on the device.
+MindSpore's own callback works on Ascend only. It stops, cleans and repairs devices, and a kernel
+counts the ranks that have begun an update. This module replaces no function of MindSpore. Its class
+derives from MindSpore's callback, so that `Model.train` recognises it. The class does in Python
+what MindSpore's callback does on the device.
 """
 
 import json
@@ -60,10 +60,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Join the job. Raises `UsageError` for a setup that cannot be handled.
 
-        `ckpt_save_path` is the directory for last checkpoints. Without `prefix` they have
+        `ckpt_save_path` is the directory for last checkpoints. Without `prefix` these have
         MindSpore's names. With `prefix` they have the layout of MindSpore Transformers,
-        `rank_0/PREFIX_rank_0-5_1.ckpt`. `ranks` are the ranks that hold the same state as this one,
-        itself included; None: all ranks. `ckpt_save_fn` and `initial_step` are those of MindSpore.
+        `rank_0/PREFIX_rank_0-5_1.ckpt`. `ranks` are the ranks that hold the same state as this
+        rank, including this rank; None means all ranks. `others` are arguments of MindSpore's
+        callback, such as `ckpt_save_fn` and `initial_step`.
         """
         self._ranks = None if ranks is None else tuple(sorted(ranks))
         self._prefix = prefix
@@ -86,8 +87,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _check_init(self) -> None:
         """
-        Check the setup and join the job. Called by MindSpore's constructor, in the place of its
-        check for Ascend.
+        Check the setup and join the job. MindSpore's constructor calls this method; the method that
+        it overrides checks for Ascend.
 
         Raises `UsageError` for a setup that cannot be handled.
         """
@@ -130,10 +131,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _tft_register(self) -> None:
         """
-        Register the functions that save and rename. Called by MindSpore's constructor.
+        Register the functions that save and rename checkpoints. MindSpore's constructor calls this
+        method.
 
-        Nothing is registered for stopping, cleaning, repairing and forming groups: the adaptor does
-        that.
+        No function is registered for stopping, cleaning, repairing and forming groups, because the
+        adaptor does this work.
         """
         self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
         self.tft.tft_register_rename_handler(stock._rename_save_result, self)
@@ -166,10 +168,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Enter the loop, the first time, and note the present step.
+        Record the present step. At the first call, also enter the loop.
 
-        A replacement raises a `RuntimeError` instead, by which `Model.train` continues at the step
-        of the other ranks.
+        In a replacement process, the first call raises a `RuntimeError`. It makes `Model.train`
+        continue at the step of the other ranks.
         """
         super().on_train_step_begin(run_context)
         if not self._entered:
@@ -217,9 +219,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _left_by(self, broken: GroupBroken) -> RuntimeError:
         """
-        Return the error by which `Model.train` recognises why the group broke.
+        Return the error that tells `Model.train` why the group broke.
 
-        A connection that `shut` has not cut is a fault.
+        If `shut` has cut the connection, the error is a forced stop. Otherwise the connection was
+        lost, which is a fault.
         """
         try:
             cut = groups().present.broken
@@ -239,7 +242,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _out(self, error: RuntimeError) -> RuntimeError:
         """
-        Return the error to raise when the loop must be left through no fault of this rank.
+        Return the error to raise when the loop must be left and this rank has no fault of its own.
 
         If `Model.train` does not enter its loop again, first report that the loop was left and wait
         for the next action.
@@ -280,7 +283,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _reset_acc_grads(self) -> None:
         """
         Set the accumulated gradients to zero, and set the position of the data. MindSpore calls
-        this when the loop is about to be entered again, at a step on which the ranks agreed.
+        this before the loop is entered again, at a step that all ranks agreed on.
         """
         self._retried = True
         network = self.cb_params.train_network
@@ -294,7 +297,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def end(self, run_context: train.RunContext) -> None:
         """
-        Report that this rank has trained all steps. Returns when all ranks have.
+        Report that this rank has trained all steps. Return when all ranks have trained all steps.
 
         Raises a `RuntimeError` if the ranks go back to an earlier step, so that this rank goes back
         with them.
@@ -346,7 +349,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _is_params_consistent(self) -> bool:
         """
-        Return whether no update window is open. MindSpore asks before it writes a checkpoint.
+        Return whether no update window is open, so that the parameters are consistent. MindSpore
+        calls this before it writes a checkpoint.
         """
         return not self._hosted.in_window()
 
@@ -354,7 +358,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
-        Have MindSpore save the state. Write a note of that under `directory`, and return its name.
+        Have MindSpore save the state. Write a note under `directory` that the state was saved, and
+        return the file name of the note.
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
@@ -369,7 +374,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
         """
-        Have MindSpore give the checkpoint its final name, once. Called when all ranks have saved.
+        Have MindSpore give the checkpoint its final name; later calls do nothing. Called when all
+        ranks have saved. `files` are the notes that `save` wrote.
         """
         mark = directory / "named"
         notes = [directory / name for name in files if name.endswith(_NOTE)]
@@ -436,8 +442,8 @@ def _check_enabled(asked: environment.Environment) -> None:
 
 class _Position:
     """
-    The number of steps that were drawn, as the program counts: the data position of a script whose
-    data `Model.train` draws.
+    The data position of a script whose data `Model.train` draws: the number of steps for which data
+    was drawn. Steps are numbered as the script numbers them.
     """
 
     def __init__(self, step: int) -> None:
@@ -458,7 +464,7 @@ class _Position:
 
 class _Marks:
     """
-    The common base of optimizers that mark their updates.
+    The common base class of optimizers that report their updates to the callback.
     """
 
     _callback: TrainFaultTolerance | None = None
@@ -475,7 +481,7 @@ def _marked(origin: type) -> type:
     # Not `construct`: MindSpore compiles that method, and loses calls to Python functions in it
     class Marked(_Marks, origin):  # type: ignore[misc]  # whatever optimizer it is
         """
-        An optimizer that marks its updates.
+        A subclass of the user's optimizer that averages its gradients and marks its updates.
         """
 
         def __call__(self, gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

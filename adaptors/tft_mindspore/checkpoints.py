@@ -1,9 +1,9 @@
 """
-A shard as a checkpoint of MindSpore's own: `SHARD.ckpt`, which `mindspore.load_checkpoint` reads,
-and next to it `SHARD.plain` with the plain values.
+Stores a shard as a checkpoint in MindSpore's own form. `mindspore.load_checkpoint` can read the
+file `SHARD.ckpt`. The file `SHARD.plain` next to it has the plain values.
 
-`layout.py` is to decide the places and names of the files of a rank. Until then the files have the
-name of the shard.
+Later, `layout.py` is to decide the places and names of the files of a rank. Until then the files
+have the name of the shard.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +39,8 @@ def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
 
 def load(directory: Path, shard: Shard) -> None:
     """
-    Load what `save` wrote. Raises `CheckpointCorrupt` if it cannot be read or is of another model
-    or optimizer.
+    Load a shard that `save` wrote. Raises `CheckpointCorrupt` if the shard cannot be read, or is of
+    another model or optimizer.
     """
     from mindspore import load_checkpoint
 
@@ -75,8 +75,8 @@ def _contents(shard: Shard) -> dict[str, Array]:
 
 def _solid(contents: Mapping[str, Array]) -> dict[str, Array]:
     """
-    Return the arrays that have elements. MindSpore silently leaves the others out of its
-    checkpoints.
+    Return the arrays that have at least one element. MindSpore silently leaves empty arrays out of
+    its checkpoints.
     """
     return {name: array for name, array in contents.items() if array.size}
 

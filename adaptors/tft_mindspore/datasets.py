@@ -1,6 +1,6 @@
 """
-The batches of a MindSpore dataset, one after another over its epochs, with a position that can be
-kept.
+Draws the batches of a MindSpore dataset one after another, over several epochs. The position in the
+data can be saved and restored.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,10 @@ class Rows:
 
     def __init__(self, dataset: Any, epochs: int, *, output_numpy: bool = False) -> None:
         """
+        Begin at the first batch of `dataset`, which is to be read `epochs` times.
+
         `dataset` is a dataset of mindspore.dataset with all its operations, such as batching.
-        Raises `UsageError` if it is none, or if `epochs` is less than 1.
+        Raises `UsageError` for any other object, or if `epochs` is less than 1.
         """
         if not hasattr(dataset, "set_init_step") or epochs < 1:
             raise UsageError(

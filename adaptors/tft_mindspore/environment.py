@@ -1,13 +1,13 @@
 """
-The requests in the environment of a MindSpore job: MindSpore's own variables, and those of MindIO
-and MindCluster.
+Reads which features the environment of a MindSpore job requests: MindSpore's own variables, and
+those of MindIO and MindCluster.
 
-The variables are read before MindSpore is imported. MindSpore aborts the interpreter over some of
-the values that people write there, and silently enables nothing for others.
+The variables are read before MindSpore is imported. For some common mistakes in their values,
+MindSpore aborts the interpreter. For others it silently enables no feature.
 
-MindSpore reads `MS_ENABLE_TFT` in two ways: in one place it splits the value into items, and
-everywhere else it searches the text for `TTP:1` and the like, spaces and case included. The normal
-form means the same to both.
+MindSpore reads `MS_ENABLE_TFT` in two ways. In one place it splits the value into items. Everywhere
+else it searches the text for `TTP:1` and the like, and spaces and case matter. This module writes
+the value in a normal form that both ways read alike.
 """
 
 import os
@@ -65,7 +65,7 @@ is enabled."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """
-    The requests of the environment.
+    The features and settings that the environment requests.
     """
 
     features: Mapping[str, str] = field(default_factory=dict)
@@ -174,9 +174,10 @@ def settle() -> Environment:
 
 def place() -> tuple[int, int]:
     """
-    Return the rank of this process and the number of ranks, as msrun or a tft agent has set them.
+    Return the rank of this process and the number of ranks, from the variables that msrun or a tft
+    agent has set.
 
-    Also sets `RANK_ID` and `RANK_SIZE` to these values: MindSpore reads them where its own
+    Also sets `RANK_ID` and `RANK_SIZE` to these values, because MindSpore reads them if its own
     collectives are not initialised. Raises `UsageError` if the environment does not name a rank.
     """
     for rank, world in (("MS_NODE_ID", "MS_WORKER_NUM"), ("RANK", "WORLD_SIZE")):
@@ -216,9 +217,10 @@ def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _items(text: str) -> list[str]:
     """
-    Return the items between the braces, which may be missing.
+    Return the items between the braces. The braces may be missing.
 
-    Spaces separate items as commas do: MindSpore's search finds both.
+    Spaces separate items as commas do, because MindSpore's search finds items that are separated by
+    either.
     """
     bare = text.strip().removeprefix("{").removesuffix("}")
     return [item for item in re.split(r"[,\s]+", re.sub(r"\s*:\s*", ":", bare)) if item]

@@ -1,6 +1,6 @@
 """
-Decides which fault an exception out of the training loop means, and whether a thread may be waiting
-for other ranks.
+Decides which fault an exception from the training loop means. Also tells whether a thread may be
+waiting for other ranks.
 """
 
 from types import FrameType
@@ -12,10 +12,10 @@ from tft_mindspore.groups import GroupBroken
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    Return the kind of fault that an exception of this adaptor means, None if it means no fault.
+    Return the kind of fault that an exception means; None if it means no fault.
 
-    MindSpore's errors of devices are RuntimeErrors; their messages are in the table of device
-    faults.
+    MindSpore raises a RuntimeError for an error of a device. The table of device faults has the
+    messages of these errors.
     """
     return "network" if isinstance(error, GroupBroken) else None
 

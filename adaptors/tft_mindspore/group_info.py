@@ -1,7 +1,7 @@
 """
-MindSpore's `group_info.pb`: the groups in which a rank communicates, and the ranks that hold the
-same state as this rank. MindSpore writes one file for each rank if `GROUP_INFO_FILE` is set.
-`restore_group_info_list` reads it.
+Reads and writes MindSpore's `group_info.pb`. The file names the groups in which a rank
+communicates, and the ranks that hold the same state as this rank. MindSpore writes one file for
+each rank if `GROUP_INFO_FILE` is set. MindSpore's `restore_group_info_list` reads the file.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,8 @@ def read_group_info(file: Path) -> GroupInfo:
 
 def write_group_info(file: Path, info: GroupInfo) -> None:
     """
-    Write a `group_info.pb`, whole and synced. Raises `UsageError` if protobuf is not installed.
+    Write a `group_info.pb` completely, and sync it to disk. Raises `UsageError` if protobuf is not
+    installed.
     """
     message, _ = _messages()
     made = message()

@@ -1,16 +1,16 @@
 """
-The group of the ranks that train together, joined by connections of its own: all-reduces,
-broadcasts, gathers and barriers over host memory.
+The group of the ranks that train together. It has connections of its own, and carries out
+all-reduces, broadcasts, gathers and barriers over host memory.
 
-MindSpore's own collectives on CPU cannot be repaired in a process. A collective that has failed
-leaves its group dead for good, and a new group in the same process returns wrong numbers. So
-gradients are reduced over the connections of this module. An all-reduce adds up in the order of the
-ranks, element by element, whichever rank comes first. So every rank gets the same bits, and gets
-them again after an incident. `shut`, called on any thread, interrupts the training thread wherever
-it waits in this group.
+MindSpore's own collectives on CPU cannot be repaired within a process. After a collective has
+failed, its group cannot be used again, and a new group in the same process returns wrong numbers.
+So gradients are reduced over the connections of this module. An all-reduce adds up element by
+element, in the order of the ranks and not in the order of arrival. So every rank gets the same
+bits, and gets them again after an incident. `shut`, called on any thread, interrupts the training
+thread wherever it waits in this group.
 
-This module starts no thread. It reduces numpy's arrays, and imports MindSpore only to return
-Tensors to a caller that gave Tensors.
+This module starts no thread. It reduces numpy's arrays. It imports MindSpore only to return Tensors
+to a caller that gave Tensors.
 """
 
 import errno
@@ -64,7 +64,7 @@ class GroupBroken(ConnectionError):
 
 class Group:
     """
-    The group of all ranks, from one regroup to the next.
+    The group of all ranks. Each time groups are formed again, a new group replaces it.
 
     Made by `Groups.form`. Used on the training thread, except for `shut`.
     """
@@ -98,8 +98,8 @@ class Group:
         All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the totals.
 
         The arrays must be the same on all these ranks in number, sizes and types. Takes arrays of
-        numpy or Tensors of MindSpore, and returns the same. Raises `GroupBroken` if a rank is gone.
-        Raises `UsageError` if this rank is not among `ranks`.
+        numpy or Tensors of MindSpore, and returns the same kind. Raises `GroupBroken` if a rank is
+        lost. Raises `UsageError` if this rank is not among `ranks`.
         """
         members = self._members(ranks)
         self._contributing()
@@ -119,8 +119,9 @@ class Group:
 
     def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
-        All-reduce `arrays` by average over the ranks that take part. Data-parallel training uses
-        this for gradients. Takes and returns the same as `sum`.
+        All-reduce `arrays` by average over all ranks, or over `ranks`. Return the averages.
+        Data-parallel training uses this for gradients. Arguments, result and exceptions are as for
+        `sum`.
         """
         members = self._members(ranks)
         totals = self.sum([_plain(array) for array in arrays], members)
@@ -132,8 +133,8 @@ class Group:
         self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """
-        Return the arrays of the rank `root`. The other ranks give arrays of the same sizes and
-        types.
+        Send the arrays of the rank `root` to all ranks, or to `ranks`, and return them. The other
+        ranks pass arrays of the same sizes and types as `arrays`.
         """
         members = self._members(ranks)
         if root not in members:
@@ -157,8 +158,8 @@ class Group:
 
     def gather(self, words: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         """
-        Return the bytes of each rank, in the order of the ranks. The ranks may give different
-        numbers of bytes.
+        Collect `words` from all ranks, or from `ranks`. Return the bytes of each rank, in the order
+        of the ranks. The ranks may give different numbers of bytes.
         """
         members = self._members(ranks)
         self._contributing()
@@ -226,7 +227,8 @@ class Group:
     ) -> dict[int, Array]:
         """
         Send each other member its piece, and receive from each other member the piece for this
-        rank. Return the pieces by rank, with `size` elements each.
+        rank. Return the pieces for this rank by sender, including its own piece. Each has `size`
+        elements. `what` names the operation.
         """
         others = [rank for rank in members if rank != self.rank]
         mine = pieces[self.rank]
@@ -246,10 +248,9 @@ class Group:
         taking: Mapping[int, memoryview],
     ) -> None:
         """
-        Send one message to each rank of `giving` and receive one from each rank of `taking`, all at
-        once.
-
-        Two ranks that both send first and then receive would wait for each other for ever.
+        Send one message to each rank of `giving` and receive one from each rank of `taking`.
+        Sending and receiving overlap: if two ranks both sent first, each would wait for the other
+        for ever.
         """
         if self._broken:
             raise self._cut_off()
@@ -326,8 +327,8 @@ class Group:
 
     def join(self, host: str, port: int) -> None:
         """
-        Find the other members through the store and connect to all of them. Returns when all
-        members have.
+        Find the other members through the store and connect to all of them. Return when every
+        member is connected to all others. `host` and `port` are the address of the store.
         """
         store = self._reach_store(host, port)
         with self._kept(socket.socket(store.family)) as listener:
@@ -510,8 +511,8 @@ class _Incoming:
 
 class Groups:
     """
-    The group of this process. `form` and `clear` are called on the training thread, `quiesce` on
-    any.
+    Forms and closes the group of this process. `form` and `clear` are called on the training
+    thread, `quiesce` on any thread.
     """
 
     def __init__(self) -> None:
@@ -533,7 +534,8 @@ class Groups:
 
     def form(self, name: str, host: str, port: int, rank: int, world: int) -> None:
         """
-        Join the group `name`. Raises `OrderRefused` if `quiesce` was called before it is formed.
+        Form the group `name` with the other ranks, through the store at `host` and `port`. Raises
+        `OrderRefused` if `quiesce` is called before the group is formed.
         """
         self.clear()
         group = Group(name, rank, world, lambda: self.contributing())
@@ -549,7 +551,8 @@ class Groups:
 
     def quiesce(self) -> None:
         """
-        Make every thread raise that waits in the group or for its forming.
+        Interrupt every thread that waits in the group, or waits for the group to be formed. The
+        waiting call raises an exception.
         """
         with self._lock:
             if self._group is not None:
@@ -586,7 +589,8 @@ def _ready(connection: socket.socket) -> socket.socket:
 
 def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
     """
-    Return the sum of `parts`, added up in the order of the ranks, whatever the order of arrival.
+    Return the sum of `parts`, added up in the order of `members`. So the result does not depend on
+    the order of arrival.
     """
     total: Array = parts[members[0]].copy()
     for rank in members[1:]:

@@ -1,6 +1,7 @@
 """
-The places of the checkpoints of a MindSpore job's ranks, in the layout of MindSpore Transformers;
-which ranks write a checkpoint, and from which checkpoint a job can continue:
+Decides where the checkpoints of a MindSpore job are stored, in the layout of MindSpore
+Transformers. Also decides which ranks write a checkpoint, and from which checkpoint a job can
+continue:
 
     checkpoint/rank_0/llama2_13b_rank_0-5_1.ckpt     the end of step 1 of epoch 5
     checkpoint/rank_0/meta.json                      names that file, and is written after it
@@ -8,10 +9,10 @@ which ranks write a checkpoint, and from which checkpoint a job can continue:
     …
 
 A checkpoint with fewer files than the job has ranks is a last checkpoint: one rank of each group of
-replicas has written. The other ranks of the group continue from the file of that rank.
+replicas has written a file. The other ranks of the group continue from the file of that rank.
 
-This module knows no MindSpore. The caller gives a function that writes the content of a file, such
-as `lambda path: mindspore.save_checkpoint(cell, str(path))`.
+This module does not import MindSpore. The caller gives a function that writes the content of a
+file, such as `lambda path: mindspore.save_checkpoint(cell, str(path))`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,9 +49,11 @@ def savers(
     groups: Groups, gone: Collection[int] = (), *, everyone: bool = False
 ) -> tuple[int, ...]:
     """
-    Return the ranks that write a last checkpoint: the lowest rank of each group that is not gone.
+    Return the ranks that write a last checkpoint: in each group, the lowest rank that is not in
+    `gone`. A group holds the same state on all its ranks.
 
-    `everyone`: all ranks that are not gone. Raises `OrderRefused` if all ranks of a group are gone.
+    `everyone`: return all ranks that are not in `gone`. Raises `OrderRefused` if all ranks of a
+    group are in `gone`.
     """
     left = [[rank for rank in sorted(group) if rank not in gone] for group in groups]
     for group, there in zip(groups, left, strict=True):
@@ -87,9 +90,9 @@ class Series:
 
     def name(self, epoch: int, step: int) -> Name:
         """
-        Return the name of the file of the end of a step.
+        Return the name of the file for the end of a step.
 
-        With a sink size of 1, MindSpore counts every step as an epoch of one step.
+        With a sink size of 1, MindSpore numbers every step as an epoch that has one step.
         """
         return Name(prefix=self.prefix, rank=self.rank, again=self.again, epoch=epoch, step=step)
 
@@ -106,8 +109,8 @@ class Series:
 
     def note(self, epoch: int, step: int) -> Path:
         """
-        Record the file of the end of a step in `meta.json` as the newest. Return the path of
-        `meta.json`.
+        Record in `meta.json` that the file for the end of this step is the newest. Return the path
+        of `meta.json`.
         """
         rank_files.write_meta(self.directory, self.name(epoch, step))
         return self.directory / rank_files.META
@@ -115,7 +118,8 @@ class Series:
 
 def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
-    Return the series for a run that begins. No existing file has one of its names.
+    Return the series of files for a run that begins. The names in this series differ from those of
+    all existing files.
 
     Raises `UsageError` for a prefix that cannot be part of a file name.
     """
@@ -161,11 +165,11 @@ class Found:
 
 def resumption(recipe: Recipe, asked: Environment) -> Found | None:
     """
-    Return the checkpoint from which a job of this recipe continues in this environment; None if the
-    job is to begin anew.
+    Return the checkpoint from which a job continues; None if the job is to begin at its first step.
+    `recipe` has the job's settings, and `asked` the requests of its environment.
 
-    Raises `UsageError` and `CheckpointCorrupt` as `find` does, and `UsageError` if
-    `resume_training` names no file of a checkpoint.
+    Raises `UsageError` and `CheckpointCorrupt` as `find` does. Also raises `UsageError` if
+    `resume_training` is no name of a checkpoint file.
     """
     if not recipe.resume or recipe.load is None:
         return None
@@ -194,13 +198,15 @@ def find(
     only: tuple[int, int] | None = None,
 ) -> Found:
     """
-    Return the newest checkpoint of which every group has a file, or that of epoch and step `only`.
+    Return the newest checkpoint of which every group has a file. With `only`, return the checkpoint
+    of that epoch and step.
 
-    With `high_availability` a rank without a file continues from the file of a rank that held the
-    same state, and a newer checkpoint of which some group has no file is passed over. Raises
-    `UsageError` if there is no checkpoint, or if the newest is a last checkpoint and
-    `high_availability` is off. Raises `CheckpointCorrupt` if there is no checkpoint of which every
-    group has a file.
+    With `high_availability` a rank without a file continues from the file of another rank of its
+    group. Newer checkpoints are then passed over if some group has no file of them.
+
+    Raises `UsageError` if no checkpoint exists. Raises `UsageError` if the newest is a last
+    checkpoint and `high_availability` is off. Raises `CheckpointCorrupt` if no checkpoint has a
+    file of every group.
     """
     ranks = sorted(rank for group in groups for rank in group)
     _check_world(root, ranks)
@@ -238,9 +244,9 @@ def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
     Yield the complete files of a rank, each with epoch and step.
 
-    These are the file that `meta.json` names, and the files of no later step that the rank has
-    written before it. A file that was written later may be cut off: the run ended before it was
-    noted. Files of later runs come last.
+    These are the file that `meta.json` names, and the files that the rank wrote before it, except
+    files of later steps. A file that was written later is left out. It may be cut off, if the run
+    ended before the file was recorded in `meta.json`. Files of later runs are yielded last.
     """
     directory = directory_of(root, rank)
     noted = rank_files.read_meta(directory)
@@ -258,7 +264,8 @@ def _covered(
     groups: Groups, held: Mapping[int, Mapping[tuple[int, int], Path]], at: tuple[int, int]
 ) -> dict[int, Path] | None:
     """
-    Return the file of each rank, its own if it has one; None if a group has no file.
+    Return the file from which each rank continues at epoch and step `at`. A rank without a file of
+    its own gets the file of another rank of its group. Return None if a group has no file.
     """
     files: dict[int, Path] = {}
     for group in groups:
@@ -271,8 +278,7 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Check that `root` has no files of a rank that the job does not have. Raises `UsageError` if it
-    has.
+    Check that every rank with files under `root` is one of `ranks`. Raises `UsageError` otherwise.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

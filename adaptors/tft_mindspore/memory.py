@@ -1,11 +1,11 @@
 """
-MindSpore's parameters as memory.
+Reads and writes the memory of MindSpore's parameters.
 
 Reading returns the parameter's own memory: `asnumpy` waits until MindSpore has carried out all
 pending operations, and shares the memory. Writing uses `copy_` only. `set_data` and
-`load_param_into_net` give a parameter another piece of memory, but a compiled optimizer, and all of
-MindSpore's own are compiled, keeps the old one. Training then goes on without any error and without
-changing anything.
+`load_param_into_net` would give a parameter another piece of memory. All of MindSpore's own
+optimizers are compiled, and a compiled optimizer keeps the old piece. Training would then continue
+without any error and without changing the parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,8 @@ class Described:
     @classmethod
     def read(cls, told: Sequence[Any]) -> "Described":  # Any: checked here
         """
-        Return the description in the result of `listed`. Raises `MalformedMessage` if it is none.
+        Return the description from `told`, which is a result of `listed`. Raises `MalformedMessage`
+        if `told` has another form.
         """
         try:
             name, kind, shape, size = told
@@ -73,7 +74,7 @@ def describe(name: str, parameter: Parameter) -> Described:
 
 def content(parameter: Parameter) -> Array:
     """
-    Return the present content of `parameter`, in place.
+    Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
     return numpy.asarray(found, order="C")  # no copy, unless the memory has another order
@@ -88,14 +89,14 @@ def flat_bytes(array: Array) -> memoryview:
 
 def room(parameter: Parameter) -> Array:
     """
-    Return a new array that has room for another content of `parameter`.
+    Return a new array of the same type and shape as `parameter`, for receiving other content.
     """
     return numpy.empty_like(content(parameter))
 
 
 def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> None:
     """
-    Write these contents into the parameters of the same names. Returns when they are written.
+    Write the contents into the parameters of the same names. Return when the writing is complete.
     """
     from mindspore import Tensor  # heavy: only processes that train have it
     from mindspore.common.api import _no_grad  # MindSpore offers no other
@@ -110,10 +111,10 @@ def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> N
 
 def drop_unfinished_backward() -> None:
     """
-    Make MindSpore stop recording a forward that was left by an exception.
+    Make MindSpore stop recording a forward pass that an exception has interrupted.
 
-    Otherwise MindSpore would treat everything that is computed from then on as a part of that
-    forward, and would keep it.
+    Otherwise MindSpore would treat all later computations as a part of that forward pass, and would
+    keep them in memory.
     """
     from mindspore.common.api import _pynative_executor
 

@@ -1,7 +1,7 @@
 """
-What a MindSpore Transformers YAML file says of a job: which ranks hold which state, and where the
-checkpoints are. Only these parts of the file are read. A setting that tft cannot help with is
-refused, with its key.
+Reads from a MindSpore Transformers YAML file which ranks of a job hold which state, and where the
+checkpoints are. Other parts of the file are ignored. If tft cannot protect a job with a certain
+setting, the setting is refused with its key.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ _MONITOR = "CheckpointMonitor"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """
-    The sizes of the parallelism. Every part of the state has a replica.
+    The sizes of the parallelism in a job. Every part of the state is held by at least two ranks.
     """
 
     dp: int
@@ -70,13 +70,13 @@ class Sizes:
 
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """
-        Return the groups of ranks that hold exactly the same state. The file of one rank is as good
-        as that of another rank of its group.
+        Return the groups of ranks that hold exactly the same state. So the ranks of a group can use
+        each other's checkpoint files.
 
-        Adjacent ranks differ in the tensors they hold, then in their place in the data-parallel
-        group. The stages are outermost. The ranks with the same experts are every `ep`-th rank of a
-        group. Of these, every `shards`-th rank has the same shard; these ranks have the same dense
-        shard too.
+        Neighbouring rank numbers differ first in the tensors that they hold, then in their place in
+        the data-parallel group. The pipeline stage changes most slowly. Within a data-parallel
+        group, every `ep`-th rank has the same experts. Of these ranks, every `shards`-th rank has
+        the same shard, of the experts and of the dense parameters.
         """
         return tuple(
             tuple(
@@ -92,7 +92,8 @@ class Sizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """
-    The settings that are read of such a file. Paths are as they are there.
+    The settings that are read from a MindSpore Transformers YAML file. Paths are as the file gives
+    them.
     """
 
     sizes: Sizes
@@ -145,7 +146,7 @@ def read_recipe(file: Path) -> Recipe:
 
 class _Section:
     """
-    A mapping in the file, and its path in the file.
+    A mapping in the YAML file, with its path within the file.
     """
 
     def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:  # Any: as found
@@ -167,8 +168,8 @@ class _Section:
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """
-        Return the whole number under a key, None if there is no such key. `besides` is allowed
-        below `least`. Raises `UsageError` for another value.
+        Return the whole number under a key, None if the key is missing. The number must be `least`
+        or more, or equal to `besides`. Raises `UsageError` for another value.
         """
         if key not in self._content:
             return None
@@ -202,8 +203,8 @@ class _Section:
 
     def name_or_flag(self, key: str) -> str | bool:
         """
-        Return the text under a key, or whether the key is true. Raises `UsageError` for another
-        value.
+        Return the value under a key, which is a text, or True or False. Raises `UsageError` for
+        another value.
         """
         return self.text(key) or False if self._is_text(key) else self.flag(key)
 
@@ -232,7 +233,7 @@ class _Section:
 
     def refused(self, key: str, why: str) -> UsageError:
         """
-        Return the error for a key with a value that tft cannot help with.
+        Return the error for a key whose value tft cannot support. `why` is the reason.
         """
         return UsageError(f"{self._file}: {self._path(key)} is {self._content[key]!r}; {why}")
 
@@ -254,10 +255,10 @@ class _Section:
 
 def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     """
-    Return whether the optimizer is parallel.
+    Return whether the optimizer is divided among ranks (parallel optimizer).
 
-    Older files tell it next to the sizes. If the two differ, the one that leaves fewer copies is
-    believed.
+    Older files have this setting in the section of the sizes. If either setting is on, the result
+    is True, because that assumes fewer copies.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -265,8 +266,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
 
 def _strategy_file(parallel: _Section | None) -> Path | None:
     """
-    Return the file in which the job writes how it cuts parameters. Newer files name it in a section
-    of its own.
+    Return the file in which the job writes how it divides parameters among ranks. Newer YAML files
+    name it in a section of its own.
     """
     if parallel is None:
         return None
@@ -293,8 +294,10 @@ def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
 
 def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
     """
-    Return the sizes with the number of shards into which the optimizer is cut. Raises `UsageError`
-    if the whole group shares one copy, because no rank has a replica then.
+    Return the sizes with the number of shards into which the optimizer is cut.
+
+    Raises `UsageError` if the optimizer is cut over the whole data-parallel group. Then each rank
+    has a different shard, and no rank has a replica.
     """
     config = None if parallel is None else parallel.section("parallel_optimizer_config")
     shards, threshold = None, None
@@ -316,7 +319,8 @@ def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
 
 def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> UsageError:
     """
-    Return the error for a rank that would be the only holder of some state, with what to set.
+    Return the error for sizes with which some state has only one holder. `alone` describes the
+    problem, and `ways` are settings that would solve it.
     """
     if sizes.shards > 1 and _held_twice(sizes.group, sizes.ep):
         ways = [*ways, "parallel.enable_parallel_optimizer to False"]
@@ -360,7 +364,8 @@ def _twice_as_many(whole: Sizes) -> str:
 
 def _enough(sizes: Sizes) -> int:
     """
-    Return the smallest data parallelism with which each part of the state is held twice.
+    Return the smallest data parallelism (`dp`) with which at least two ranks hold each part of the
+    state.
     """
     step = sizes.parts // gcd(sizes.parts, sizes.cp)
     return step if step * sizes.cp > sizes.parts else 2 * step
@@ -377,8 +382,8 @@ def _either(ways: list[str]) -> str:
 
 def _check_run(document: _Section) -> None:
     """
-    Check the run. Raises `UsageError` if the run could not be recovered at a step, or trains
-    nothing.
+    Check the settings of the run. Raises `UsageError` if several steps would run as one, because a
+    fault could not be assigned to a step. Also raises `UsageError` if the run would train no step.
     """
     runner = document.section("runner_config")
     if runner is not None and runner.flag("sink_mode", absent=True):
@@ -397,10 +402,10 @@ def _check_run(document: _Section) -> None:
 
 def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None]:
     """
-    Return whether training continues at the step of the checkpoint it begins with, and the name of
-    the file if one is named.
+    Return whether training continues at the step of a checkpoint, and the name of the checkpoint
+    file. The name is None if the YAML file gives none. `load` is the checkpoint to begin with.
 
-    Raises `UsageError` if training is to continue and there is no checkpoint to begin with.
+    Raises `UsageError` if training is to continue and `load` is None.
     """
     named = document.name_or_flag("resume_training")
     if named and load is None:

@@ -1,5 +1,6 @@
 """
-Imports MindSpore early: a replacement starts while the other ranks wait.
+Imports MindSpore before it is used. The other ranks wait while a replacement starts, so its start
+must be short.
 """
 
 import importlib.util
@@ -11,8 +12,8 @@ def preload() -> None:
     """
     Import MindSpore, which takes 2 s and more. Raises `UsageError` if it is not installed.
 
-    MindSpore starts no thread before the first operation, and a process that was forked before it
-    computes the same losses. So ranks can be forked.
+    MindSpore starts no thread before its first operation. A process that was forked before the
+    first operation computes the same losses. So ranks can be forked after the import.
     """
     if importlib.util.find_spec("mindspore") is None:
         raise UsageError(

@@ -1,6 +1,6 @@
 """
-The objects of which a process has one, shared by the adaptor's hooks and the callback: the process
-groups, and the callback itself.
+The objects of which each process has only one: the process groups, and the callback for
+`Model.train`. The adaptor's hooks and the callback share them.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,8 @@ def trained_by_model(callback: ModelTrain) -> None:
 
 def model_train() -> ModelTrain | None:
     """
-    Return the callback of a script that trains with `Model.train`: it says what is enabled, and
-    writes last checkpoints. Return None when the script has a loop of its own.
+    Return the callback of a script that trains with `Model.train`; None if the script has a loop of
+    its own. The callback tells which strategies are enabled, and writes last checkpoints.
     """
     return _model_train
 

@@ -1,13 +1,13 @@
 """
-The files that each rank of a MindSpore job has for itself: their names, whether a file is whole,
-and how to put a file in its place.
+Names the checkpoint files that each rank of a MindSpore job has for itself. Also checks whether a
+file is complete, and moves a written file to its final place.
 
     rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, named by MindSpore Transformers
     rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a later run, which found such files there
     rank_4/checkpoint-2_1875.ckpt         named by MindSpore itself; also under ckpt_dir4/
     rank_4/meta.json                      names the newest of these files; written after it
 
-This module knows no framework: a function of the caller writes the content of a file.
+This module imports no framework: the caller gives a function that writes the content of a file.
 """
 
 import json
@@ -105,8 +105,8 @@ def read_name(text: str) -> Name | None:
 
 def names(directory: Path, rank: int) -> Iterator[Name]:
     """
-    Yield the checkpoint files in the directory of a rank, in no order. A file with the name of
-    another rank is left out.
+    Yield the names of the checkpoint files in the directory of a rank, in no order. A file that is
+    named for another rank is left out.
     """
     if not directory.is_dir():
         return
@@ -118,8 +118,11 @@ def names(directory: Path, rank: int) -> Iterator[Name]:
 
 def newest(directory: Path, rank: int) -> Name | None:
     """
-    Return the file that `meta.json` names. If it names no file that is there, return the newest
-    file of the newest run; None if the directory has no files.
+    Return the name of the newest checkpoint file in the directory of a rank; None if the directory
+    has no checkpoint files.
+
+    That is the file that `meta.json` names. If that file does not exist, the result is the newest
+    file of the newest run.
     """
     there = list(names(directory, rank))
     noted = read_meta(directory)
@@ -133,8 +136,8 @@ def newest(directory: Path, rank: int) -> Name | None:
 
 def read_meta(directory: Path) -> Name | None:
     """
-    Return the newest file of a rank as `meta.json` has it. None if `meta.json` does not name it, or
-    makes no sense.
+    Return the newest file of a rank, as recorded in `meta.json`. Return None if `meta.json` is
+    missing, invalid or contradicts itself.
     """
     try:
         noted = json.loads((directory / META).read_bytes())
@@ -158,11 +161,11 @@ def write_meta(directory: Path, name: Name) -> None:
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
     """
-    Have `write` write a file next to its place, sync the file, and move it to `path`. Its directory
-    is created if necessary.
+    Have `write` write a file into a temporary directory, sync the file, and move it to `path`. The
+    directory of `path` is created if necessary.
 
-    The path that `write` gets ends in the file's own name, because MindSpore adds an ending to any
-    other name.
+    The path that `write` gets ends in the final file name, because MindSpore appends an ending to
+    any other name.
     """
     beside = path.with_name(f".{path.name}.partial")
     new = not path.parent.exists()
@@ -185,10 +188,10 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
 
 def damage(path: Path, *, thoroughly: bool = False) -> str:
     """
-    Return what is wrong with the file, as a sentence. Return "" if it looks as if it had been
-    written to its end.
+    Return, as a sentence, what is wrong with the file. Return an empty string if the file looks
+    complete.
 
-    `thoroughly`: read the whole file if it has a checksum.
+    `thoroughly`: also read the whole file and verify its checksum, if it has one.
     """
     try:
         with path.open("rb") as file:
@@ -206,8 +209,8 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Check a .ckpt file: parameters follow each other, each with its length, up to the end. Return
-    what is wrong, or "".
+    Check that a .ckpt file is complete: it is a sequence of parameters up to its end, each with its
+    length. Return what is wrong, or an empty string.
     """
     size = _size(file)
     if not size:
@@ -229,8 +232,8 @@ def _of_ckpt(file: BinaryIO) -> str:
 
 def _length(encoded: bytes) -> tuple[int, int | None]:
     """
-    Decode a number in protobuf's form, with seven bits a byte. Return the number and how many bytes
-    it takes, None if it has no end.
+    Decode a number in protobuf's varint form, with seven bits a byte. Return the number and how
+    many bytes it takes. If the bytes end within the number, return 0 and None.
     """
     length = 0
     for width, byte in enumerate(encoded, 1):
@@ -264,8 +267,8 @@ def _of_checksum(file: BinaryIO) -> str:
 
 def _of_safetensors(file: BinaryIO) -> str:
     """
-    Check a .safetensors file: its header tells its own length, and where the last tensor ends.
-    Return what is wrong, or "".
+    Check that a .safetensors file is complete. Its header has its own length, and the end of the
+    last tensor. Return what is wrong, or an empty string.
     """
     size = _size(file)
     if not size:

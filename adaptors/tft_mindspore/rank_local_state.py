@@ -1,9 +1,9 @@
 """
-The rank-local state of a rank: its random state, its data position, and what its forward pass
-changes in the network.
+The rank-local state of a rank: its random state, its data position, and the parameters that its
+forward pass changes in the network.
 
-It is captured at both edges of every update window, so a capture must cost next to nothing: 10 us
-for MindSpore's generator and a small position.
+The state is captured when an update window opens and when it closes, so a capture must be cheap. It
+takes 10 us for MindSpore's generator and a small data position.
 """
 
 import random
@@ -51,7 +51,7 @@ class Private:
     def capture(self, *, closing: bool) -> bytes:
         """
         Return the present rank-local state. `closing`: a step is complete, and `rewind` is to
-        restore this state.
+        restore the running statistics of this moment.
         """
         state: dict[str, object] = self._random()
         if self._running:
@@ -85,14 +85,15 @@ class Private:
 
     def rewind(self) -> None:
         """
-        Undo what an unfinished forward has changed: this rank may have to give its state away.
+        Undo the changes of an unfinished forward pass to the running statistics. This rank may have
+        to send its state to another rank, so the state must be that of a complete step.
         """
         self._run_from(self._settled)
 
     def forget(self) -> None:
         """
-        Forget the state for `rewind`: the state of this rank now comes from elsewhere. Until a
-        rollback there is nothing to restore.
+        Forget the running statistics that `rewind` restores, because this rank has received other
+        state. Until new statistics are captured or restored, `rewind` changes nothing.
         """
         self._settled = {}
 
@@ -139,7 +140,7 @@ class Private:
 
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """
-        Return the names of the parameters that belong to each rank alone: running statistics.
+        Return the names of those `parameters` that differ on each rank: the running statistics.
         """
         own = {id(each) for each in self._running.values()}
         return [name for name, each in parameters.items() if id(each) in own]
@@ -165,7 +166,7 @@ class Private:
 
 def _running(model: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
     """
-    Return the running statistics of the norms, by name.
+    Return the running statistics of the model's normalization layers, by name.
 
     They change outside every update window, and differently on each rank. Raises `UsageError` if
     they are too large to be kept.

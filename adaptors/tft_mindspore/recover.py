@@ -47,11 +47,12 @@ class _Source:
     @property
     def counted_on(self) -> bool:
         """
-        True if meta.json names this file: then MindSpore Transformers wrote it.
+        True if `meta.json` names this file. Then MindSpore Transformers wrote it, and its epoch
+        numbers can be compared between runs.
 
         MindSpore Transformers continues to count epochs in the next run. A rank that did not save
-        in a run has no file of that run. MindSpore itself counts anew in each run, and all ranks
-        save.
+        in a run has no file of that run. MindSpore itself counts epochs from the beginning in each
+        run, and all ranks save.
         """
         return read_meta(self.directory) == self.name
 
@@ -151,9 +152,10 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
 
 def _group_info(group_info: Path, lost: int) -> GroupInfo:
     """
-    Return what the file says about the ranks that held the same as the rank `lost`.
+    Read the group info file, and check that it names other ranks with the same state as the rank
+    `lost`.
 
-    Raises `UsageError` if the file does not name this rank, or names no other rank.
+    Raises `UsageError` if the file does not name the rank `lost`, or names no other rank.
     """
     info = read_group_info(group_info)
     known = info.replicas
@@ -170,9 +172,9 @@ def _group_info(group_info: Path, lost: int) -> GroupInfo:
 
 def _form(path: Path, lost: int, others: Sequence[int]) -> str:
     """
-    Return the name pattern of the directories of the ranks.
+    Return the pattern by which the directories of the ranks `others` are named.
 
-    Raises `UsageError` if no pattern matches, or two.
+    Raises `UsageError` if no pattern matches, or if more than one matches.
     """
     forms = [
         form for form in DIRECTORIES if any((path / form.format(rank)).is_dir() for rank in others)
@@ -193,11 +195,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
     """
-    Return the newest checkpoint of the ranks `others`. Of several equally new ones, the whole file
-    of the lowest rank is taken.
+    Return the newest checkpoint file of the ranks `others`. If several are equally new, return the
+    first complete one, in the order of `others`.
 
-    Raises `UsageError` if there is no checkpoint, and `CheckpointCorrupt` if no newest one is
-    whole.
+    Raises `UsageError` if no checkpoint exists, and `CheckpointCorrupt` if none of the newest files
+    is complete.
     """
     found = []
     for rank in others:

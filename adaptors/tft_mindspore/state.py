@@ -2,10 +2,10 @@
 The state of which several ranks have a copy: the parameters of network and optimizer by their
 names, and the shard to which each belongs.
 
-In MindSpore all of this state is parameters: weights, moments, the step, the learning rate, the
-powers of the betas. Two things are plain values next to the parameters: the values that an
-optimizer keeps in its groups and not as parameters, and the state of objects with a `state_dict`,
-such as a scheduler.
+In MindSpore nearly all of this state is parameters: weights, moments, the step, the learning rate,
+the powers of the betas. Two things are plain values instead. One is the values in the optimizer's
+groups that are not Tensors. The other is the state of objects with a `state_dict`, such as a
+scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -103,7 +103,9 @@ class Shard:
         others: Mapping[str, Any] | None = None,  # Any: each has its own type
     ) -> None:
         """
-        `ranks` are the ranks that hold a copy; empty: all ranks.
+        Describe one shard. `parameters` are its parameters by name. `ranks` are the ranks that hold
+        a copy; empty means all ranks. `optimizer` and `others` are the objects whose plain values
+        belong to the shard.
         """
         self.name = name
         self.ranks = ranks
@@ -158,8 +160,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Use the content of the buffers, which have all arrived. Raises `OrderRefused` if no room was
-        made for this description.
+        Use the content of the buffers, which have all been filled. Raises `OrderRefused` if `take`
+        was not called with this description.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(

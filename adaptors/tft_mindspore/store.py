@@ -1,10 +1,10 @@
 """
-The rendezvous store: a process of its own, where the ranks of a group learn the addresses of the
-other ranks.
+The rendezvous store: a separate process through which the ranks of a group learn the addresses of
+the other ranks.
 
-A group is formed when all its members have come. Then each member gets the addresses of all
-members, and a token by which the members recognise each other. Nothing is kept after that: the
-store may end and be started again.
+A group is formed when all its members have connected. Then each member gets the addresses of all
+members, and a token by which the members recognise each other. The store keeps nothing after that:
+it may end and be started again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class Asked:
     @classmethod
     def read(cls, line: bytes) -> "Asked":
         """
-        Return the request in `line`. Raises `MalformedMessage` if it has none.
+        Return the request in `line`. Raises `MalformedMessage` if `line` is no valid request.
         """
         try:
             told = json.loads(line)

@@ -111,14 +111,15 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state, at an edge of an update window.
+        Return the rank-local state, at the opening or the closing of an update window. `closing`:
+        the window closes.
         """
         return self._private.capture(closing=closing)
 
     def rollback(self, private: bytes) -> None:
         """
-        Restore a captured rank-local state. In MindSpore gradients are values, so there are none to
-        drop.
+        Restore a captured rank-local state. No gradients need to be dropped: in MindSpore gradients
+        are values that no object keeps.
         """
         self._private.rollback(private)
 
@@ -130,8 +131,8 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop what an unfinished forward has recorded, and undo what it has changed: this rank may
-        have to give its state away.
+        Drop the recording of an unfinished forward pass, and undo its changes. This rank may have
+        to send its state to another rank.
         """
         drop_unfinished_backward()
         self._private.rewind()

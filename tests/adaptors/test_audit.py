@@ -177,11 +177,9 @@ def said(logs: Logs) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- tails that draw
 
 
-def test_a_tail_that_draws_is_named_once_with_generator_and_lines() -> None:
-    """
-    When the tail draws from generators that are kept, then they are named with the lines between which they moved, once; and
-    an incident is not exact from then on.
-    """
+def test_tail_that_draws_random_numbers_is_reported_once() -> None:
+    """When the tail of a step draws random numbers, then the audit reports once the generators and
+    the lines of the tail. Later incidents are marked as inexact."""
     loop = Loop(rng=("torch", "numpy"))
 
     def train() -> None:
@@ -200,10 +198,9 @@ def test_a_tail_that_draws_is_named_once_with_generator_and_lines() -> None:
     assert "generators torch, numpy" in sentence
 
 
-def test_a_loader_without_a_generator_draws() -> None:
-    """
-    When a tail iterates over a loader that has no generator of its own, then that is found; with one it is not.
-    """
+def test_data_loader_without_a_generator_in_the_tail_is_reported() -> None:
+    """When a tail iterates over a data loader without its own generator, then the audit reports it.
+    With its own generator, the audit reports nothing."""
     for generator, found in ((None, ["draws"]), (torch.Generator(), [])):
         loop = Loop()
         loader = DataLoader(
@@ -219,10 +216,9 @@ def test_a_loader_without_a_generator_draws() -> None:
         assert [finding for finding, _ in said(loop.run(train))] == found
 
 
-def test_only_rank_0_says_what_all_do() -> None:
-    """
-    When another rank finds what all do, then it keeps silent, but knows that an incident is not exact.
-    """
+def test_only_rank_0_reports_a_finding_of_all_ranks() -> None:
+    """When rank 1 finds a habit that all ranks have, then rank 1 reports nothing, but marks later
+    incidents as inexact."""
     loop = Loop(rank=1)
 
     def train() -> None:
@@ -237,11 +233,10 @@ def test_only_rank_0_says_what_all_do() -> None:
 # ---------------------------------------------------------------- tails with collectives
 
 
-def test_what_a_tail_changes_after_a_collective_is_named() -> None:
-    """
-    When the tail changes the learning rate after a collective, then that is named with the collective's line; what was
-    changed before it is not; and torch has its own methods again.
-    """
+def test_state_changed_after_a_collective_in_the_tail_is_reported() -> None:
+    """When the tail changes the learning rate after a collective, then the audit reports the change
+    with the collective's line. Changes before the collective are not reported, and torch's methods
+    are restored."""
     before = dict(vars(dist.ProcessGroup))
     loop = Loop()
 
@@ -262,10 +257,8 @@ def test_what_a_tail_changes_after_a_collective_is_named() -> None:
     assert dict(vars(dist.ProcessGroup)) == before
 
 
-def test_a_collective_after_which_nothing_changes_is_silent() -> None:
-    """
-    When a tail changes state and enters collectives, but changes nothing after them, then nothing is named.
-    """
+def test_tail_without_changes_after_its_collectives_is_not_reported() -> None:
+    """When a tail changes state only before its collectives, then the audit reports nothing."""
     loop = Loop()
 
     def train() -> None:
@@ -292,10 +285,9 @@ def failing(loop: Loop) -> ConnectionError:
     return error
 
 
-def test_a_fault_that_leaves_the_loop_is_not_named() -> None:
-    """
-    When what a collective has raised leaves the loop, itself or as the cause of what does, then nothing is said.
-    """
+def test_collective_fault_that_leaves_the_loop_is_not_reported() -> None:
+    """When an exception with a failed collective as its cause leaves the loop, then the audit
+    reports nothing."""
     loop = Loop()
 
     def train() -> None:
@@ -308,11 +300,9 @@ def test_a_fault_that_leaves_the_loop_is_not_named() -> None:
     assert loop.run(train) == []
 
 
-def test_a_fault_that_a_tail_keeps_is_named_by_every_rank() -> None:
-    """
-    When the loop goes on after a collective has failed, also long after the audited steps, then that is named by each
-    rank that does, and no incident is exact from then on.
-    """
+def test_collective_fault_caught_in_the_tail_is_reported_by_each_rank() -> None:
+    """When the loop continues after a failed collective, even after the audited steps, then each
+    such rank reports it. Later incidents are marked as inexact."""
     loop = Loop(rank=1)
 
     def train() -> None:
@@ -331,11 +321,9 @@ def test_a_fault_that_a_tail_keeps_is_named_by_every_rank() -> None:
     assert loop.audit.inexact[0].startswith(f"the tail of step {STEPS + 3} has kept a fault")
 
 
-def test_who_keeps_a_fault_when_it_is_to_leave_was_cut_off_there() -> None:
-    """
-    When the loop is to be left at the end of a step whose tail has kept a fault, then it is left before that end, and the
-    line is that of the collective.
-    """
+def test_rank_that_caught_a_fault_leaves_the_loop_before_the_step_ends() -> None:
+    """When a rank must leave the loop and its tail has caught a fault, then the rank leaves before
+    the step ends. The line in the report is that of the failed collective."""
     loop = Loop()
 
     def train() -> None:
@@ -353,11 +341,9 @@ def test_who_keeps_a_fault_when_it_is_to_leave_was_cut_off_there() -> None:
 # ---------------------------------------------------------------- behind the end of a step
 
 
-def test_what_changes_at_the_head_of_the_loop_is_named_but_for_settings() -> None:
-    """
-    When an average is taken at the head of the loop, then it is named; learning rate, scheduler and modes may be set
-    anew there, and what the forward pass changes is the rank's own.
-    """
+def test_average_updated_at_the_head_of_the_loop_is_reported() -> None:
+    """When an average is updated at the head of the loop, then the audit reports it. Changes there
+    of learning rate, scheduler, settings and modes are not reported."""
     loop = Loop()
 
     def train() -> None:
@@ -377,10 +363,9 @@ def test_what_changes_at_the_head_of_the_loop_is_named_but_for_settings() -> Non
     assert "session.end_step" not in why
 
 
-def test_a_loop_that_does_not_say_where_its_steps_end_is_told() -> None:
-    """
-    When a loop without ends of steps changes something behind its window, then the remedy is to say where they end.
-    """
+def test_loop_without_end_step_gets_the_advice_to_call_it() -> None:
+    """When a loop without `session.end_step` changes state after its window, then the report
+    advises to call `session.end_step`."""
     loop = Loop(tails=False)
 
     def train() -> None:
@@ -393,11 +378,9 @@ def test_a_loop_that_does_not_say_where_its_steps_end_is_told() -> None:
     assert "call session.end_step() at the end of the iteration" in why
 
 
-def test_the_step_in_which_a_loop_first_says_its_end_is_not_judged() -> None:
-    """
-    When a loop calls `session.end_step` for the first time behind its first window, then what it did before that was
-    in the tail.
-    """
+def test_first_step_with_end_step_is_not_reported() -> None:
+    """When a loop calls `session.end_step` for the first time after its first window, then the
+    changes before that call belong to the tail and are not reported."""
     loop = Loop(tails=False)
 
     def train() -> None:
@@ -410,10 +393,9 @@ def test_the_step_in_which_a_loop_first_says_its_end_is_not_judged() -> None:
     assert loop.run(train) == []
 
 
-def test_parameters_that_change_in_the_backward_pass_are_named() -> None:
-    """
-    When a hook changes parameters in the backward pass, then they are named; buffers of the forward pass are not.
-    """
+def test_parameters_changed_in_the_backward_pass_are_reported() -> None:
+    """When a hook changes parameters in the backward pass, then the audit reports that parameters
+    or buffers changed outside the update window."""
     loop = Loop()
 
     def decay(parameter: Tensor) -> None:
@@ -435,10 +417,9 @@ def test_parameters_that_change_in_the_backward_pass_are_named() -> None:
 # ---------------------------------------------------------------- strict, and the end
 
 
-def test_strict_refuses_in_any_step() -> None:
-    """
-    When the audit is strict, then a habit is refused with its sentence, also after the first steps.
-    """
+def test_strict_audit_raises_in_any_step() -> None:
+    """When the audit is strict, then a habit raises `UsageError` with its sentence, even after the
+    first steps."""
     loop = Loop(strict=True)
 
     def train() -> None:
@@ -453,10 +434,8 @@ def test_strict_refuses_in_any_step() -> None:
     assert loop.step == STEPS + 4
 
 
-def test_after_the_first_steps_nothing_is_looked_at() -> None:
-    """
-    When the audited steps are over, then a habit that begins later is not found.
-    """
+def test_habit_that_begins_after_the_audited_steps_is_not_reported() -> None:
+    """When a habit begins after the audited steps, then the audit reports nothing."""
     loop = Loop()
 
     def train() -> None:
@@ -470,10 +449,8 @@ def test_after_the_first_steps_nothing_is_looked_at() -> None:
     assert loop.audit.over
 
 
-def test_a_loop_that_was_left_is_not_compared_with_what_comes_after() -> None:
-    """
-    When the loop is left, and the state is another when it is entered again, then that is no finding.
-    """
+def test_state_changed_between_two_entries_of_the_loop_is_not_reported() -> None:
+    """When the loop is left and entered again with another state, then the audit reports nothing."""
     loop = Loop()
 
     def train() -> None:

@@ -23,13 +23,11 @@ from tests.adaptors.ranks import WIDTH, Actor, Failure
     ("wrapper", "complaint"),
     [({"static_graph": True}, "static_graph"), ({"mixed_precision": "bf16"}, "mixed_precision")],
 )
-def test_a_ddp_whose_sums_cannot_be_repeated_is_refused(
+def test_ddp_with_unsupported_options_is_refused(
     job: NewJob, wrapper: dict[str, Any], complaint: str
 ) -> None:
-    """
-    When `wrap` builds a DDP with an option that tft cannot carry over an incident, then the first
-    rebuild says so, before any step is trained.
-    """
+    """When `wrap` builds a DDP with an option that tft cannot rebuild after an incident, then the
+    first rebuild raises `UsageError` before any step is trained."""
     one = job(1).ranks[0]
     one.tell("call", rebuild_as, wrapper)
     answer = one.hear()
@@ -38,11 +36,9 @@ def test_a_ddp_whose_sums_cannot_be_repeated_is_refused(
     assert complaint in answer.words
 
 
-def test_a_wrapper_that_sums_otherwise_than_before_is_refused(job: NewJob) -> None:
-    """
-    When `wrap` builds a DDP with other buckets after an incident, then that is an error, and not
-    a job that goes on with other bits.
-    """
+def test_ddp_rebuilt_with_other_buckets_is_refused(job: NewJob) -> None:
+    """When `wrap` builds a DDP with other buckets after an incident, then the rebuild fails, so
+    that the job does not continue with other bits."""
     one = job(1).ranks[0]
     one.ask("train", 2)
     one.tell("call", rebuild_as, {"bucket_cap_mb": 0.5})
@@ -51,22 +47,20 @@ def test_a_wrapper_that_sums_otherwise_than_before_is_refused(job: NewJob) -> No
     assert "must build the same one each time" in answer.words
 
 
-def test_a_rebuild_sets_off_no_hook_of_the_users(job: NewJob) -> None:
-    """
-    When parameters have hooks, then bringing a new DDP to its layout does not call them, and
-    leaves no gradient.
-    """
+def test_rebuild_calls_no_parameter_hook_of_the_user(job: NewJob) -> None:
+    """When parameters have hooks, then the rebuild of a DDP calls none of them and leaves no
+    gradient."""
     one = job(1).ranks[0]
     one.ask("train", 3)
     assert one.ask("call", rebuild_watched) == ([], True)
 
 
 @pytest.mark.parametrize("unused", [False, True])
-def test_a_rank_says_that_it_contributes_before_its_last_sum(job: NewJob, *, unused: bool) -> None:
-    """
-    When a step is trained, then exactly once in it, after its random numbers are drawn and before
-    the last bucket is summed, the adaptor says so; after a rebuild too, and not in between.
-    """
+def test_rank_reports_its_contribution_before_the_last_all_reduce(
+    job: NewJob, *, unused: bool
+) -> None:
+    """When a step is trained, then the adaptor reports the contribution exactly once. The report
+    comes after the random numbers are drawn and before the all-reduce of the last bucket."""
     alone = job(1)
     alone.all("clear")
     alone.all("call", adopt_listening, unused)
@@ -79,11 +73,9 @@ def test_a_rank_says_that_it_contributes_before_its_last_sum(job: NewJob, *, unu
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_the_layout_is_the_same_after_a_rebuild(job: NewJob, *, sparse: bool) -> None:
-    """
-    When a model has parameters of several types, with sparse gradients too, and several wrappers,
-    then DDP says of each rebuilt one that its buckets are those of the one before.
-    """
+def test_bucket_layout_is_equal_after_a_rebuild(job: NewJob, *, sparse: bool) -> None:
+    """When a model has several wrappers, mixed types and possibly sparse gradients, then each
+    rebuilt DDP has the same buckets as before."""
     ranks = job(2)
     ranks.all("clear")
     ranks.all("call", adopt_mixed, sparse)

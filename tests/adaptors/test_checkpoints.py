@@ -66,11 +66,9 @@ print(*train(model, optimizer, scheduler, range(3, 7)))
 """
 
 
-def test_plain_torch_loads_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
-    """
-    When a script that knows nothing of tft loads model, optimizer and scheduler, then its next
-    losses are those of the job that was saved.
-    """
+def test_plain_torch_loads_a_checkpoint_and_gets_equal_losses(tmp_path: Path) -> None:
+    """When a script without tft loads the model, optimizer and scheduler, then its next losses are
+    equal to those of the saved job."""
     namespace: dict[str, Any] = {}
     exec(BUILD, namespace)
     model, optimizer, scheduler = namespace["build"]()
@@ -90,11 +88,9 @@ def test_plain_torch_loads_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
     assert plain.stdout.split() == expected
 
 
-def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Path) -> None:
-    """
-    When the model that was handed over is compiled, or a module in it, then plain torch reads the
-    checkpoint into one that is not.
-    """
+def test_compiled_model_is_saved_under_plain_parameter_names(tmp_path: Path) -> None:
+    """When the model or a module of it is compiled, then plain torch loads the checkpoint into a
+    model that is not compiled."""
 
     def net() -> nn.Sequential:
         return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
@@ -122,12 +118,11 @@ def test_a_compiled_model_is_saved_under_the_names_of_the_plain_one(tmp_path: Pa
     ],
     ids=["before the first step", "adamw", "sgd and batch norm", "tensor lr"],
 )
-def test_a_resumed_job_changes_no_bit(
+def test_resumed_job_is_bitwise_equal(
     job: NewJob, tmp_path: Path, recipe: Recipe, completed: int
 ) -> None:
-    """
-    When one rank saves in the middle of a step, and fresh processes load that and their own
-    rank-local state, then every later loss, gradient and final digest is as if nothing had happened.
+    """When fresh processes load a checkpoint saved in the middle of a step and their own rank-local
+    state, then all later losses, gradients and digests are equal to those without the interruption.
     """
     saved = job(3, recipe)
     saved.all("train", completed)
@@ -153,10 +148,11 @@ def test_a_resumed_job_changes_no_bit(
     assert (resumed.all("train", 6), resumed.all("digests")) == expected
 
 
-def test_what_a_script_has_written_itself_changes_no_bit(job: NewJob, tmp_path: Path) -> None:
-    """
-    When functions of the script's own save and load, then a resumed job reduces gradients in the order it had come to,
-    which is none of the script's business, and every later bit is as if nothing had happened.
+def test_job_resumed_with_the_scripts_own_functions_is_bitwise_equal(
+    job: NewJob, tmp_path: Path
+) -> None:
+    """When the script's own functions save and load, then a resumed job keeps its order of reducing
+    gradients. All later losses, gradients and digests are equal to those without the interruption.
     """
     saved = job(3, Recipe(norm="batch"))
     saved.all("train", 3)
@@ -178,10 +174,8 @@ def test_what_a_script_has_written_itself_changes_no_bit(job: NewJob, tmp_path: 
     assert (resumed.all("train", 6), resumed.all("digests")) == expected
 
 
-def test_saving_again_replaces_what_an_earlier_attempt_left(tmp_path: Path) -> None:
-    """
-    When a save is repeated, then no file of the earlier attempt is left among its files.
-    """
+def test_repeated_save_removes_files_of_an_earlier_attempt(tmp_path: Path) -> None:
+    """When a save is repeated, then no file of the earlier attempt is left among its files."""
     model = torch.nn.Linear(2, 2)
     state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
     (tmp_path / "dense").mkdir()
@@ -193,11 +187,9 @@ def test_saving_again_replaces_what_an_earlier_attempt_left(tmp_path: Path) -> N
     assert [checkpoint.digest_file(tmp_path, name).size > 0 for name in names] == [True, True]
 
 
-def test_what_a_killed_attempt_left_is_not_joined(tmp_path: Path) -> None:
-    """
-    When shards of other names lie in the directory, which an attempt that was killed has left there, then
-    plain torch finds nothing of them in the checkpoint.
-    """
+def test_shards_of_a_killed_attempt_are_not_joined(tmp_path: Path) -> None:
+    """When a killed attempt has left shards of other names in the directory, then the joined
+    checkpoint does not include them."""
 
     def saved(place: Path, model: nn.Module) -> list[str]:
         optimizer = torch.optim.SGD(model.parameters())
@@ -222,11 +214,9 @@ def test_what_a_killed_attempt_left_is_not_joined(tmp_path: Path) -> None:
         assert torch.equal(read[name], tensor)
 
 
-def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
-    """
-    When there is nothing, or a checkpoint that another program wrote, then that is said; and
-    there is one shard only.
-    """
+def test_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    """When the checkpoint is missing or was written by another program, then loading is refused.
+    Saving a shard that the model does not have is refused too."""
     model = torch.nn.Linear(2, 2)
     state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):

@@ -37,21 +37,17 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ],
     ids=lambda value: str(value)[-40:],
 )
-def test_an_exception_is_classified_by_its_type_and_words(
+def test_exception_is_classified_by_type_and_message(
     error: BaseException, kind: str | None
 ) -> None:
-    """
-    When an exception leaves the loop, then it is one of torch's for a broken connection, or none that
-    the adaptor knows.
-    """
+    """When an exception leaves the loop, then the adaptor classifies it as a network fault of
+    torch, or as an unknown fault."""
     assert classify(error) == kind
 
 
-def test_a_backward_may_be_waiting_but_a_hook_in_it_is_not() -> None:
-    """
-    When the innermost frame is autograd's, then DDP may be waiting inside it; when a hook of the
-    user's runs there, then that is not waiting.
-    """
+def test_autograd_frame_counts_as_waiting_but_a_user_hook_does_not() -> None:
+    """When the innermost frame is autograd's, then the thread counts as waiting, because DDP may
+    wait there. When the innermost frame is a user's hook, it does not."""
     frames: list[FrameType] = []
 
     def hook(gradient: Tensor) -> Tensor:
@@ -73,10 +69,11 @@ def test_a_backward_may_be_waiting_but_a_hook_in_it_is_not() -> None:
     ("where", "for_others"),
     [("/home/user/train.py", False), ("/packages/tft_pytorch/interruptible.py", True)],
 )
-def test_who_waits_on_a_lock_is_judged_by_its_caller(where: str, *, for_others: bool) -> None:
-    """
-    When a thread waits inside `threading`, then it waits for other ranks if who called it does.
-    """
+def test_thread_that_waits_on_a_lock_is_classified_by_its_caller(
+    where: str, *, for_others: bool
+) -> None:
+    """When a thread waits inside `threading`, then it counts as waiting for other ranks if its
+    caller is tft, and not if its caller is the user's script."""
     named: dict[str, Callable[[threading.Event], None]] = {}
     exec(compile("def call(event): event.wait()", where, "exec"), named)
     event = threading.Event()
@@ -90,10 +87,9 @@ def test_who_waits_on_a_lock_is_judged_by_its_caller(where: str, *, for_others: 
     thread.join()
 
 
-def test_computing_is_not_waiting() -> None:
-    """
-    When the innermost frame is the user's or one of torch's modules, then nobody is waited for.
-    """
+def test_thread_that_computes_is_not_waiting() -> None:
+    """When the innermost frame is in the user's script or in a torch module, then the thread does
+    not count as waiting."""
     frames: list[FrameType] = []
     layer = torch.nn.Linear(2, 2)
     layer.register_forward_hook(lambda *_: frames.append(sys._getframe()))

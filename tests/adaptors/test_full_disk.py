@@ -125,23 +125,19 @@ def asked(
         process.join()
 
 
-def test_a_full_disk_is_an_ordinary_failure_with_one_sentence(
+def test_full_disk_raises_the_same_ordinary_error_in_each_hook(
     context: ForkServerContext, tmp_path: Path
 ) -> None:
-    """
-    When the disk is full, at whatever place in a file, then each hook that writes raises what can be
-    caught, and says the same each time.
-    """
+    """When the disk is full, then each hook that writes a file raises an exception that can be
+    caught, with the same sentence each time."""
     assert asked(context, hooks, tmp_path) == [FULL] * 8
 
 
-def test_a_disk_that_was_full_costs_the_checkpoints_of_that_time(
+def test_next_checkpoint_is_written_when_the_disk_has_room_again(
     context: ForkServerContext, tmp_path: Path
 ) -> None:
-    """
-    When a periodic checkpoint finds the disk full, then that is told, and the next one is written when
-    there is room.
-    """
+    """When the disk is full at a periodic checkpoint, then the failure is reported. The next
+    checkpoint is written when the disk has room."""
     assert asked(context, periodic, tmp_path) == [(2, FULL), (4, FULL), (6, "")]
     newest = checkpoint.newest(CheckpointStore(directory=tmp_path / "checkpoints"))
     assert newest is not None

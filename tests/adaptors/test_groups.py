@@ -59,11 +59,9 @@ def within(seconds: float) -> Iterator[None]:
     assert time.monotonic() - began < seconds
 
 
-def test_quiesce_ends_a_collective_whose_peer_does_not_answer(job: NewJob) -> None:
-    """
-    When a peer is stopped in the middle of a sum, then `quiesce` makes the others raise, and all
-    three can form a group again and sum.
-    """
+def test_quiesce_ends_an_all_reduce_with_a_stopped_peer(job: NewJob) -> None:
+    """When a peer is stopped during an all-reduce, then `quiesce` makes the other ranks raise. All
+    three ranks can then form a group again and all-reduce."""
     three = job(3, Recipe(wrapped=False))
     with three.ranks[2].stopped():
         for rank in three.ranks[:2]:
@@ -77,11 +75,9 @@ def test_quiesce_ends_a_collective_whose_peer_does_not_answer(job: NewJob) -> No
 
 
 @pytest.mark.parametrize("broadcasts", [True, False])
-def test_quiesce_ends_a_step_whose_peer_does_not_answer(job: NewJob, *, broadcasts: bool) -> None:
-    """
-    When a peer is stopped, and DDP waits for it before the forward pass, with buffers, or inside
-    backward, in C++, then `quiesce` makes the step raise.
-    """
+def test_quiesce_ends_a_training_step_with_a_stopped_peer(job: NewJob, *, broadcasts: bool) -> None:
+    """When a peer is stopped and DDP waits for it, before the forward pass or inside backward, then
+    `quiesce` makes the step raise."""
     three = job(3, Recipe(wrapper={"broadcast_buffers": broadcasts}))
     three.all("train", 2)  # in the second step DDP tells its buckets, which is waited for as well
     with three.ranks[0].stopped():
@@ -91,11 +87,9 @@ def test_quiesce_ends_a_step_whose_peer_does_not_answer(job: NewJob, *, broadcas
         assert [answer.kind for answer in answers] == ["network", "network"]
 
 
-def test_quiesce_ends_what_gloo_itself_forgets(job: NewJob) -> None:
-    """
-    When connections are cut while messages have come in part and left in part, in all-reduces, gathers and
-    messages from rank to rank, then each thread comes out of it at once, time after time.
-    """
+def test_quiesce_ends_operations_with_partly_sent_messages(job: NewJob) -> None:
+    """When connections are closed while messages are partly sent, in several kinds of operations,
+    then `quiesce` makes each waiting thread raise at once, repeatedly."""
     two = job(2, Recipe(wrapped=False))
     for what in [*SEVERAL] * 3:
         for rank in two.ranks:
@@ -111,11 +105,9 @@ def test_quiesce_ends_what_gloo_itself_forgets(job: NewJob) -> None:
     assert two.all("all_reduce") == [2.0, 2.0]
 
 
-def test_gloo_keeps_nobody_who_is_called_off(job: NewJob) -> None:
-    """
-    When no connection is cut, and the other rank never comes, then a wait that is called off still ends at
-    once, also where gloo takes no notice of a time limit.
-    """
+def test_cancelled_gloo_operation_ends_at_once(job: NewJob) -> None:
+    """When the other rank never joins an operation and its connections stay open, then a cancelled
+    wait ends at once, even where gloo ignores its timeout."""
     two = job(2, Recipe(wrapped=False))
     waits = two.ranks[0]
     for what in ("sum", "gather", "messages", "scatter", "scatters at once"):
@@ -130,41 +122,32 @@ def test_gloo_keeps_nobody_who_is_called_off(job: NewJob) -> None:
         two.form()
 
 
-def test_an_operation_that_is_polled_completes(job: NewJob) -> None:
-    """
-    When a rank asks again and again whether an operation is complete, and nobody waits for it, then
-    it completes.
-    """
+def test_polled_operation_completes(job: NewJob) -> None:
+    """When a rank polls an operation for its completion and no thread waits for it, then the
+    operation completes."""
     two = job(2, Recipe(wrapped=False))
     assert two.all("call", polled) == [[2.0, 1.0], [2.0, 0.0]]
 
 
-def test_a_sum_is_written_in_the_mode_of_the_caller(job: NewJob) -> None:
-    """
-    When a sum of which each rank keeps a part is asked for in inference mode, or is written into a parameter without
-    gradients, then it works as it does with torch's own groups.
-    """
+def test_reduce_scatter_works_in_inference_mode_and_into_a_parameter(job: NewJob) -> None:
+    """When a reduce-scatter runs in inference mode or is written into a parameter without
+    gradients, then its result is as with torch's own groups."""
     two = job(2, Recipe(wrapped=False))
     assert two.all("call", part_of_sum_in_each_mode) == [[2.0, 2.0]] * 2
 
 
-def test_every_operation_of_torchs_groups_can_be_called_off() -> None:
-    """
-    When torch's groups have an operation, then ours answers it, or it is known to be none that waits.
-    """
+def test_every_torch_group_operation_can_be_cancelled() -> None:
+    """When a torch group has a public operation, then tft's group implements it, or the operation
+    is known not to wait."""
     public = {name for name, at in vars(dist.ProcessGroup).items() if callable(at)}
     assert {name for name in public - NOT_WAITED_FOR if not name.startswith("__")} == {
         name for name in vars(InterruptibleGloo) if name in public and not name.startswith("__")
     }
 
 
-def test_quiesce_ends_the_forming_of_a_group_that_a_rank_never_joins(
-    start: Start, store: int
-) -> None:
-    """
-    When two of three ranks wait for the third, then `quiesce` makes them raise; the next group is
-    formed by those two and one that never waited.
-    """
+def test_quiesce_ends_the_forming_of_an_incomplete_group(start: Start, store: int) -> None:
+    """When two of three ranks wait for the third rank to join, then `quiesce` makes both raise. All
+    three ranks can then form the next group."""
     ranks = [adopted(start, number) for number in range(3)]
     for number, rank in enumerate(ranks[:2]):
         rank.tell("form", "absent", store, number, 3)
@@ -181,13 +164,11 @@ def test_quiesce_ends_the_forming_of_a_group_that_a_rank_never_joins(
 
 
 @pytest.mark.parametrize("listening", [False, True])
-def test_quiesce_ends_the_wait_for_a_store_that_does_not_answer(
+def test_quiesce_ends_the_wait_for_a_store_without_an_answer(
     start: Start, *, listening: bool
 ) -> None:
-    """
-    When nobody listens at the store's port, or somebody who never answers, then `quiesce` ends
-    the wait all the same.
-    """
+    """When no process listens at the store's port, or the listener never answers, then `quiesce`
+    ends the wait."""
     rank = adopted(start, 0)
     with closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
@@ -203,10 +184,8 @@ def test_quiesce_ends_the_wait_for_a_store_that_does_not_answer(
     assert "was cancelled" in answer.words
 
 
-def test_a_quiesce_that_came_before_does_not_stop_the_next_group(start: Start, store: int) -> None:
-    """
-    When `quiesce` is called while there is no group, then nothing happens, and a group forms.
-    """
+def test_quiesce_without_a_group_does_not_affect_the_next_group(start: Start, store: int) -> None:
+    """When `quiesce` is called while the rank has no group, then the next group is formed as usual."""
     rank = adopted(start, 0)
     rank.interject("quiesce")
     rank.ask("clear")
@@ -215,11 +194,9 @@ def test_a_quiesce_that_came_before_does_not_stop_the_next_group(start: Start, s
     assert rank.ask("all_reduce") == 1.0
 
 
-def test_quiesce_spares_every_other_connection(start: Start, store: int) -> None:
-    """
-    When the process has connections of its own, older than the group without any mark, or
-    younger and marked as Python marks them, then they work after `quiesce` as before.
-    """
+def test_quiesce_keeps_other_connections_of_the_process_open(start: Start, store: int) -> None:
+    """When the process has other connections, older or younger than the group, then they work after
+    `quiesce` as before."""
     rank = adopted(start, 0)
     rank.ask("call", open_connection, "inheritable")
     rank.ask("form", "spared", store, 0, 1)
@@ -228,11 +205,9 @@ def test_quiesce_spares_every_other_connection(start: Start, store: int) -> None
     assert rank.ask("call", talk) == [b"hello", b"hello"]
 
 
-def test_clear_frees_groups_and_wrappers(job: NewJob) -> None:
-    """
-    When groups and wrappers are cleared after steps were trained, then no connection, thread or
-    wrapper is left of them, and `sys.excepthook` is what it was.
-    """
+def test_clear_frees_groups_wrappers_and_threads(job: NewJob) -> None:
+    """When groups and wrappers are cleared after training, then none of their connections, threads
+    and wrappers is left. `sys.excepthook` has its former value."""
     two = job(2)
     two.all("clear")
     before = two.all("call", left_over)
@@ -248,12 +223,9 @@ def test_clear_frees_groups_and_wrappers(job: NewJob) -> None:
     assert two.all("call", wrappers_are_gone) == [True, True]
 
 
-def test_what_a_backward_has_left_undone_keeps_no_group(job: NewJob) -> None:
-    """
-    When a backward ended with an exception, and a function that it had not come to keeps its group, then the
-    group is freed with the others: not by the next backward, which would wait for what the destructor waits
-    for.
-    """
+def test_incomplete_backward_does_not_keep_its_group_alive(job: NewJob) -> None:
+    """When a backward pass ended with an exception and an uncalled function still refers to a
+    group, then the group is freed with the others, before the next backward."""
     [rank, _] = job(2).ranks
     rank.ask("call", leave_a_backward_undone)
     rank.ask("clear")
@@ -269,19 +241,15 @@ def cleared_beside_a_device(_: Actor) -> bool:
     return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
-def test_the_default_device_takes_no_part_in_the_end_of_groups(job: NewJob) -> None:
-    """
-    When tensors are made on a device unless it is said otherwise, then dropping the groups does not touch it.
-    """
+def test_clearing_groups_does_not_use_the_default_device(job: NewJob) -> None:
+    """When a default device for tensors is set, then clearing the groups does not use that device."""
     [rank, _] = job(2).ranks
     assert rank.ask("call", cleared_beside_a_device)
 
 
-def test_a_wrapper_that_the_user_keeps_does_no_harm(job: NewJob) -> None:
-    """
-    When something still refers to the old wrapper and its group, then its connections are shut,
-    its hooks are gone, and training goes on with the new one.
-    """
+def test_training_continues_when_the_user_keeps_an_old_wrapper(job: NewJob) -> None:
+    """When the user's script still refers to an old wrapper and its group, then its connections are
+    closed. Training continues with the new wrapper, and the parameters of both ranks are equal."""
     two = job(2)
     two.all("train", 1)
     two.all("call", keep_wrapper)
@@ -298,10 +266,9 @@ def test_a_wrapper_that_the_user_keeps_does_no_harm(job: NewJob) -> None:
     assert first["parameters"] == second["parameters"]  # type: ignore[index]  # dictionaries
 
 
-def test_the_users_own_groups_work_and_are_brought_down_too(job: NewJob) -> None:
-    """
-    When the script makes a group of its own, then `quiesce` ends a wait in it as well.
-    """
+def test_quiesce_also_ends_waits_in_the_scripts_own_group(job: NewJob) -> None:
+    """When the script makes its own group, then all-reduces in it work, and `quiesce` also ends a
+    wait in that group."""
     three = job(3, Recipe(wrapped=False))
     assert three.all("call", sum_in_own_group) == [2.0, 2.0, 0.0]
     with three.ranks[1].stopped():

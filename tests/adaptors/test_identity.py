@@ -93,13 +93,11 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
         for completed in at
     ],
 )
-def test_the_loss_of_a_rank_changes_no_bit(
+def test_job_is_bitwise_equal_after_the_loss_of_a_rank(
     job: NewJob, undisturbed: Undisturbed, recipe: str, completed: int, victim: int
 ) -> None:
-    """
-    When a rank is killed in the step after `completed` steps, then every later loss, sum of
-    gradients and final digest is that of the undisturbed run.
-    """
+    """When a rank is killed in the step after `completed` steps, then every later loss, every later
+    gradient and the final digest are equal to those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
 
@@ -111,10 +109,11 @@ def test_the_loss_of_a_rank_changes_no_bit(
     assert disturbed.all("digests") == final
 
 
-def test_the_repair_of_a_live_rank_changes_no_bit(job: NewJob, undisturbed: Undisturbed) -> None:
-    """
-    When a rank keeps its process but takes its state from another, then nothing differs either.
-    """
+def test_job_is_bitwise_equal_after_the_repair_of_a_live_rank(
+    job: NewJob, undisturbed: Undisturbed
+) -> None:
+    """When a rank keeps its process and gets its state from another rank, then all later losses and
+    the final digest are equal to those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES["adamw"])
     disturbed.all("train", 3)
 
@@ -126,11 +125,11 @@ def test_the_repair_of_a_live_rank_changes_no_bit(job: NewJob, undisturbed: Undi
 
 
 @pytest.mark.soak
-def test_losing_ranks_again_and_again_changes_no_bit(job: NewJob, undisturbed: Undisturbed) -> None:
-    """
-    When ranks are lost twice in the first step, then in the second, then one that has just been
-    replaced gives its state away, then still nothing differs.
-    """
+def test_job_is_bitwise_equal_after_repeated_losses_of_ranks(
+    job: NewJob, undisturbed: Undisturbed
+) -> None:
+    """When ranks are lost repeatedly, and a successor gives its state to the next successor, then
+    the final digest is equal to that of the undisturbed run."""
     disturbed = job(WORLD, RECIPES["batch norm"])
 
     for victim, completed in ((0, 0), (2, 0), (1, 1), (0, 1), (2, 4)):

@@ -128,14 +128,11 @@ def chosen(places: list[str], kills: int) -> list[int]:
 @pytest.mark.parametrize(
     "kills", [0, pytest.param(KILLS // 2, marks=pytest.mark.soak)], ids=["each place", "fifty"]
 )
-def test_a_save_killed_anywhere_leaves_a_whole_checkpoint(
+def test_save_killed_at_any_point_leaves_a_whole_checkpoint(
     saving: Save, tmp_path: Path, again: bool, kills: int
 ) -> None:
-    """
-    When the writer of a checkpoint is killed at any point, then the checkpoint before it is as it was,
-    or was replaced by a whole one of the same step, the new one is whole or not there at all, and what
-    is half-written is never taken for one. The next save works.
-    """
+    """When the writer of a checkpoint is killed at any point, then a whole checkpoint remains, and
+    a partly written one is never accepted. The next save works and leaves no partial directory."""
     step = EARLIER if again else STEP
     clean, run_dir = tmp_path / "clean", tmp_path / "run"
     assert saving(clean, EARLIER, None)[0] == 0

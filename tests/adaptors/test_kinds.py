@@ -57,13 +57,11 @@ Undisturbed = Callable[[str], tuple[list[object], list[object]]]
         (shared_experts, 2, {"dense": ALL, "part.0+2": (0, 2), "optimizer.0": (0, 2)}),
     ],
 )
-def test_what_the_same_ranks_have_is_a_shard(
+def test_parameters_held_by_the_same_ranks_form_a_shard(
     make: Callable[[], Made], rank: int, shards: dict[str, tuple[int, ...]]
 ) -> None:
-    """
-    When the parameters of a model are held by different ranks, then there is a shard for each set of
-    these, and the most held is the first.
-    """
+    """When parameters of a model are held by different ranks, then each set of ranks has its own
+    shard, and the shard with the most ranks is first."""
     found = adopt_make({"make": make}, None).shards(rank, WORLD)
     assert [(copies.shard, copies.ranks) for copies in found] == list(shards.items())
 
@@ -111,12 +109,9 @@ def compiled_experts() -> Made:
     )
 
 
-def test_what_a_compiled_module_has_beside_it_is_where_it_is() -> None:
-    """
-    When experts are compiled and a moving average has the words of wrappers in its names, then what it has
-    of them is in their shard, though the end of their names is another parameter's; and what only has the
-    name of a parameter, not its shape, is not taken for its.
-    """
+def test_average_of_a_compiled_module_is_in_the_shard_of_the_module() -> None:
+    """When experts are compiled and a moving average has wrapper words in its names, then their
+    average is in the shard of the experts. Equal name ends or other shapes do not change this."""
     maker = adopt_make({"make": compiled_experts}, None)
     maker.shards(0, WORLD)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
@@ -168,11 +163,9 @@ def in_two_ways_alone() -> Made:
     return replace(in_two_ways(), others={})
 
 
-def test_shards_that_begin_with_the_same_rank_have_names_of_their_own() -> None:
-    """
-    When a rank has two shards of which it is the first holder, then they have different names, and each
-    holder calls a shard as the others do, however many there are.
-    """
+def test_shards_with_the_same_first_rank_have_different_names() -> None:
+    """When one rank is the first holder of two shards, then the shards have different names. Each
+    holder uses the same name for a shard."""
     names: dict[tuple[int, ...], set[str]] = {}
     for rank in (0, 1, 31, 32):
         for copies in adopt_make({"make": in_two_ways_alone}, None).shards(rank, 64):
@@ -182,19 +175,16 @@ def test_shards_that_begin_with_the_same_rank_have_names_of_their_own() -> None:
     assert names[0, 32] == {"part.0+32"}
 
 
-def test_what_belongs_to_no_shard_is_refused() -> None:
-    """
-    When something is to be kept beside the model that is no parameter's, and no shard is held by those
-    alone who have the same of everything, then that is said at the start.
-    """
+def test_state_that_belongs_to_no_parameter_is_refused() -> None:
+    """When a state beside the model belongs to no parameter and no shard fits it, then the model is
+    refused at the start."""
     with pytest.raises(UsageError, match=r"other\.strange belongs to no parameter"):
         adopt_make({"make": in_two_ways}, None).shards(0, 64)
 
 
-def test_a_share_of_what_others_have_not_is_refused() -> None:
-    """
-    When a ReplicaOptimizer is told of more ranks than have the same experts, then it is refused.
-    """
+def test_replica_optimizer_over_ranks_with_other_experts_is_refused() -> None:
+    """When a ReplicaOptimizer gets a group with ranks that have other experts, then it is refused,
+    and the sentence names the ranks with the same experts."""
 
     def make() -> Made:
         made = experts()
@@ -207,11 +197,9 @@ def test_a_share_of_what_others_have_not_is_refused() -> None:
         adopt_make({"make": make}, None).shards(0, WORLD)
 
 
-def test_what_was_divided_is_joined_in_its_order() -> None:
-    """
-    When a state is divided among shards and joined again, then keys are where they were: some who keep
-    a moving average go through it beside the parameters.
-    """
+def test_divided_state_is_joined_in_its_original_order() -> None:
+    """When a state is divided among shards and joined again, then the keys are in their original
+    order."""
     whole = {"trunk": 1, "experts": {"a": 2, "b": 3}, "scale": 4}
     parts = [{"trunk": 1, "scale": 4, "experts": {"b": 3}}, {"experts": {"a": 2}}]
     found = joined(parts, whole)
@@ -257,17 +245,15 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
         pytest.param("steps of their own", 4, (0, 3), marks=pytest.mark.soak),
     ],
 )
-def test_the_loss_of_ranks_changes_no_bit(
+def test_job_with_several_shards_is_bitwise_equal_after_losses(
     job: NewJob,
     undisturbed: Undisturbed,
     recipe: str,
     completed: int,
     victims: tuple[int, ...],
 ) -> None:
-    """
-    When ranks are killed that leave each shard a holder, then every later loss, sum of gradients and
-    final digest is that of the undisturbed run.
-    """
+    """When ranks are killed and each shard still has a holder, then every later loss, every later
+    gradient and the final digest are equal to those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
     disturbed.lose(victims, completed)
@@ -277,10 +263,8 @@ def test_the_loss_of_ranks_changes_no_bit(
     assert disturbed.all("digests") == final
 
 
-def test_all_who_hold_a_shard_have_the_same_bits_of_it(job: NewJob) -> None:
-    """
-    When steps are over, then a shard is the same with each of its holders, to the description of it.
-    """
+def test_all_holders_of_a_shard_have_equal_bits(job: NewJob) -> None:
+    """When steps are complete, then a shard has the same digest on each of its holders."""
     running = job(WORLD, RECIPES["averaged experts"])
     for step in (1, 3):
         running.all("train", step)
@@ -299,11 +283,9 @@ def counts(actor: Actor) -> set[float]:
     return {float(local(state["step"])) for state in actor.optimizer.state.values()}
 
 
-def test_parameters_count_their_own_steps(job: NewJob) -> None:
-    """
-    When parameters have no gradient in some steps, then the optimizer has counted other steps of each: what
-    the repairs above keep.
-    """
+def test_optimizer_counts_steps_for_each_parameter(job: NewJob) -> None:
+    """When parameters have no gradient in some steps, then the optimizer's step counts differ
+    between parameters. The repair tests must keep these counts."""
     running = job(WORLD, RECIPES["steps of their own"])
     running.all("train", LAST - 1)
     assert running.ranks[0].ask("call", counts) == {3.0, 4.0}
@@ -326,13 +308,11 @@ def whole(actor: Actor) -> dict[str, Tensor]:
     "recipe",
     [pytest.param("averaged experts", marks=pytest.mark.soak), "small beside shards"],
 )
-def test_a_checkpoint_has_each_shard_once_and_plain_torch_reads_all_of_it(
+def test_checkpoint_has_each_shard_once_and_plain_torch_reads_it(
     job: NewJob, undisturbed: Undisturbed, tmp_path: Path, recipe: str
 ) -> None:
-    """
-    When one holder of each shard writes it, then plain torch reads the whole model and its average, of
-    every rank, and a job that loads it goes on bit for bit.
-    """
+    """When one holder of each shard saves it, then plain torch reads the whole model and its
+    average. A job that loads the checkpoint continues bitwise equal."""
     saved = job(WORLD, RECIPES[recipe])
     before = saved.all("train", 3)
     for rank, shard in ((2, "dense"), (0, "part.0+2"), (3, "part.1+3")):
@@ -361,11 +341,9 @@ def test_a_checkpoint_has_each_shard_once_and_plain_torch_reads_all_of_it(
     assert resumed.all("digests") == final
 
 
-def test_what_a_moving_average_has_is_where_its_parameters_are(job: NewJob) -> None:
-    """
-    When the moving average of a model is kept, then what it has of experts is in their shard alone, and
-    what is no tensor is in the shard that all have.
-    """
+def test_moving_average_is_in_the_shards_of_its_parameters(job: NewJob) -> None:
+    """When a moving average of a model is kept, then the average of experts is only in the shard of
+    the experts. The count of the average is in the dense shard."""
     [rank, *_] = job(WORLD, RECIPES["averaged experts"]).ranks
     found = {shard: rank.ask("call", names_in, shard) for shard in ("dense", "part.0+2")}
     own = {f"{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}

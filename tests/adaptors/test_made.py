@@ -116,13 +116,11 @@ def adopted(make: Callable[[], Any]) -> StateStore:
         (staged, {0: (0, 1), 1: (0, 1), 3: (2, 3)}),
     ],
 )
-def test_who_has_the_same_part_is_read_from_what_was_made(
+def test_holders_of_a_part_are_read_from_the_made_model(
     make: Callable[[], Made], holders: dict[int, tuple[int, ...]]
 ) -> None:
-    """
-    When a model is distributed over meshes or groups, then the holders of a rank's part are those that
-    differ from it only where it is replicated, and the shard is named for them.
-    """
+    """When a model is distributed over meshes or groups, then the holders of a rank's part are the
+    ranks with the same part. The name of the shard lists these ranks."""
     for rank, ranks in holders.items():
         [copies] = adopted(make).shards(rank, 4)
         assert (copies.shard, copies.ranks) == (f"part.{'+'.join(map(str, ranks))}", ranks)
@@ -142,22 +140,16 @@ def test_who_has_the_same_part_is_read_from_what_was_made(
         (7, {"part.1+3+5+7": (1, 3, 5, 7), "optimizer.3": (3, 7)}),
     ],
 )
-def test_a_share_of_the_optimizer_is_a_shard_beside_the_part(
-    rank: int, shards: dict[str, tuple[int, ...]]
-) -> None:
-    """
-    When the optimizer's state is cut up among those who have the same part of the model, then a rank
-    holds a share with fewer others, and the rest of its part with all of them.
-    """
+def test_optimizer_share_is_a_separate_shard(rank: int, shards: dict[str, tuple[int, ...]]) -> None:
+    """When the optimizer state is divided among the holders of a model part, then a rank has one
+    shard for its optimizer share and one for its part."""
     found = adopted(shared).shards(rank, 8)
     assert {copies.shard: copies.ranks for copies in found} == shards
 
 
-def test_what_is_kept_has_the_names_of_the_model_without_its_wrappers() -> None:
-    """
-    When a model has DDPs in it, one inside another module, then what is kept has the names by which
-    torch's own `get_state_dict` calls it.
-    """
+def test_kept_parameters_have_names_without_wrappers() -> None:
+    """When a model has DDPs inside other modules, then the kept parameters have the names that
+    torch's `get_state_dict` gives."""
 
     def make() -> Made:
         whole = nn.Sequential(DDP(nn.Sequential(nn.Linear(8, 8))))
@@ -205,11 +197,9 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("size", [10, INLINE])
-def test_what_a_made_model_counts_is_that_of_the_last_complete_step_again(size: int) -> None:
-    """
-    When a model that was made counts in its forward pass, in buffers small or large, and a step is given up, then
-    what is held, and what the model that is made next has, is what it was at the end of the step before.
-    """
+def test_buffers_of_a_made_model_are_restored_to_the_last_step(size: int) -> None:
+    """When a made model counts in buffers and a step is rolled back, then the held state and the
+    next made model have the values of the last complete step."""
     maker = adopted(lambda: of(DDP(Counting(size))))
     [shard] = [copies.shard for copies in maker.shards(0, 1)]
 
@@ -237,11 +227,9 @@ def test_what_a_made_model_counts_is_that_of_the_last_complete_step_again(size: 
         assert torch.equal(model.model.module.seen, torch.full((size,), 2.0))
 
 
-def test_nothing_of_what_was_made_outlives_its_groups() -> None:
-    """
-    When the groups are given up, then the model, the optimizer, the scheduler and the others are freed: they
-    refer to the groups, and a group that is torn down later is so beside the next one.
-    """
+def test_made_objects_are_freed_with_their_groups() -> None:
+    """When the groups are cleared, then the made model, optimizer, scheduler and average are freed,
+    because they refer to the groups."""
 
     def make() -> Made:
         made = of(DDP(Counting(4)))
@@ -265,10 +253,9 @@ def test_nothing_of_what_was_made_outlives_its_groups() -> None:
         assert [type(each()).__name__ for each in alive if each() is not None] == []
 
 
-def test_what_was_made_is_compared_in_the_loop_and_before_it() -> None:
-    """
-    When a model that was made is compared in its loop, then that changes nothing, and what its forward pass changes stands
-    alone; so it does in a process that holds what it has fetched and has made nothing yet.
+def test_made_model_can_be_compared_in_the_loop_and_before_it() -> None:
+    """When a made model is compared in its loop, then only buffers changed by the forward pass are
+    left out. A process with a fetched state that has made no model gives equal digests otherwise.
     """
     maker, fresh = (adopted(lambda: of(DDP(Counting(4)))) for _ in range(2))
     for each in (maker, fresh):
@@ -293,11 +280,9 @@ def test_what_was_made_is_compared_in_the_loop_and_before_it() -> None:
     assert {name for name, digest in fetched.items() if digest != held[name]} == {"model.seen"}
 
 
-def test_an_optimizer_over_a_group_is_no_part_of_a_model_that_is_handed_over_itself() -> None:
-    """
-    When a ReplicaOptimizer is made over a group and not in a factory, then it is refused; so is one that
-    is told of no ranks at all.
-    """
+def test_replica_optimizer_over_a_group_without_a_factory_is_refused() -> None:
+    """When a ReplicaOptimizer is made over a group but not in a factory, then it is refused. A
+    ReplicaOptimizer without ranks or group is refused too."""
     model = nn.Linear(8, 8)
     with pytest.raises(UsageError, match="the rank and the world of the session, or the group"):
         ReplicaOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
@@ -312,10 +297,9 @@ def test_an_optimizer_over_a_group_is_no_part_of_a_model_that_is_handed_over_its
         dist.destroy_process_group()
 
 
-def test_the_trial_draws_nothing() -> None:
-    """
-    When the factory seeds and draws, then torch's generator goes on from where it was.
-    """
+def test_trial_of_the_factory_does_not_change_torchs_generator() -> None:
+    """When the factory sets a seed and draws random numbers in its trial, then torch's generator
+    keeps its state."""
 
     def make() -> Made:
         torch.manual_seed(7)
@@ -327,11 +311,9 @@ def test_the_trial_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_nothing_is_given_away_before_anything_is_made() -> None:
-    """
-    When another rank asks for the part before the first groups were formed, then it is refused: what a
-    trial has made is not what training begins with.
-    """
+def test_give_is_refused_before_the_model_is_made() -> None:
+    """When another rank asks for a part before the first groups were formed, then the order is
+    refused, because a trial model is not the start of training."""
     maker = adopted(sharded)
     maker.shards(0, 4)
     with pytest.raises(OrderRefused, match="make has not been called yet"):
@@ -385,22 +367,19 @@ SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"],
         ),
     ],
 )  # fmt: skip
-def test_settings_that_a_shard_lacks_are_not_left_as_they_were_made(
+def test_shard_with_other_settings_than_this_rank_is_refused(
     there: ShardContent, here: ShardContent, sentence: str
 ) -> None:
-    """
-    When a shard comes without the settings or the scheduler that this rank has in it, or with some that it
-    has not, then it is refused when it comes, and not trained on with fresh ones.
-    """
+    """When a shard has other settings, schedulers or averages than this rank has in it, then taking
+    the shard is refused, and training does not continue with fresh settings."""
     room(here.meta(), here)
     with pytest.raises(OrderRefused, match=sentence):
         room(there.meta(), here)
 
 
-def test_an_average_that_begins_empty_may_come_full() -> None:
-    """
-    When what a moving average has in a shard came in time, then a rank that has just been made takes it.
-    """
+def test_shard_with_an_average_is_taken_by_a_rank_without_it() -> None:
+    """When a shard has got entries of a moving average during training, then a rank whose average
+    is still empty takes the shard."""
     taken = room(described(UNSETTLED, ["average"]).meta(), described(UNSETTLED, []))
     assert list(taken.others) == ["average"]
 
@@ -468,12 +447,9 @@ def shared_in_16_bits() -> Made:
         (lambda: Made(model=3, optimizer=4), "make must return Made"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_before_anything_is_trained(
-    make: Callable[[], Any], why: str
-) -> None:
-    """
-    When the factory makes what could not be repaired, then that is said at the start.
-    """
+def test_factory_with_an_unrepairable_model_is_refused(make: Callable[[], Any], why: str) -> None:
+    """When the factory makes a model or optimizer that cannot be repaired, then it is refused at
+    the start."""
     with pytest.raises(UsageError, match=why):
         adopted(make).shards(0, 4)
     assert not torch.distributed.is_initialized()
@@ -483,11 +459,9 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_trained(
     "parts",
     [{"make": sharded, "model": nn.Linear(2, 2)}, {"make": 3}, {"make": sharded, "data": 3}],
 )
-def test_what_does_not_go_with_a_factory_is_refused(parts: dict[str, Any]) -> None:
-    """
-    When something is handed over beside the factory that it makes itself, or is no factory, or no data
-    position, then it is refused.
-    """
+def test_invalid_argument_beside_a_factory_is_refused(parts: dict[str, Any]) -> None:
+    """When a model is given beside the factory, or the factory, data position or `wrap` is not
+    valid, then `adopt_make` raises `UsageError`."""
     with pytest.raises(UsageError):
         adopt_make(parts, None)
     with pytest.raises(UsageError):

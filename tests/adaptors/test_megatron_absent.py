@@ -24,11 +24,9 @@ def without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.usefixtures("without_megatron")
-def test_a_job_without_megatron_is_told_what_to_install(tmp_path: Path) -> None:
-    """
-    When a job asks for the adaptor megatron where there is no megatron-core, then it ends, and says what to
-    install.
-    """
+def test_megatron_adaptor_without_megatron_core_names_the_package(tmp_path: Path) -> None:
+    """When a job uses the adaptor megatron and megatron-core is not installed, then the job exits
+    with 4 and names the package to install."""
     script = tmp_path / "train.py"
     script.write_text("import tft\n\ntft.init()\n")
     outcome = run(tmp_path / "run", "--adaptor", "megatron", script=script, nproc=1)
@@ -39,10 +37,8 @@ def test_a_job_without_megatron_is_told_what_to_install(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_megatron")
-def test_another_adaptor_does_not_miss_it(tmp_path: Path) -> None:
-    """
-    When a job uses another adaptor, then it does not matter that there is no megatron-core.
-    """
+def test_other_adaptor_works_without_megatron_core(tmp_path: Path) -> None:
+    """When a job uses another adaptor, then the job does not need megatron-core."""
     script = tmp_path / "train.py"
     script.write_text('import tft\n\nprint("adaptor", tft.init().adaptor)\n')
     outcome = run(tmp_path / "run", "--adaptor", "fake", script=script, nproc=1)

@@ -12,10 +12,9 @@ from tests.e2e.jobs import ROOT, run
 pytestmark = pytest.mark.skipif(find_spec("mindspore") is not None, reason="MindSpore is here")
 
 
-def test_a_job_without_mindspore_is_told_what_to_install(tmp_path: Path) -> None:
-    """
-    When a job asks for the adaptor mindspore where there is none, then it ends, and says what to install.
-    """
+def test_mindspore_adaptor_without_mindspore_names_the_package(tmp_path: Path) -> None:
+    """When a job uses the adaptor mindspore and MindSpore is not installed, then the job exits with
+    4 and names the package to install."""
     script = ROOT / "examples" / "mindspore_mlp" / "train.py"
     outcome = run(tmp_path / "run", "--adaptor", "mindspore", script=script, nproc=1)
 

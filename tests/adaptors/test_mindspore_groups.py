@@ -130,13 +130,11 @@ Together = Callable[[int], Ranks]
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [0, 1, 7, 100_003])
-def test_a_sum_is_taken_in_the_order_of_the_ranks(
+def test_all_reduce_adds_in_the_order_of_the_ranks(
     together: Together, world: int, size: int
 ) -> None:
-    """
-    When ranks sum arrays, small or cut into stretches, then each has bit for bit what adding them up in the
-    order of the ranks gives, in the shapes that were given.
-    """
+    """When ranks all-reduce arrays of any size, then each rank has bit for bit the result of adding
+    in the order of the ranks. The shapes are those given."""
     given = [
         (numpy.random.RandomState(rank).randn(size) * 10.0**rank).astype(numpy.float32)
         for rank in range(world)
@@ -156,10 +154,9 @@ def test_a_sum_is_taken_in_the_order_of_the_ranks(
         assert number.shape == ()
 
 
-def test_means_of_gradients_have_the_type_of_the_gradients(together: Together) -> None:
-    """
-    When types are mixed, then each array comes back in its own, divided by the number of ranks.
-    """
+def test_mean_of_gradients_keeps_the_type_of_each_array(together: Together) -> None:
+    """When the arrays of a mean have different types, then each result has the type of its array
+    and is divided by the number of ranks."""
     means = together(2).all(
         lambda g, rank: g.present.mean(
             [numpy.full(3, rank + 1, numpy.float16), numpy.full((2, 2), rank, numpy.float64)]
@@ -171,11 +168,9 @@ def test_means_of_gradients_have_the_type_of_the_gradients(together: Together) -
         assert (double.dtype, double.tolist()) == (numpy.float64, [[0.5, 0.5]] * 2)
 
 
-def test_some_ranks_sum_among_themselves(together: Together) -> None:
-    """
-    When only some ranks take part in a sum, then the others need not know, and the next sum of all is
-    right.
-    """
+def test_all_reduce_among_some_ranks_does_not_affect_the_others(together: Together) -> None:
+    """When only some ranks take part in an all-reduce, then their result is right, and so is the
+    next all-reduce of all ranks."""
 
     def ask(g: Groups, rank: int) -> tuple[float, float]:
         pair = (0, 2) if rank in (0, 2) else (1, 3)
@@ -186,10 +181,8 @@ def test_some_ranks_sum_among_themselves(together: Together) -> None:
     assert together(4).all(ask) == [(2, 6), (4, 6), (2, 6), (4, 6)]
 
 
-def test_what_is_broadcast_and_gathered_is_what_was_given(together: Together) -> None:
-    """
-    When one rank broadcasts and all gather, then everybody has the same.
-    """
+def test_broadcast_and_gather_give_the_same_result_on_all_ranks(together: Together) -> None:
+    """When one rank broadcasts and all ranks gather, then all ranks have the same values."""
 
     def ask(g: Groups, rank: int) -> tuple[list[Any], list[bytes]]:
         arrays = [numpy.full(1000, rank, numpy.int32), numpy.full((), rank, numpy.float32)]
@@ -200,11 +193,9 @@ def test_what_is_broadcast_and_gathered_is_what_was_given(together: Together) ->
     assert together(3).all(ask) == [([1, 1], [b"", b"x", b"xx"])] * 3
 
 
-def test_ranks_at_different_places_of_the_script_are_told_so(together: Together) -> None:
-    """
-    When a rank all-reduces something of another size than the others, then that is refused with a sentence, and
-    nobody gets a wrong number.
-    """
+def test_all_reduce_with_different_sizes_is_refused(together: Together) -> None:
+    """When a rank all-reduces an array of another size than the others, then all ranks raise an
+    error, and one sentence names the reason."""
     ranks = together(2)
 
     def ask(g: Groups, rank: int) -> str:
@@ -217,11 +208,9 @@ def test_ranks_at_different_places_of_the_script_are_told_so(together: Together)
     assert any("is at another place of the script" in words for words in told)
 
 
-def test_a_rank_that_waits_is_brought_out_from_another_thread(together: Together) -> None:
-    """
-    When a rank waits for one that does not come, then `quiesce` makes it raise, and so do those it is
-    connected with; a group under a new name works.
-    """
+def test_quiesce_from_another_thread_ends_a_waiting_all_reduce(together: Together) -> None:
+    """When two ranks wait for a third rank, then `quiesce` on one of them makes both raise. A group
+    with a new name then works."""
     ranks = together(3)
     waits = [
         ranks.threads[rank].submit(ranks.ranks[rank].present.sum, [numpy.zeros(9)])
@@ -242,10 +231,9 @@ def test_a_rank_that_waits_is_brought_out_from_another_thread(together: Together
     assert sums == [[3, 3]] * 3
 
 
-def test_whoever_waits_for_a_group_to_be_formed_is_brought_out(port: int) -> None:
-    """
-    When a member never comes, then `quiesce` ends the waiting of the others, with a negative answer.
-    """
+def test_quiesce_ends_the_wait_for_a_group_to_form(port: int) -> None:
+    """When a member never joins a group, then `quiesce` ends the wait of the other member with
+    `OrderRefused`."""
     ranks = Ranks(2, port)
     try:
         form = ranks.threads[0].submit(ranks.ranks[0].form, "one", "127.0.0.1", port, 0, 2)
@@ -259,10 +247,9 @@ def test_whoever_waits_for_a_group_to_be_formed_is_brought_out(port: int) -> Non
         ranks.close()
 
 
-def test_a_member_that_came_and_went_is_not_waited_for(port: int) -> None:
-    """
-    When a member has gone before the group was complete, then one that comes in its place is taken.
-    """
+def test_member_that_left_before_the_group_formed_is_replaced(port: int) -> None:
+    """When a member has left before the group was complete, then a new member with the same rank is
+    accepted."""
     ranks = Ranks(2, port)
     try:
         with socket.create_connection(("127.0.0.1", port)) as gone:
@@ -275,20 +262,19 @@ def test_a_member_that_came_and_went_is_not_waited_for(port: int) -> None:
         ranks.close()
 
 
-def test_the_store_refuses_what_it_cannot_read(port: int) -> None:
-    """
-    When something else speaks to the store, then it is told why it is not answered.
-    """
+def test_store_refuses_an_unreadable_request(port: int) -> None:
+    """When the store gets a request that it cannot read, then it answers with a refusal."""
     for words in (b"GET / HTTP/1.1\n", b'{"name": "x", "rank": 4, "world": 2, "port": 1}\n'):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(words)
             assert b"refused" in stranger.recv(4096)
 
 
-def test_strangers_are_not_let_into_a_group(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When somebody connects to a member without the token, then it is sent away, and the group is formed.
-    """
+def test_connection_without_the_token_is_not_accepted_into_a_group(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a process connects to a member without the token, then the connection is refused, and
+    the group is formed."""
     seen: list[int] = []
     ask = groups.Group._ask
 
@@ -308,10 +294,9 @@ def test_strangers_are_not_let_into_a_group(port: int, monkeypatch: pytest.Monke
         ranks.close()
 
 
-def test_a_store_that_comes_up_late_is_waited_for() -> None:
-    """
-    When the store is being started again, then the ranks wait for it.
-    """
+def test_ranks_wait_for_a_store_that_starts_late() -> None:
+    """When the store starts after the ranks have asked for it, then the ranks wait for the store
+    and form their group."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = Ranks(2, port)

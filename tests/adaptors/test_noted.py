@@ -78,11 +78,9 @@ def rank(seed: int, **others: Any) -> tuple[StateStore, Net, Any]:  # Any: as in
     return state, model, average
 
 
-def test_an_average_of_what_each_rank_has_for_itself_is_compared_on_none() -> None:
-    """
-    When ranks keep an average of a model with running statistics, then it has those of its rank, which are compared on
-    no rank, and the averaged weights, which are.
-    """
+def test_running_statistics_in_an_average_are_not_compared() -> None:
+    """When an average includes a rank's own running statistics, then these are compared on no rank.
+    The averaged weights are compared."""
     (first, _, _), (second, _, average) = rank(1), rank(2)
     assert first.compare("dense") == second.compare("dense")
     assert first.digests()["average"] != second.digests()["average"]
@@ -91,22 +89,18 @@ def test_an_average_of_what_each_rank_has_for_itself_is_compared_on_none() -> No
     assert first.compare("dense")["average"] != second.compare("dense")["average"]
 
 
-def test_modes_of_one_rank_alone_are_no_difference() -> None:
-    """
-    When one rank evaluates for all, and its step ends in that mode, then it holds no other copy than the rest.
-    """
+def test_module_modes_of_one_rank_do_not_count_as_a_difference() -> None:
+    """When one rank puts the model into evaluation mode and ends its step in that mode, then its
+    shard compares as equal to that of the other ranks."""
     (first, _, _), (second, model, _) = rank(1), rank(2)
     model.eval()
     second.end_step()
     assert first.compare("dense") == second.compare("dense")
 
 
-def test_who_did_not_end_the_step_gets_the_modes_of_who_did() -> None:
-    """
-    When a part of the model is put into another mode behind a window, and a rank that was interrupted before that
-    fetches the state, then it goes on in the new mode, also when it is rolled back once more; its own modes count again
-    from the end of its next step on.
-    """
+def test_interrupted_rank_gets_the_module_modes_of_the_completed_step() -> None:
+    """When a module's mode changes after a window, then an interrupted rank that fetches the state
+    has the new mode after each rollback. From the end of its next step, its own modes count."""
     (giver, model, _), (taker, other, _) = rank(1), rank(2)
     before = taker.capture(closing=True)
     model.norm.eval()
@@ -128,11 +122,9 @@ def test_who_did_not_end_the_step_gets_the_modes_of_who_did() -> None:
     assert [module.training for module in other.modules()] == [True, True, True]
 
 
-def test_a_scheduler_that_tells_what_it_goes_on_changing_is_put_back() -> None:
-    """
-    When a scheduler returns what it changes in place, and takes its step at the head of an iteration that is cut off,
-    then it has not taken it.
-    """
+def test_scheduler_that_changes_its_returned_state_in_place_is_restored() -> None:
+    """When a scheduler returns a state that it changes in place and steps in an iteration that is
+    cut off, then its state before that step is restored."""
     scheduler = Live()
     state, _, _ = rank(1, scheduler=scheduler)
     scheduler.step()
@@ -141,11 +133,9 @@ def test_a_scheduler_that_tells_what_it_goes_on_changing_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_rates_of_a_step_that_was_cut_off_are_those_of_the_one_before(by_hand: bool) -> None:
-    """
-    When the learning rate of the next step is set at its head, by hand or by a scheduler, and the step is cut off, then
-    it is that of the step before.
-    """
+def test_learning_rate_set_in_a_cut_off_step_is_restored(by_hand: bool) -> None:
+    """When the learning rate is set at the head of a step, by hand or by a scheduler, and the step
+    is cut off, then the earlier rate is restored."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
@@ -162,11 +152,9 @@ def test_rates_of_a_step_that_was_cut_off_are_those_of_the_one_before(by_hand: b
     assert (scheduler.last_epoch, scheduler.get_last_lr()) == (0, [0.1])
 
 
-def test_a_process_that_has_seen_nothing_change_holds_no_other_copy() -> None:
-    """
-    When a buffer of the model was seen to change on one rank, and another process has the same state and has seen nothing
-    yet, then the parts that both compare are equal.
-    """
+def test_successor_without_observed_changes_compares_as_equal() -> None:
+    """When one process has seen a buffer change and another process with the same state has not,
+    then the parts that both compare are equal."""
 
     def state() -> tuple[StateStore, nn.Module, nn.Module]:
         torch.manual_seed(0)

@@ -131,10 +131,9 @@ def refused(folder: Path, *words: str) -> str:
     return process.stderr
 
 
-async def test_a_pause_returns_when_the_job_stands_still(desk: Desk) -> None:
-    """
-    When the controller has heard of a pause, then the command waits until the job is paused.
-    """
+async def test_pause_command_returns_when_the_job_is_paused(desk: Desk) -> None:
+    """When the controller has acknowledged a pause, then the command waits until the job is paused,
+    and exits with 0."""
     command = await desk.command("pause", "--why", "a look at the rack")
     desk.says("healthy")
     asked = await desk.hears(PauseRequested)
@@ -145,10 +144,9 @@ async def test_a_pause_returns_when_the_job_stands_still(desk: Desk) -> None:
     assert await ended(command) == (0, ["tft: the job stands still; `tft resume` lets it go on"])
 
 
-async def test_a_request_is_repeated_until_it_is_heard(desk: Desk) -> None:
-    """
-    When the controller does not acknowledge a request, then it comes again, under its number.
-    """
+async def test_request_is_repeated_until_the_controller_acknowledges(desk: Desk) -> None:
+    """When the controller does not acknowledge a request, then the command sends the request again
+    with the same number."""
     command = await desk.command("pause")
     desk.says("healthy")
     first, again = await desk.hears(PauseRequested), await desk.hears(PauseRequested)
@@ -157,10 +155,9 @@ async def test_a_request_is_repeated_until_it_is_heard(desk: Desk) -> None:
     assert (await ended(command))[0] == 0
 
 
-async def test_a_pause_that_has_to_wait_says_for_what(desk: Desk) -> None:
-    """
-    When an incident is open, then the command says so, and waits for the pause after it.
-    """
+async def test_pause_command_reports_the_open_incident_and_waits(desk: Desk) -> None:
+    """When an incident is open, then the pause command prints the state of the job and waits for
+    the pause after the incident."""
     command = await desk.command("pause")
     desk.says("repairing", incident=1)
     asked = await desk.hears(PauseRequested)
@@ -171,10 +168,9 @@ async def test_a_pause_that_has_to_wait_says_for_what(desk: Desk) -> None:
     assert said[0] == "tft: the job is repairing; it pauses after that"
 
 
-async def test_a_check_that_passes_returns_when_the_job_goes_on(desk: Desk) -> None:
-    """
-    When all ranks pass the check, then the job is healthy again by itself, and that is success.
-    """
+async def test_pause_with_a_passed_check_returns_when_the_job_is_healthy(desk: Desk) -> None:
+    """When all ranks pass the check of a pause, then the command waits until the job is healthy
+    again, and exits with 0."""
     command = await desk.command("pause", "--check", "lamps")
     desk.says("healthy", incident=3)
     asked = await desk.hears(PauseRequested)
@@ -188,10 +184,9 @@ async def test_a_check_that_passes_returns_when_the_job_goes_on(desk: Desk) -> N
     assert await ended(command) == (0, [sentence])
 
 
-async def test_a_check_that_does_not_pass_is_no_success(desk: Desk) -> None:
-    """
-    When the check finds something, or cannot be run, then the command exits with 4 and says what.
-    """
+async def test_pause_with_a_failed_check_exits_with_4(desk: Desk) -> None:
+    """When the check of a pause does not pass, then the command exits with 4 and prints what the
+    check found."""
     command = await desk.command("pause", "--check", "lamps")
     desk.says("healthy")
     asked = await desk.hears(PauseRequested)
@@ -203,10 +198,9 @@ async def test_a_check_that_does_not_pass_is_no_success(desk: Desk) -> None:
     assert await ended(command) == (4, [sentence])
 
 
-async def test_a_pause_that_a_fault_has_ended_is_no_success(desk: Desk) -> None:
-    """
-    When the job ends before it has stood still, then the command exits with 4.
-    """
+async def test_pause_command_exits_with_4_when_the_job_ends_first(desk: Desk) -> None:
+    """When the job ends because of a fault before it is paused, then the pause command exits with
+    4."""
     command = await desk.command("pause")
     desk.says("healthy")
     asked = await desk.hears(PauseRequested)
@@ -218,10 +212,9 @@ async def test_a_pause_that_a_fault_has_ended_is_no_success(desk: Desk) -> None:
     assert "the job did not pause" in said[-1]
 
 
-async def test_a_resume_returns_when_the_job_trains_again(desk: Desk) -> None:
-    """
-    When a paused job is resumed, then the command waits until it is healthy.
-    """
+async def test_resume_command_returns_when_the_job_is_healthy(desk: Desk) -> None:
+    """When a paused job is resumed, then the command waits until the job is healthy, and exits with
+    0."""
     command = await desk.command("resume")
     desk.says("paused")
     asked = await desk.hears(ResumeRequested)
@@ -230,10 +223,9 @@ async def test_a_resume_returns_when_the_job_trains_again(desk: Desk) -> None:
     assert await ended(command) == (0, ["tft: the job goes on"])
 
 
-async def test_a_job_that_is_not_paused_is_not_resumed(desk: Desk) -> None:
-    """
-    When a job trains, then a resume is refused, and nothing is asked of it.
-    """
+async def test_resume_is_refused_when_the_job_is_not_paused(desk: Desk) -> None:
+    """When a job is healthy and not paused, then the resume command exits with 2, names the state
+    of the job, and sends no request."""
     command = await desk.command("resume")
     desk.says("healthy")
     code, said = await ended(command)
@@ -241,10 +233,9 @@ async def test_a_job_that_is_not_paused_is_not_resumed(desk: Desk) -> None:
     assert said == [f"tft: the job in {desk.run_dir} is not paused: it is healthy"]
 
 
-async def test_a_dump_returns_when_the_checkpoint_is_there(desk: Desk) -> None:
-    """
-    When the job has ended with a last checkpoint, then the command names it and exits with 0.
-    """
+async def test_dump_command_names_the_last_checkpoint(desk: Desk) -> None:
+    """When the job has ended with a last checkpoint, then the dump command names the checkpoint and
+    exits with 0."""
     command = await desk.command("dump")
     desk.says("healthy")
     asked = await desk.hears(StopRequested)
@@ -260,10 +251,9 @@ async def test_a_dump_returns_when_the_checkpoint_is_there(desk: Desk) -> None:
     assert (code, said) == (0, [f"tft: the job has ended with a last checkpoint: {final}"])
 
 
-async def test_a_dump_that_fails_says_why(desk: Desk) -> None:
-    """
-    When the job has ended without a checkpoint, then the command exits with 4 and its reason.
-    """
+async def test_dump_command_prints_the_reason_when_no_checkpoint_was_written(desk: Desk) -> None:
+    """When the job has ended without a last checkpoint, then the dump command exits with 4 and
+    prints the reason."""
     command = await desk.command("dump")
     desk.says("healthy")
     asked = await desk.hears(StopRequested)
@@ -275,10 +265,9 @@ async def test_a_dump_that_fails_says_why(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("command", ["pause", "dump"])
-async def test_a_job_that_is_ending_is_asked_for_nothing(desk: Desk, command: str) -> None:
-    """
-    When a job is about to end, then it is too late, and a sentence says so.
-    """
+async def test_request_is_refused_when_the_job_is_dumping(desk: Desk, command: str) -> None:
+    """When the job is already dumping, then a pause or dump command exits with 2 and prints the
+    state of the job."""
     process = await desk.command(command)
     desk.says("dumping")
     code, said = await ended(process)
@@ -286,19 +275,16 @@ async def test_a_job_that_is_ending_is_asked_for_nothing(desk: Desk, command: st
     assert f"the job in {desk.run_dir} is dumping" in said[-1]
 
 
-def test_a_directory_without_a_job_is_refused(tmp_path: Path) -> None:
-    """
-    When no job was ever run there, then that is said at once.
-    """
+def test_request_is_refused_when_the_run_directory_has_no_job(tmp_path: Path) -> None:
+    """When the run directory has no `job.json`, then the command is refused at once, and one
+    sentence says so."""
     said = refused(tmp_path, "pause", "--run-dir", "nowhere")
     assert said == "tft: no job runs in nowhere: there is no job.json\n"
 
 
-def test_a_job_that_is_over_is_refused(tmp_path: Path) -> None:
-    """
-    When the report is newer than the start of the run, then there is nothing to ask; when it is
-    of the run before, then there is.
-    """
+def test_request_is_refused_when_the_job_is_over(tmp_path: Path) -> None:
+    """When the report is newer than the start of the run, then the command is refused. When the
+    report is older, it is that of an earlier run, and the job is found."""
     write_job(JobSettings(job="j", run_dir=tmp_path, broker="127.0.0.1:1"), ["train.py"])
     report(tmp_path, "completed")
     said = refused(tmp_path, "dump", "--run-dir", ".")
@@ -308,13 +294,11 @@ def test_a_job_that_is_over_is_refused(tmp_path: Path) -> None:
     assert job_there(tmp_path).job == "j"
 
 
-def test_nobody_leading_is_noticed(
+def test_resume_command_gives_up_when_no_controller_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When no controller speaks, then the command gives up with a sentence that says where it has
-    listened.
-    """
+    """When no controller sends messages, then the resume command exits with 4 and names the address
+    of the broker at which it listened."""
     monkeypatch.setattr(ask, "_SILENCE", 0.2)
     address = free_address("127.0.0.1")
     write_job(JobSettings(job="j", run_dir=tmp_path, broker=address), ["train.py"])
@@ -322,11 +306,9 @@ def test_nobody_leading_is_noticed(
     assert f"nobody has led the job 'j' for 0 s at the broker {address}" in capsys.readouterr().err
 
 
-def test_a_job_whose_controller_was_started_by_hand_is_found(broker: str, tmp_path: Path) -> None:
-    """
-    When nobody has made the run directory, then `tft controller` makes it, and writes there where
-    its job is, so that it can be asked for something.
-    """
+def test_controller_started_by_hand_makes_the_run_directory(broker: str, tmp_path: Path) -> None:
+    """When the run directory does not exist, then `tft controller` makes it. The controller writes
+    the name of the job and the address of the broker there, so that commands find the job."""
     run_dir = tmp_path / "made" / "run"
     command = ["controller", "--job", "hand", "--run-dir", str(run_dir), "--broker", broker]
     with subprocess.Popen([sys.executable, "-m", "tft", *command]) as controller:

@@ -26,12 +26,11 @@ def saved(run_dir: Path, step: int, content: bytes = b"weights") -> Path:
     return final
 
 
-def test_a_whole_checkpoint_is_said_to_be_one(
+def test_verify_reports_a_whole_checkpoint_with_its_contents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When every file is as it was written, then that is said, with what it holds.
-    """
+    """When every file of a checkpoint is as it was written, then verify reports the checkpoint as
+    whole, with its step, ranks, files, bytes and adaptor."""
     place = saved(tmp_path, 42)
     assert verify(place) == 0
     assert capsys.readouterr().out == (
@@ -40,24 +39,22 @@ def test_a_whole_checkpoint_is_said_to_be_one(
     )
 
 
-def test_of_a_run_directory_the_newest_is_read(
+def test_verify_reads_the_newest_checkpoint_of_a_run_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a run directory is named, then its newest checkpoint is read.
-    """
+    """When verify is given a run directory, then the newest checkpoint in the run directory is
+    read."""
     saved(tmp_path, 7)
     saved(tmp_path, 12)
     assert verify(tmp_path) == 0
     assert "the end of step 12" in capsys.readouterr().out
 
 
-def test_of_a_directory_of_checkpoints_the_newest_of_that_name_is_read(
+def test_verify_reads_the_newest_checkpoint_that_matches_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When a directory for checkpoints is named, and what they are called, then the newest is read.
-    """
+    """When verify is given a directory of checkpoints and a name pattern, then the newest
+    checkpoint with a matching name is read."""
     saved(tmp_path, 7)
     saved(tmp_path, 12)
     for name in ("step-{step:08d}", "{step}"):
@@ -69,20 +66,18 @@ def test_of_a_directory_of_checkpoints_the_newest_of_that_name_is_read(
 
 
 @pytest.mark.parametrize("damage", [b"weighty", b"weight", b""])
-def test_what_is_not_as_it_was_written_is_named(tmp_path: Path, damage: bytes) -> None:
-    """
-    When a file has other bytes, or fewer, then it is refused, and the file is named.
-    """
+def test_verify_names_a_damaged_file(tmp_path: Path, damage: bytes) -> None:
+    """When a file of a checkpoint has other bytes or fewer bytes than were written, then verify
+    refuses the checkpoint and names the file."""
     place = saved(tmp_path, 42)
     (place / "dense" / "data").write_bytes(damage)
     with pytest.raises(CheckpointCorrupt, match="dense/data differs from what was written"):
         verify(place)
 
 
-def test_a_half_written_one_is_none(tmp_path: Path) -> None:
-    """
-    When a checkpoint was never finished, then there is none, and it is said how one is known.
-    """
+def test_verify_refuses_a_path_without_a_finished_checkpoint(tmp_path: Path) -> None:
+    """When a path has no finished checkpoint, then verify refuses the path and says that a finished
+    checkpoint has a `manifest.json`."""
     partial = checkpoint.partial(tmp_path / "checkpoints" / "step-00000042")
     partial.mkdir(parents=True)
     (partial / "data").write_bytes(b"half")

@@ -86,10 +86,11 @@ def folder(tmp_path: Path) -> Path:
         (["--run-dir", "train.py", "train.py"], "train.py is not a directory"),
     ],
 )
-def test_what_cannot_be_run_is_refused(folder: Path, arguments: list[str], sentence: str) -> None:
-    """
-    When a run is asked for that cannot be, then one sentence says why and nothing has happened.
-    """
+def test_run_with_impossible_arguments_is_refused(
+    folder: Path, arguments: list[str], sentence: str
+) -> None:
+    """When `tft run` has impossible arguments, then the command exits with 2, one sentence gives
+    the reason, and no file is written."""
     refusal = tft(folder, "run", *arguments)
 
     assert refusal.code == 2
@@ -100,10 +101,9 @@ def test_what_cannot_be_run_is_refused(folder: Path, arguments: list[str], sente
 
 
 @pytest.mark.parametrize("arguments", [[], ["--frobnicate", "train.py"], ["--nnodes", "two", "x"]])
-def test_wrong_usage_is_refused(folder: Path, arguments: list[str]) -> None:
-    """
-    When the command line cannot be read, then the usage is shown and nothing has happened.
-    """
+def test_unreadable_command_line_shows_the_usage(folder: Path, arguments: list[str]) -> None:
+    """When the command line cannot be parsed, then `tft run` exits with 2, shows its usage, and
+    writes no file."""
     refusal = tft(folder, "run", *arguments)
 
     assert refusal.code == 2
@@ -111,10 +111,9 @@ def test_wrong_usage_is_refused(folder: Path, arguments: list[str]) -> None:
     assert os.listdir(folder) == ["train.py"]
 
 
-def test_a_run_directory_in_use_is_refused(folder: Path) -> None:
-    """
-    When another launcher is at work in a run directory, then its pid is in the sentence.
-    """
+def test_run_is_refused_when_another_launcher_uses_the_directory(folder: Path) -> None:
+    """When another launcher uses the run directory, then `tft run` is refused and its message names
+    the pid of that launcher."""
     settings = JobSettings(job="j", run_dir=folder / "run", broker="127.0.0.1:29400")
     with run_dir_of(settings, node=0):
         refusal = tft(folder, "run", "--run-dir", "run", "train.py")
@@ -123,10 +122,9 @@ def test_a_run_directory_in_use_is_refused(folder: Path) -> None:
     assert f"in use by another `tft run` (process {os.getpid()})" in refusal.said
 
 
-def test_an_earlier_run_is_not_written_over(folder: Path) -> None:
-    """
-    When the run directory has a story, then it stays as it is.
-    """
+def test_run_is_refused_when_the_run_directory_has_a_story(folder: Path) -> None:
+    """When the run directory has the story of an earlier run, then `tft run` without `--resume` is
+    refused and the story is unchanged."""
     story = folder / "run" / "story.jsonl"
     story.parent.mkdir()
     story.write_text("{}\n")
@@ -140,20 +138,17 @@ def test_an_earlier_run_is_not_written_over(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["controller", "agent"])
-def test_a_part_is_refused_what_a_run_is_refused(folder: Path, part: str) -> None:
-    """
-    When a part is started by hand with settings out of bounds, then it says so as `tft run` does.
-    """
+def test_controller_and_agent_refuse_settings_out_of_bounds(folder: Path, part: str) -> None:
+    """When a controller or an agent is started by hand with a setting out of its bounds, then the
+    process exits with 2 and names the bound."""
     job = ["--job", "j", "--run-dir", "run", "--broker", "127.0.0.1:29400", "--nnodes", "0"]
     own = ["--node", "0", "train.py"] if part == "agent" else []
 
     assert tft(folder, part, *job, *own) == Refusal(2, "tft: --nnodes must be at least 1, not 0\n")
 
 
-def test_a_controller_refuses_a_story_that_is_damaged(folder: Path) -> None:
-    """
-    When a line of the story cannot be read, then the controller says which and leaves with 2.
-    """
+def test_controller_refuses_a_damaged_story(folder: Path) -> None:
+    """When a line of the story cannot be read, then the controller names the line and exits with 2."""
     story = folder / "run" / "story.jsonl"
     story.parent.mkdir()
     story.write_text('{"n":1,"at":1.0,"kind":"Ope\n')
@@ -166,20 +161,18 @@ def test_a_controller_refuses_a_story_that_is_damaged(folder: Path) -> None:
     assert refusal.said.count("\n") == 1
 
 
-def test_a_controller_refuses_a_run_directory_that_cannot_be_made(folder: Path) -> None:
-    """
-    When the run directory of a controller would lie in a file, then a sentence says so.
-    """
+def test_controller_refuses_a_run_directory_that_cannot_be_made(folder: Path) -> None:
+    """When the path of the run directory lies below a file, then the controller exits with 2 and
+    one sentence gives the reason."""
     where = folder / "train.py" / "run"
     refusal = tft(folder, "controller", "--job", "a", "--run-dir", str(where), "--broker", "h:1")
     assert refusal.code == 2
     assert refusal.said == f"tft: the run directory {where} cannot be made: Not a directory\n"
 
 
-def test_a_broker_is_refused_a_port_in_use(folder: Path) -> None:
-    """
-    When a broker cannot listen where it was told to, then it says so and exits 2.
-    """
+def test_broker_exits_with_2_when_its_address_cannot_be_used(folder: Path) -> None:
+    """When a broker cannot listen at the given address, then the broker names the address and exits
+    with 2."""
     refusal = tft(folder, "broker", "--host", "192.0.2.1", "--insecure", "--port", "29400")
 
     assert refusal.code == 2
@@ -198,10 +191,8 @@ def keys(folder: Path) -> Path:
     return folder / "keys"
 
 
-def test_keys_are_not_written_over(folder: Path, keys: Path) -> None:
-    """
-    When keys are to be made where there are some, then that is refused and they stay.
-    """
+def test_keys_command_is_refused_when_keys_exist(folder: Path, keys: Path) -> None:
+    """When the directory already has keys, then `tft keys` is refused and the keys are unchanged."""
     before = {path.name: path.read_bytes() for path in keys.iterdir()}
 
     refusal = tft(folder, "keys", "keys")
@@ -212,12 +203,11 @@ def test_keys_are_not_written_over(folder: Path, keys: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["broker.key", "job.key", "transfer.key"])
-def test_a_run_with_keys_that_others_can_read_is_refused(
+def test_secret_key_that_other_users_can_read_is_refused(
     folder: Path, keys: Path, name: str
 ) -> None:
-    """
-    When others can read a secret of the job, then the job is not started, and nor is a broker.
-    """
+    """When other users can read a secret key of the job, then `tft run` is refused. The broker is
+    also refused when the key is one that it uses."""
     (keys / name).chmod(0o644)
 
     refusal = tft(folder, "run", "--curve", "keys", "train.py")
@@ -231,11 +221,11 @@ def test_a_run_with_keys_that_others_can_read_is_refused(
         assert (refusal.code, f"chmod 600 keys/{name}" in refusal.said) == (2, True)
 
 
-def test_with_keys_an_address_that_others_reach_is_allowed(folder: Path, keys: Path) -> None:
-    """
-    When the bus is encrypted, then its address may be one that other machines reach: refused is only
-    that this one is not a machine's own.
-    """
+def test_address_reachable_from_other_machines_is_allowed_with_keys(
+    folder: Path, keys: Path
+) -> None:
+    """When the bus is encrypted with keys, then an address that other machines can reach needs no
+    `--insecure`. The only refusal here is that the address is not this machine's own."""
     refusal = tft(
         folder,
         "run",

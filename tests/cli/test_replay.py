@@ -54,11 +54,11 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_run_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    When a story tells several runs, then each is told and judged, and what is the same as then
-    is said to be.
-    """
+def test_replay_reports_every_run_of_a_story(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When a story has several runs, then each run is printed and judged, and equal commands are
+    reported as the same."""
     assert replay_story(run_dir, None) == 0
 
     first, second = (len(run.told) for run in read(run_dir, None).values())
@@ -73,10 +73,11 @@ def test_every_run_is_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "the job is over: cancelled, exit code 143" in said
 
 
-def test_one_run_can_be_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    When --run names a run, then only that one is told; one that is not there is refused.
-    """
+def test_replay_of_one_run_can_be_selected(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When a run number is given, then only that run is printed. A number that the story does not
+    have is refused."""
     assert replay_story(run_dir / "story.jsonl", -1) == 0
     assert "run 1: " not in capsys.readouterr().out
     with pytest.raises(UsageError, match="records 2 runs, and has no run 3"):
@@ -85,11 +86,11 @@ def test_one_run_can_be_asked_for(run_dir: Path, capsys: pytest.CaptureFixture[s
         print_test(run_dir, 0)
 
 
-def test_other_commands_are_a_difference(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """
-    When something else was commanded then, then the line, the event, and both commands are shown,
-    and the exit code says so.
-    """
+def test_replay_reports_commands_that_differ(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the recorded commands differ from the commands that the replay gives, then replay prints
+    the line, the event and both commands, and returns 1."""
     said_then = json.loads((run_dir / "story.jsonl").read_text().splitlines()[2])["then"]
     count = len(read(run_dir, 1)[1].told)
     damage(run_dir, 3, then="2 Kill: 00")
@@ -121,12 +122,11 @@ def test_other_commands_are_a_difference(run_dir: Path, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_what_is_no_story_is_refused(
+def test_missing_or_unreadable_story_is_refused(
     tmp_path: Path, content: str | None, error: type[Exception], sentence: str
 ) -> None:
-    """
-    When there is no story, or none that can be read, then a sentence says why.
-    """
+    """When the story is missing, empty, unreadable or of an earlier tft, then reading it is refused
+    and one sentence gives the reason."""
     if content is not None:
         (tmp_path / "story.jsonl").write_text(content)
 
@@ -134,12 +134,10 @@ def test_what_is_no_story_is_refused(
         read(tmp_path, None)
 
 
-def test_a_run_that_is_still_written_can_be_told(
+def test_replay_ignores_an_incomplete_last_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """
-    When the last line is not whole yet, then what stands before it is told.
-    """
+    """When the last line of a story is not complete yet, then the lines before it are replayed."""
     with Story(tmp_path / "story.jsonl") as story:
         story.opened(OPENED)
     with (tmp_path / "story.jsonl").open("a") as file:
@@ -149,11 +147,9 @@ def test_a_run_that_is_still_written_can_be_told(
     assert "run 1: 0 of 0 events judged" in capsys.readouterr().out
 
 
-def test_another_process_commands_the_same_and_prints_a_test_that_passes(run_dir: Path) -> None:
-    """
-    When a story is replayed by another process, whose sets of text have another order, then the
-    commands are the same; and the test it prints passes where there is nothing but tft.
-    """
+def test_replay_in_another_process_is_equal_and_its_test_passes(run_dir: Path) -> None:
+    """When another process, with another order of text sets, replays a story, then the commands are
+    the same. The test that `--as-test` prints passes."""
     told = python(run_dir, "-m", "tft", "replay", ".")
     printed = python(run_dir, "-m", "tft", "replay", "--as-test", ".")
     (run_dir / "test_pasted.py").write_text(printed.stdout)
@@ -165,10 +161,9 @@ def test_another_process_commands_the_same_and_prints_a_test_that_passes(run_dir
     assert "1 passed" in tested.stdout
 
 
-def test_a_story_that_cannot_be_read_is_exit_code_2(run_dir: Path) -> None:
-    """
-    When a line is garbled, then the command says which and leaves with 2.
-    """
+def test_replay_exits_with_2_when_a_line_is_unreadable(run_dir: Path) -> None:
+    """When a line of the story cannot be read, then the replay command names the line and exits
+    with 2."""
     damage(run_dir, 4, kind="Sung")
     ended = python(run_dir.parent, "-m", "tft", "replay", "run")
 

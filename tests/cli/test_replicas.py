@@ -94,10 +94,9 @@ def as_json(*arguments: str | Path) -> Any:  # Any: whatever json.loads gives
     return json.loads(replicas("--json", *arguments))
 
 
-def test_all_is_said_of_a_small_job() -> None:
-    """
-    When sizes are given, then who holds what is said, what can be lost and what it costs.
-    """
+def test_replicas_prints_holders_losses_and_costs_of_a_small_job() -> None:
+    """When the sizes of a small job are given, then the command prints the holders of each state,
+    the losses that are survivable, and the memory cost."""
     said = replicas(
         *("--dp", "8", "--optimizer-shards", "4", "--ranks-per-node", "4", "--parameters", "7B")
     )
@@ -190,29 +189,24 @@ rank:7, report group list: [3, 7]
         ),
     ],
 )
-def test_each_answer_has_its_sentence(sizes: str, sentences: list[str]) -> None:
-    """
-    When the answer is another, then so are the words; what there is much of is cut short.
-    """
+def test_replicas_prints_the_sentence_for_each_answer(sizes: str, sentences: list[str]) -> None:
+    """When the sizes lead to different answers, then the output has the sentence for each answer.
+    Long lists are shortened."""
     said = replicas(*sizes.split())
     for sentence in sentences:
         assert sentence in said
 
 
-def test_all_of_it_is_shown_when_asked_for() -> None:
-    """
-    When --all is given, then nothing is left out.
-    """
+def test_all_option_shows_the_complete_lists() -> None:
+    """When `--all` is given, then no list is shortened."""
     said = replicas("--dp", "2", "--pp", "50", "--all")
     assert "more" not in said
     assert "optimizer.stage49: [98, 99]" in said
     assert "rank:99, report group list: [98, 99]" in said
 
 
-def test_machines_are_told_the_same() -> None:
-    """
-    When --json is given, then everything is there, by name.
-    """
+def test_json_option_prints_the_same_facts_by_name() -> None:
+    """When `--json` is given, then groups, losses and bytes are in the output under their names."""
     said = as_json(
         *(
             "--dp",
@@ -242,11 +236,9 @@ def test_machines_are_told_the_same() -> None:
     assert said["bytes_per_rank"]["fp16/bf16"] == {"total": 6e9, "for_copies": 2e9}
 
 
-def test_a_file_of_mindspore_transformers_is_read(recipe: Path) -> None:
-    """
-    When a file is given as MindSpore Transformers ships it, then the sizes are its own, parameters
-    are cut with their optimizer state, and small ones are whole.
-    """
+def test_sizes_are_read_from_a_mindspore_transformers_file(recipe: Path) -> None:
+    """When a file of MindSpore Transformers is given, then the sizes are read from it. Parameters
+    are cut with their optimizer state, and small parameters are kept whole."""
     assert read_layout(recipe) == Layout(dp=8, shards=4, threshold_kb=64, scheme=MINDSPORE)
     said = replicas("--yaml", recipe, "--nodes", "2")
     assert "optimizer: parameters with their optimizer state; 4 shards, 2 copies of each" in said
@@ -285,21 +277,19 @@ def test_a_file_of_mindspore_transformers_is_read(recipe: Path) -> None:
         ),
     ],
 )
-def test_a_file_may_leave_out_what_has_a_default(
+def test_missing_key_of_a_mindspore_file_has_the_default(
     recipe: Path, was: str, becomes: str, layout: Layout
 ) -> None:
-    """
-    When a key is not there, or another value, then MindSpore's own default counts, or that value.
-    """
+    """When a key is missing from a MindSpore Transformers file, then MindSpore's default is used.
+    When the key has another value, that value is used."""
     assert was in PRETRAIN
     recipe.write_text(PRETRAIN.replace(was, becomes))
     assert read_layout(recipe) == layout
 
 
-def test_the_older_key_counts_too(recipe: Path) -> None:
-    """
-    When an older file says beside the sizes that the optimizer is cut, then it is.
-    """
+def test_older_optimizer_shard_key_is_read(recipe: Path) -> None:
+    """When an older file has `optimizer_shard` instead of `enable_parallel_optimizer`, then the
+    optimizer is cut into shards."""
     older = PRETRAIN.replace("  enable_parallel_optimizer: True\n", "")
     recipe.write_text(older + "  optimizer_shard: True\n")
     assert read_layout(recipe).shards == 4
@@ -377,13 +367,11 @@ def test_the_older_key_counts_too(recipe: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_key(
+def test_wrong_value_in_a_mindspore_file_is_refused_with_the_key(
     recipe: Path, was: str, becomes: str, sentence: str
 ) -> None:
-    """
-    When a file lacks something, has something else there, or leaves no replica, then the file, the
-    key and what is expected are named.
-    """
+    """When a key of the file is missing or wrong, or the sizes leave no replica, then the file is
+    refused. The sentence names the file, the key and the expected value."""
     assert was in PRETRAIN
     recipe.write_text(PRETRAIN.replace(was, becomes))
     with pytest.raises(UsageError) as refused:
@@ -406,10 +394,11 @@ def test_a_wrong_file_is_refused_with_the_key(
         (b"parallel_config: [8]", ": parallel_config is [8]; expected is a mapping"),
     ],
 )
-def test_what_is_no_such_file_is_refused(recipe: Path, content: bytes, sentence: str) -> None:
-    """
-    When a file is something else, then it is said what it is.
-    """
+def test_file_that_is_not_a_yaml_mapping_is_refused(
+    recipe: Path, content: bytes, sentence: str
+) -> None:
+    """When the file is not YAML, is empty, or has no mapping, then the file is refused and one
+    sentence gives its content or the reason."""
     recipe.write_bytes(content)
     with pytest.raises(UsageError) as refused:
         read_layout(recipe)
@@ -417,12 +406,11 @@ def test_what_is_no_such_file_is_refused(recipe: Path, content: bytes, sentence:
     assert "\n" not in str(refused.value)
 
 
-def test_without_the_reader_it_is_said_what_to_install(
+def test_missing_pyyaml_is_reported_with_the_package_to_install(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    When PyYAML is not there, then the caller learns what to install.
-    """
+    """When PyYAML is not installed, then reading a file is refused and the sentence names the
+    package to install."""
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match=r"PyYAML is needed: pip install 'tft-bus\[yaml\]'"):
         read_layout(recipe)
@@ -448,20 +436,17 @@ def test_without_the_reader_it_is_said_what_to_install(
         ("--dp 4 --expert-parameters 1e9", "--expert-parameters is how many of the --parameters"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(arguments: str, sentence: str) -> None:
-    """
-    When the question cannot be answered, then a sentence says why.
-    """
+def test_replicas_refuses_sizes_that_have_no_answer(arguments: str, sentence: str) -> None:
+    """When the sizes have no answer, then the command is refused and one sentence gives the reason."""
     with pytest.raises(UsageError) as refused:
         replicas(*arguments.split())
     assert str(refused.value).startswith(sentence)
 
 
 @pytest.mark.parametrize("amount", ["many", "-1", "nan", "inf", "B", ""])
-def test_a_number_of_parameters_is_a_number(amount: str) -> None:
-    """
-    When the number of parameters is none, then it is said how one is written.
-    """
+def test_invalid_number_of_parameters_is_refused(amount: str) -> None:
+    """When `--parameters` is not a valid number, then the command exits with 2 and shows examples
+    of a valid number."""
     ended = CliRunner().invoke(replicas_command(), ["--dp", "2", "--parameters", amount])
     assert ended.exit_code == 2
     assert f"{amount!r} is not a number of parameters, such as 13e9, 13B or 350M" in ended.output
@@ -480,10 +465,9 @@ def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_answers_and_refuses(recipe: Path) -> None:
-    """
-    When the command is called, then it exits 0 with an answer, or 2 with a sentence.
-    """
+def test_replicas_exits_with_0_or_2(recipe: Path) -> None:
+    """When the replicas command has an answer, then it exits with 0. When the sizes leave no
+    replica, it exits with 2 and one sentence."""
     answered = tft("--yaml", recipe)
     assert (answered.returncode, answered.stderr) == (0, "")
     assert "ranks 0-3, each with the rank 4 further on" in answered.stdout
@@ -493,10 +477,9 @@ def test_the_command_answers_and_refuses(recipe: Path) -> None:
     assert refused.stderr.count("\n") == 1
 
 
-def test_nothing_that_trains_is_imported() -> None:
-    """
-    When sizes are asked about, then neither PyYAML nor a framework nor the bus is loaded.
-    """
+def test_replicas_imports_no_yaml_torch_or_zmq() -> None:
+    """When sizes are given as options, then the replicas command imports neither PyYAML nor torch
+    nor zmq."""
     script = (
         "import sys; sys.argv = ['tft', 'replicas', '--dp', '2']\n"
         "from tft.cli.main import main\n"

@@ -51,42 +51,36 @@ def understood(arguments: list[str]) -> JobSettings:
 
 
 @given(settings=jobs)
-def test_a_part_is_told_what_its_launcher_was_told(settings: JobSettings) -> None:
-    """
-    When settings are written as arguments, then the options read the same settings from them.
-    """
+def test_settings_survive_as_command_line_arguments(settings: JobSettings) -> None:
+    """When settings are written as command-line arguments, then the options read the same settings
+    from the arguments."""
     assert understood(job_arguments(settings)) == settings
 
 
-def test_the_defaults_are_those_of_the_declaration() -> None:
-    """
-    When only what has no default is given, then the rest is as `tft.config` declares it.
-    """
+def test_option_defaults_are_those_of_the_config_module() -> None:
+    """When only the settings without a default are given, then all other settings have the defaults
+    that `tft.config` declares."""
     least = JobSettings(job="j", run_dir=Path("/d"), broker="h:1")
 
     assert understood(["--job", "j", "--run-dir", "/d", "--broker", "h:1"]) == least
 
 
-def test_a_part_must_be_told_what_has_no_default() -> None:
-    """
-    When the run directory is left out, then a part refuses to guess it.
-    """
+def test_missing_run_directory_is_refused() -> None:
+    """When `--run-dir` is left out of the arguments of a controller or an agent, then the command
+    line is refused."""
     with pytest.raises(click.MissingParameter, match="run_dir"):
         understood(["--job", "j", "--broker", "h:1"])
 
 
-def test_an_empty_list_is_refused() -> None:
-    """
-    When --enable names nothing, then that is refused: it might be meant as none or as all.
-    """
+def test_empty_enable_list_is_refused() -> None:
+    """When `--enable` names no strategy, then the command line is refused, because an empty list
+    could mean none or all."""
     with pytest.raises(click.BadParameter, match="name at least one"):
         understood(["--job", "j", "--run-dir", "/d", "--broker", "h:1", "--enable", " ,"])
 
 
 @pytest.mark.parametrize("declared", [config.JobSettings, config.RankSettings])
-def test_every_setting_says_what_it_is(declared: type) -> None:
-    """
-    When a setting is declared, then a sentence stands under it: it is the option's help.
-    """
+def test_every_setting_has_a_help_sentence(declared: type) -> None:
+    """When a setting is declared, then it has a sentence that is the help text of its option."""
     for setting in settings_of(declared):
         assert setting.sentence.endswith("."), setting.name

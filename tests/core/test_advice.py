@@ -42,12 +42,9 @@ def followed(job: ScriptedJob) -> str:
 # ---------------------------------------------------------------- asking
 
 
-def test_plugins_are_asked_when_everyone_stands_still() -> None:
-    """
-    When everyone has stopped, then the plugins see the faults and every strategy in the order in
-    which they would be tried, with what it would do or why it cannot be; nothing else is ordered
-    until they answer.
-    """
+def test_plugins_are_asked_when_all_ranks_have_stopped() -> None:
+    """When all ranks have stopped, then the plugins see the faults and every strategy in order,
+    with its effect or the reason against it. No other order is sent before the answer."""
     job = asked()
     assert names(job.said) == ["Freeze", "Stop", "Compare"]
     (consult,) = job.consulted
@@ -74,10 +71,9 @@ def test_plugins_are_asked_when_everyone_stands_still() -> None:
     }
 
 
-def test_nobody_is_asked_where_nobody_wants_to_be() -> None:
-    """
-    When no plugin wants a say, then the first strategy that can work is followed at once.
-    """
+def test_first_strategy_is_followed_when_no_plugin_advises() -> None:
+    """When no recovery plugin gives advice, then no plugin is asked, and the job follows the first
+    strategy that can work."""
     job = trained()
     job.fault(2, "memory")
     job.settle()
@@ -86,17 +82,14 @@ def test_nobody_is_asked_where_nobody_wants_to_be() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_nobody_is_asked_how_to_start() -> None:
-    """
-    When the job starts without a fault, then there is nothing to choose.
-    """
+def test_plugins_are_not_asked_at_a_start_without_a_fault() -> None:
+    """When the job starts without a fault, then the plugins are not asked."""
     assert trained(advised=True).consulted == []
 
 
-def test_nobody_is_asked_where_nothing_but_the_end_comes_into_question() -> None:
-    """
-    When a user's own bug ends the job, or somebody asks for its end, then that is no question.
-    """
+def test_plugins_are_not_asked_when_the_job_must_end() -> None:
+    """When a software fault of the script or a stop request ends the job, then the plugins are not
+    asked, and the job is dumped."""
     stopped, broken = trained(advised=True), trained(advised=True)
     stopped.stop(0)
     broken.fault(1, "software")
@@ -107,10 +100,9 @@ def test_nobody_is_asked_where_nothing_but_the_end_comes_into_question() -> None
         assert job.over.result == "dumped"
 
 
-def test_what_a_shrinking_would_cost_stands_in_the_offer() -> None:
-    """
-    When a node is lost that has no other place, then the plugins read who would leave.
-    """
+def test_scale_in_offer_names_the_ranks_that_leave() -> None:
+    """When a node is lost and its ranks have no other place, then the `scale_in` offer names the
+    ranks that leave."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
     job.lose_node(1)
     job.settle()
@@ -118,11 +110,9 @@ def test_what_a_shrinking_would_cost_stands_in_the_offer() -> None:
     assert (offer.why_not, offer.leaving, offer.step) == (None, (2, 3), 3)
 
 
-def test_plugins_see_every_rank_with_its_place_and_its_copies() -> None:
-    """
-    When a node is lost, then the plugins see of each rank its node, its process, its step, its
-    shards and the ranks that leave with it; of the lost ranks, why there is no place for them.
-    """
+def test_plugins_see_the_node_step_and_shards_of_every_rank() -> None:
+    """When a node is lost, then the plugins see the node, process, step, shards and column of each
+    rank. For lost ranks they see why no place is left."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
     job.lose_node(1)
     job.settle()
@@ -145,10 +135,9 @@ def test_plugins_see_every_rank_with_its_place_and_its_copies() -> None:
     assert [asdict(rank) for rank in seen[0].ranks] == [asdict(rank) for rank in ranks]
 
 
-def test_plugins_see_what_a_rank_keeps_in_the_order_of_the_steps() -> None:
-    """
-    When a rank reports the copies that it keeps in some order, then the plugins see their steps in order.
-    """
+def test_plugins_see_kept_copies_in_step_order() -> None:
+    """When a rank reports its kept copies in any order, then the plugins see the steps of these
+    copies in ascending order."""
     job = trained(advised=True, keeps=2)
     job.ranks[1].state.backups = (2, 1)
     job.fault(2, "memory")
@@ -156,11 +145,9 @@ def test_plugins_see_what_a_rank_keeps_in_the_order_of_the_steps() -> None:
     assert [rank.backups for rank in job.consulted[-1].ranks] == [(1, 2), (1, 2), (), (1, 2)]
 
 
-def test_a_plugin_can_be_asked_without_a_controller() -> None:
-    """
-    When a test of a plugin asks it, then it sees the incident as in a real job, and its answer is
-    followed; what fits no hook is refused, and what it raises is raised.
-    """
+def test_plugin_is_asked_by_a_test_without_a_controller() -> None:
+    """When a test asks a plugin, then the plugin sees the incident as in a real job, and its advice
+    is followed. An unknown hook is refused, and an exception of the plugin is raised."""
     job = asked()
     with pytest.raises(UsageError, match="tft_advice"):
         job.ask(SimpleNamespace(tft_advice=hookimpl(lambda incident: None)))
@@ -180,10 +167,9 @@ def test_a_plugin_can_be_asked_without_a_controller() -> None:
 # ---------------------------------------------------------------- answers
 
 
-def test_no_advice_means_the_default() -> None:
-    """
-    When the plugins have nothing to say, then the first strategy that can work is followed.
-    """
+def test_first_strategy_is_followed_when_plugins_answer_without_advice() -> None:
+    """When the plugins answer without advice, then the job follows the first strategy that can
+    work."""
     job = asked()
     job.advise()
     assert followed(job) == "retry"
@@ -192,11 +178,9 @@ def test_no_advice_means_the_default() -> None:
     assert job.doing == "healthy"
 
 
-def test_the_strategy_that_is_named_is_followed() -> None:
-    """
-    When a plugin names a strategy that is not the first, then it is followed, and for those that
-    were passed over the report says why.
-    """
+def test_strategy_named_by_a_plugin_is_followed() -> None:
+    """When a plugin names a strategy that is not the first, then the job follows that strategy. The
+    report says why each earlier strategy was not followed."""
     job = asked()
     job.advise(strategy="recover")
     job.settle()
@@ -208,10 +192,8 @@ def test_the_strategy_that_is_named_is_followed() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_dump_can_be_advised() -> None:
-    """
-    When a plugin would rather have the job end, then it is saved and ends.
-    """
+def test_job_is_dumped_when_a_plugin_advises_dump() -> None:
+    """When a plugin advises `dump`, then the job writes a last checkpoint and ends."""
     job = asked()
     job.advise(strategy="dump")
     job.settle()
@@ -221,10 +203,8 @@ def test_a_dump_can_be_advised() -> None:
     assert tried(job)["retry"] == tried(job)["recover"] == why
 
 
-def test_an_end_without_a_checkpoint_can_be_advised() -> None:
-    """
-    When a plugin says that the job is to exit, then nothing is saved.
-    """
+def test_job_ends_without_a_checkpoint_when_a_plugin_advises_exit() -> None:
+    """When a plugin advises `exit`, then the job ends and saves no checkpoint."""
     job = asked()
     job.advise(strategy="exit")
     job.settle()
@@ -234,11 +214,9 @@ def test_an_end_without_a_checkpoint_can_be_advised() -> None:
     assert "dump: another was advised: the scheduler says so" in job.over.why
 
 
-def test_a_veto_rules_out_for_the_whole_incident() -> None:
-    """
-    When a plugin rules a strategy out, then the next one is followed, and the first is not taken
-    up again when another fault joins.
-    """
+def test_veto_rules_out_a_strategy_for_the_whole_incident() -> None:
+    """When a plugin rules out a strategy, then the job follows the next strategy. The first
+    strategy stays ruled out when another fault joins the incident."""
     job = asked()
     job.advise(veto=("retry",))
     assert followed(job) == "recover"
@@ -254,10 +232,9 @@ def test_a_veto_rules_out_for_the_whole_incident() -> None:
     assert tried(job) == {"retry": why}
 
 
-def test_a_veto_of_everything_still_leaves_the_end() -> None:
-    """
-    When everything is ruled out, the end too, then the job ends: nobody can be kept for ever.
-    """
+def test_job_exits_when_a_plugin_rules_out_every_strategy() -> None:
+    """When a plugin rules out every strategy, also `dump` and `exit`, then the job still ends and
+    fails with code 4."""
     job = asked()
     job.advise(veto=("retry", "recover", "scale_in", "dump", "exit"))
     job.settle()
@@ -265,10 +242,9 @@ def test_a_veto_of_everything_still_leaves_the_end() -> None:
     assert (job.over.result, job.over.code) == ("failed", 4)
 
 
-def test_a_veto_does_not_outlive_its_incident() -> None:
-    """
-    When the next incident comes, then what was ruled out in the last one is offered again.
-    """
+def test_veto_does_not_apply_to_the_next_incident() -> None:
+    """When the next incident begins, then a strategy that was ruled out in the last incident is
+    offered again."""
     job = asked()
     job.advise(veto=("retry",))
     job.settle()
@@ -292,14 +268,12 @@ def test_a_veto_does_not_outlive_its_incident() -> None:
         ({"strategy": "retry", "veto": ("retry",)}, None),
     ],
 )
-def test_advice_that_cannot_be_followed_changes_nothing(
+def test_first_strategy_is_followed_when_the_advice_cannot_be_followed(
     said: dict[str, Any],  # Any: the fields of Advised
     why_not: str | None,
 ) -> None:
-    """
-    When what is advised cannot work, or nobody knows it, then the first strategy that can is
-    followed, and the operator reads why the advice was not.
-    """
+    """When the advised strategy cannot work or is unknown, then the job follows the first strategy
+    that can work. The operator reads why the advice was not followed."""
     job = asked()
     job.advise(**said)
     assert followed(job) == ("retry" if "veto" not in said else "recover")
@@ -315,11 +289,9 @@ def test_advice_that_cannot_be_followed_changes_nothing(
 # ---------------------------------------------------------------- strategies of their own
 
 
-def test_a_strategy_of_its_own_is_one_of_ours_under_another_name() -> None:
-    """
-    When a plugin brings a variant of `retry` that goes back further and leaves batches out, then
-    that is done and reported under its name.
-    """
+def test_strategy_of_a_plugin_runs_its_base_and_is_reported_under_its_own_name() -> None:
+    """When a plugin advises its own variant of `retry`, with an earlier step and skipped batches,
+    then the job does both. The report shows the plugin's name for the strategy."""
     job = asked(keeps=2)
     job.advise(strategy="cool_down", base="retry", not_after=2, skip=3)
     job.settle()
@@ -331,11 +303,9 @@ def test_a_strategy_of_its_own_is_one_of_ours_under_another_name() -> None:
     assert job.facts("strategy_chosen")[-1]["strategy"] == "cool_down"
 
 
-def test_a_strategy_of_its_own_may_replace_processes_that_live() -> None:
-    """
-    When a plugin has the processes of more ranks replaced, then they are ended and started again
-    with the reason it gives.
-    """
+def test_strategy_of_a_plugin_replaces_live_processes() -> None:
+    """When a plugin's own strategy names more ranks to replace, then their live processes are ended
+    for the plugin's reason and started again."""
     job = asked(groups={"dense": (0, 1, 2, 3)})
     job.advise(strategy="fresh", base="recover", replace=(0,), why="their driver is old")
     job.settle()
@@ -346,10 +316,9 @@ def test_a_strategy_of_its_own_may_replace_processes_that_live() -> None:
     assert strategies(job) == ["fresh"]
 
 
-def test_only_a_strategy_of_its_own_goes_back_further() -> None:
-    """
-    When a plugin names one of ours and a step, but no base, then the step is not heeded.
-    """
+def test_step_in_the_advice_is_ignored_without_a_base_strategy() -> None:
+    """When a plugin names a built-in strategy and an earlier step, but no base, then the step and
+    the skipped batches are ignored."""
     job = asked(keeps=2)
     job.advise(strategy="retry", not_after=1, skip=2)
     job.settle()
@@ -357,10 +326,9 @@ def test_only_a_strategy_of_its_own_goes_back_further() -> None:
     assert [(r.step, r.skip) for r in job.orders(Rollback)] == [(3, 0)]
 
 
-def test_a_strategy_of_its_own_does_not_undo_what_is_known() -> None:
-    """
-    When numbers are polluted and a plugin would not go back that far, then the pollution counts.
-    """
+def test_strategy_of_a_plugin_cannot_keep_a_polluted_step() -> None:
+    """When a numeric fault has polluted step 3 and a plugin advises to keep that step, then all
+    ranks still go back to step 2."""
     job = trained(advised=True, keeps=2)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -369,11 +337,9 @@ def test_a_strategy_of_its_own_does_not_undo_what_is_known() -> None:
     assert {r.step for r in job.orders(Restore)} == {2}
 
 
-def test_a_strategy_of_its_own_that_does_not_help_counts_as_its_base() -> None:
-    """
-    When the same fault comes back after it, then its base has failed, and it is not followed
-    again.
-    """
+def test_failed_strategy_of_a_plugin_counts_as_a_failure_of_its_base() -> None:
+    """When the same fault occurs again after a plugin's own strategy, then its base strategy has
+    failed. The same advice is not followed again."""
     job = asked()
     job.advise(strategy="mine", base="retry")
     job.settle()
@@ -391,10 +357,9 @@ def test_a_strategy_of_its_own_that_does_not_help_counts_as_its_base() -> None:
 # ---------------------------------------------------------------- time
 
 
-def test_no_answer_in_time_means_the_default() -> None:
-    """
-    When the plugins have not answered after the limit, then the job goes on without them.
-    """
+def test_first_strategy_is_followed_when_plugins_do_not_answer_in_time() -> None:
+    """When the plugins do not answer within the limit, then the job follows the first strategy that
+    can work."""
     job = asked(advice=12.0)
     began = job.now
     job.wait()
@@ -403,11 +368,9 @@ def test_no_answer_in_time_means_the_default() -> None:
     assert len(job.consulted) == 1
 
 
-def test_whoever_wants_time_is_asked_again() -> None:
-    """
-    When a plugin asks for time, then everyone waits that long, and it is asked once more, about
-    what can be done by then.
-    """
+def test_plugin_that_asks_for_time_is_asked_again_after_that_time() -> None:
+    """When a plugin asks for time, then the job waits that long and asks again. The new offers show
+    what can be done by then."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)})
     job.lose_node(1)
     job.settle()
@@ -433,32 +396,27 @@ def test_whoever_wants_time_is_asked_again() -> None:
     assert job.doing == "healthy"
 
 
-def test_half_a_second_is_time_too() -> None:
-    """
-    When a plugin asks for half a second, then the decision is made after that time and not before.
-    """
+def test_plugin_can_ask_for_half_a_second() -> None:
+    """When a plugin asks for half a second, then the job stays in the choice, and the next deadline
+    is half a second later."""
     job = asked()
     job.advise(wait=0.5)
     assert job.doing == "choosing"
     assert job.machine.next_deadline() == job.now + 0.5
 
 
-def test_a_strategy_that_was_passed_over_without_a_reason_has_a_plain_sentence() -> None:
-    """
-    When a plugin advises a strategy and gives no reason, then the report says of the others only
-    that another one was advised.
-    """
+def test_report_says_another_was_advised_when_the_plugin_gives_no_reason() -> None:
+    """When a plugin advises a strategy without a reason, then the report says of the other
+    strategies only that another one was advised."""
     job = asked()
     job.advise(strategy="dump", why="")
     job.settle()
     assert tried(job)["retry"] == "another was advised"
 
 
-def test_patience_is_limited() -> None:
-    """
-    When plugins ask for time again and again, then in one incident they get no more than the
-    limit in all; after that their answer is taken as it is.
-    """
+def test_total_time_for_plugins_is_limited_per_incident() -> None:
+    """When plugins ask for time repeatedly in one incident, then they get at most the limit in
+    total. After that the job decides at their next answer."""
     job = asked(patience=40.5)
     job.advise(wait=40.0)
     job.wait()
@@ -471,10 +429,9 @@ def test_patience_is_limited() -> None:
     assert [f["seconds"] for f in job.facts("advice_awaited")] == [40.0, 0.5]
 
 
-def test_time_is_counted_anew_in_another_incident() -> None:
-    """
-    When the patience of one incident is used up, then the next one has its own.
-    """
+def test_time_for_plugins_is_counted_anew_in_the_next_incident() -> None:
+    """When the plugins have used up the waiting time of one incident, then the next incident has
+    its own waiting time."""
     job = asked(patience=50.0)
     job.advise(wait=50.0)
     job.wait()
@@ -487,11 +444,9 @@ def test_time_is_counted_anew_in_another_incident() -> None:
     assert job.machine.next_deadline() == job.now + 20.0
 
 
-def test_what_is_named_while_time_is_asked_for_is_not_followed_yet() -> None:
-    """
-    When a plugin names a strategy and asks for time, then the time comes first; and a veto counts
-    at once.
-    """
+def test_strategy_named_with_a_wait_is_not_followed_before_the_wait_ends() -> None:
+    """When a plugin names a strategy and asks for time, then the job waits first. A veto in the
+    same advice applies at once."""
     job = asked()
     job.advise(strategy="dump", wait=20.0, veto=("retry",))
     assert job.doing == "choosing"
@@ -504,11 +459,9 @@ def test_what_is_named_while_time_is_asked_for_is_not_followed_yet() -> None:
 # ---------------------------------------------------------------- what is late
 
 
-def test_advice_to_what_is_no_longer_offered_is_absorbed() -> None:
-    """
-    When another fault joins before the plugins answer, then they are asked anew, and the answer
-    to the first question counts for nothing.
-    """
+def test_advice_to_an_earlier_round_is_ignored() -> None:
+    """When another fault joins before the plugins answer, then the plugins are asked again, and an
+    answer to the first question is ignored."""
     job = asked()
     first = job.consulted[-1]
     job.kill(0)
@@ -526,10 +479,8 @@ def test_advice_to_what_is_no_longer_offered_is_absorbed() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_advice_that_nobody_asked_for_is_absorbed() -> None:
-    """
-    When advice comes while everyone trains, or after a strategy is followed, then nothing follows.
-    """
+def test_unrequested_advice_is_ignored() -> None:
+    """When advice arrives during training or after a strategy was chosen, then the job ignores it."""
     job = asked()
     job.advise()
     before = len(job.said)
@@ -541,11 +492,9 @@ def test_advice_that_nobody_asked_for_is_absorbed() -> None:
     assert job.doing == "healthy"
 
 
-def test_whoever_waits_for_advice_is_asked_again_by_the_next_leader() -> None:
-    """
-    When the controller is lost while it asks, then the next one asks again, and gives as much
-    time as the first did.
-    """
+def test_next_controller_asks_the_plugins_again() -> None:
+    """When the controller is lost while the plugins are asked, then the next controller asks again
+    with the same time limit."""
     job = asked()
     job.now += 25.0
     job.lead(2)
@@ -558,11 +507,9 @@ def test_whoever_waits_for_advice_is_asked_again_by_the_next_leader() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_leader_lost_while_time_was_given_asks_again() -> None:
-    """
-    When the controller is lost while plugins wanted time, then the next one asks whether they
-    still do.
-    """
+def test_next_controller_asks_again_when_plugins_had_asked_for_time() -> None:
+    """When the controller is lost while the plugins have asked for time, then the next controller
+    asks the plugins again at once."""
     job = asked()
     job.advise(wait=100.0)
     job.lead(2)
@@ -571,11 +518,9 @@ def test_a_leader_lost_while_time_was_given_asks_again() -> None:
     assert followed(job) == "recover"
 
 
-def test_plugins_are_asked_again_when_a_strategy_did_not_help() -> None:
-    """
-    When what was followed did not help, then the plugins are asked in the next round, and read
-    what has failed.
-    """
+def test_plugins_are_asked_again_when_a_strategy_has_failed() -> None:
+    """When the same fault occurs again after a strategy, then the plugins are asked in the next
+    round. The offer says why that strategy has failed."""
     job = asked()
     job.advise()
     job.settle()
@@ -586,11 +531,9 @@ def test_plugins_are_asked_again_when_a_strategy_did_not_help() -> None:
     assert retry.why_not == "the memory fault at step 4 occurred again"
 
 
-def test_what_was_followed_before_says_nothing_to_what_comes_then() -> None:
-    """
-    When another fault joins after advice was followed, and nobody answers this time, then the
-    default is followed, not what was advised before.
-    """
+def test_earlier_advice_is_not_used_in_a_later_round() -> None:
+    """When another fault joins after advice was followed and the plugins do not answer in time,
+    then the job follows the default strategy, not the earlier advice."""
     job = asked()
     job.script.slow = {2}
     job.advise(strategy="mine", base="recover")
@@ -602,11 +545,9 @@ def test_what_was_followed_before_says_nothing_to_what_comes_then() -> None:
     assert followed(job) == "recover"
 
 
-def test_an_incident_that_ends_while_plugins_are_asked_has_followed_nothing() -> None:
-    """
-    When everybody is lost after a strategy was chosen, and the end is asked for while plugins are
-    asked again, then the report does not say that it was that strategy which ended the incident.
-    """
+def test_report_says_exit_when_a_stop_comes_while_plugins_are_asked_again() -> None:
+    """When most ranks are lost after a strategy was chosen, and a stop request comes while the
+    plugins are asked again, then the report names `exit` as the strategy."""
     job = asked()
     job.script.slow = {0, 1, 2, 3}
     job.advise(strategy="recover")
@@ -619,12 +560,9 @@ def test_an_incident_that_ends_while_plugins_are_asked_has_followed_nothing() ->
     assert strategies(job) == ["exit"]
 
 
-def test_nobody_is_asked_about_a_start_that_is_no_incident() -> None:
-    """
-    When a node is given up before any rank has come so far that something could be lost, and the
-    processes there end by themselves, then there is no incident that plugins could be asked about:
-    the ranks are started elsewhere.
-    """
+def test_plugins_are_not_asked_when_a_node_is_excluded_during_the_start() -> None:
+    """When a node is excluded before any rank is ready and its processes end, then no plugin is
+    asked. The ranks of that node are started elsewhere."""
     job = ScriptedJob(4, Policy(advised=True), placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {0, 1, 2, 3}
     job.start()
@@ -637,10 +575,9 @@ def test_nobody_is_asked_about_a_start_that_is_no_incident() -> None:
     assert [(s.rank, s.node) for s in job.orders(Spawn)][-2:] == [(2, 2), (3, 2)]
 
 
-def test_a_pause_is_kept_while_advice_is_awaited() -> None:
-    """
-    When a pause is asked for while plugins are asked, then it begins when the job is healthy.
-    """
+def test_pause_requested_while_plugins_are_asked_begins_after_recovery() -> None:
+    """When a pause is requested while the plugins are asked, then the pause begins when the job is
+    healthy."""
     job = asked()
     job.pause()
     job.advise()
@@ -649,10 +586,9 @@ def test_a_pause_is_kept_while_advice_is_awaited() -> None:
     assert job.doing == "paused"
 
 
-def test_an_end_asked_for_while_advice_is_awaited_is_not_discussed() -> None:
-    """
-    When somebody asks for the end while plugins are asked, then the job is saved at once.
-    """
+def test_stop_request_while_plugins_are_asked_ends_the_job_at_once() -> None:
+    """When a stop request comes while the plugins are asked, then the job ends as cancelled, and
+    the plugins are not asked again."""
     job = asked()
     job.stop()
     job.settle()
@@ -661,11 +597,9 @@ def test_an_end_asked_for_while_advice_is_awaited_is_not_discussed() -> None:
     assert len(job.consulted) == 1
 
 
-def test_a_rank_that_is_ended_while_advice_is_awaited_is_awaited_first() -> None:
-    """
-    When a rank is told to end while plugins are asked, then nothing is decided before its end has
-    come in: what it leaves behind is not known before.
-    """
+def test_decision_waits_for_the_end_of_a_rank_ended_while_plugins_are_asked() -> None:
+    """When a rank is told to end while the plugins are asked, then the job waits for the end of its
+    process before it asks the plugins again."""
     job = asked()
     job.notice(0, "process", "its container is gone")
     assert [k.rank for k in job.orders(Kill)] == [0]
@@ -676,10 +610,9 @@ def test_a_rank_that_is_ended_while_advice_is_awaited_is_awaited_first() -> None
     assert {f.rank for f in job.consulted[-1].faults} == {0, 2}
 
 
-def test_advice_is_asked_for_a_chance_as_well() -> None:
-    """
-    When a straggler's successor is ready, then the plugins may keep the job from changing over.
-    """
+def test_plugin_can_veto_a_migration_to_a_successor() -> None:
+    """When the successor of a straggler is ready, then the plugins are asked and can veto
+    `migrate`. The straggler then keeps its rank."""
     job = trained(advised=True, placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler", "its clock is throttled")
     job.settle()

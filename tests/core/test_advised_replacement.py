@@ -10,11 +10,9 @@ COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 NINE = {"a": (1, 8), "b": (0, 2, 3, 4, 5, 6, 7)}
 
 
-def test_nobody_is_replaced_who_would_take_the_last_copy_along_with_another() -> None:
-    """
-    When a plugin has the one rank replaced that holds the same shard as the one that is replaced
-    anyway, then its advice is not followed: between them they have all there is of it.
-    """
+def test_advice_to_replace_both_holders_of_a_shard_is_not_followed() -> None:
+    """When a plugin advises to replace the second of two ranks that hold a shard while the first is
+    replaced too, then the advice is not followed. No sound copy would be left."""
     job = trained(9, advised=True, groups=NINE)
     job.fault(8, "network")
     job.settle()
@@ -28,11 +26,9 @@ def test_nobody_is_replaced_who_would_take_the_last_copy_along_with_another() ->
     assert job.orders(Kill) == []
 
 
-def test_who_is_replaced_on_advice_is_told_why_in_its_words() -> None:
-    """
-    When the ranks that are replaced anyway and another one are replaced on advice, then they are
-    ended in their order, with the plugin's reason.
-    """
+def test_replaced_ranks_are_ended_in_rank_order_for_the_reason_of_the_plugin() -> None:
+    """When a plugin advises to replace another rank in addition, then both processes are ended in
+    rank order, with the plugin's reason."""
     job = trained(9, advised=True)
     job.fault(8, "network")
     job.settle()
@@ -42,11 +38,9 @@ def test_who_is_replaced_on_advice_is_told_why_in_its_words() -> None:
     ]  # fmt: skip
 
 
-def test_who_is_replaced_because_it_was_advised_is_told_that() -> None:
-    """
-    When a plugin wants a process replaced before a retry was tried, then nobody says that a retry
-    did not help; and where the plugin gives no reason, its advice is the reason.
-    """
+def test_reason_of_the_plugin_is_the_cause_of_an_advised_replacement() -> None:
+    """When a plugin advises `recover` before `retry` was tried, then the plugin's reason is the
+    cause of the replacement. Without a reason, the cause is that a plugin advised it."""
     for why, cause in (("cards fail", "cards fail"), ("", "a recovery plugin has advised it")):
         job = trained(advised=True)
         job.fault(2, "memory")
@@ -55,11 +49,9 @@ def test_who_is_replaced_because_it_was_advised_is_told_that() -> None:
         assert [(kill.rank, kill.cause) for kill in job.orders(Kill)] == [(2, cause)]
 
 
-def test_a_process_is_replaced_for_the_reason_against_a_retry() -> None:
-    """
-    When a retry is ruled out by a plugin that names no strategy, then that is why a process is
-    ended that lives.
-    """
+def test_veto_of_retry_is_the_cause_of_a_replacement() -> None:
+    """When a plugin rules out `retry` and names no strategy, then the live process of the faulty
+    rank is ended, and the veto is the cause."""
     job = trained(advised=True)
     job.fault(2, "memory")
     job.settle()
@@ -69,11 +61,9 @@ def test_a_process_is_replaced_for_the_reason_against_a_retry() -> None:
     ]
 
 
-def test_a_rank_that_is_replaced_once_more_on_advice_is_one_fault() -> None:
-    """
-    When a plugin has the new process of a lost rank replaced as well, then the report has its
-    loss once, with both reasons.
-    """
+def test_lost_rank_that_is_replaced_again_on_advice_is_one_fault() -> None:
+    """When a plugin advises to replace a lost rank again, then the report has one fault for that
+    rank, with both reasons."""
     job = trained(advised=True)
     job.kill(2)
     job.settle()
@@ -89,11 +79,9 @@ def test_a_rank_that_is_replaced_once_more_on_advice_is_one_fault() -> None:
     ]
 
 
-def test_a_rank_that_has_left_is_not_replaced() -> None:
-    """
-    When a plugin has a rank replaced that takes no part any more, or none that there is, then it is
-    left as it is.
-    """
+def test_advice_to_replace_a_rank_that_leaves_is_ignored() -> None:
+    """When a plugin names a rank that leaves the job, or a rank that does not exist, then no
+    process is replaced for that advice."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=COLUMNS)
     job.lose_node(2)
     job.settle()
@@ -105,11 +93,9 @@ def test_a_rank_that_has_left_is_not_replaced() -> None:
     assert job.ranks[2].alive
 
 
-def test_those_who_leave_are_no_reason_against_a_replacement() -> None:
-    """
-    When what was a rank's own has gone with its node, and the rank leaves, then another one may be
-    replaced on advice all the same.
-    """
+def test_ranks_that_leave_do_not_prevent_an_advised_replacement() -> None:
+    """When the ranks of a lost node leave the job, then the loss of their own state does not
+    prevent an advised replacement of another rank."""
     job = trained(6, advised=True, derives=False, placement={0: (0, 1, 2, 3), 1: (4, 5)})
     job.lose_node(1)
     job.settle()
@@ -121,11 +107,9 @@ def test_those_who_leave_are_no_reason_against_a_replacement() -> None:
     assert [kill.rank for kill in job.orders(Kill) if kill.node == 0] == [0]
 
 
-def test_only_a_strategy_of_its_own_replaces_anybody() -> None:
-    """
-    When a plugin names one of ours and ranks to be replaced, but no base, then nobody is replaced,
-    and what they hold is no reason against it.
-    """
+def test_ranks_to_replace_are_ignored_without_a_base_strategy() -> None:
+    """When a plugin names a built-in strategy and ranks to replace, but no base, then no rank is
+    replaced. The shards of these ranks are no reason against the strategy."""
     job = trained(advised=True, groups=HALVES)
     job.fault(2, "network")
     job.settle()
@@ -137,11 +121,9 @@ def test_only_a_strategy_of_its_own_replaces_anybody() -> None:
     assert job.orders(Kill) == []
 
 
-def test_an_end_of_its_own_needs_no_step_to_go_on_from() -> None:
-    """
-    When a plugin brings a last checkpoint of its own, and nobody could train on, then it is
-    written: nobody is replaced, and nobody goes on.
-    """
+def test_dump_of_a_plugin_is_followed_when_the_ranks_cannot_train_on() -> None:
+    """When a plugin advises its own strategy with base `dump` and the ranks cannot train on, then
+    the advice is followed. The job ends with a last checkpoint."""
     job = trained(advised=True, derives=False, placement={0: (0, 1), 1: (2, 3)})
     job.lose_node(1)
     job.settle()
@@ -153,11 +135,9 @@ def test_an_end_of_its_own_needs_no_step_to_go_on_from() -> None:
     assert job.over.result == "dumped"
 
 
-def test_an_end_without_a_checkpoint_is_one_whatever_it_is_called() -> None:
-    """
-    When a plugin has the job end under a name of its own, and nothing saved, then the report says
-    that the job has left: the name is not one of a way that it went on.
-    """
+def test_report_says_exit_for_a_plugin_strategy_with_base_exit() -> None:
+    """When a plugin ends the job with its own strategy of base `exit`, then the report names the
+    strategy `exit`, not the plugin's name."""
     job = trained(advised=True)
     job.fault(2, "network")
     job.settle()

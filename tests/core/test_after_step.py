@@ -20,11 +20,9 @@ def again(job: ScriptedJob) -> list[bool]:
 # ---------------------------------------------------------------- time
 
 
-def test_a_rank_that_evaluates_is_not_taken_for_one_that_hangs() -> None:
-    """
-    When a rank is lost while another one evaluates, and that does not leave its loop within the time that others
-    have, then it is waited for as long as it has said, and everyone goes on with it.
-    """
+def test_rank_that_evaluates_is_not_treated_as_hung() -> None:
+    """When a rank is lost while another rank evaluates, then the job waits for the evaluation as
+    long as that rank has announced. The evaluating rank then keeps its process."""
     job = trained(after=3600.0)
     job.ranks[0].loop.after = True
     job.script.muted = {(0, "stop")}
@@ -46,10 +44,9 @@ def test_a_rank_that_evaluates_is_not_taken_for_one_that_hangs() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_whoever_else_hangs_meanwhile_is_ended_in_time() -> None:
-    """
-    When one rank evaluates and another one does not leave its loop, then that one is ended as always.
-    """
+def test_hung_rank_is_ended_in_time_while_another_rank_evaluates() -> None:
+    """When one rank evaluates and another rank does not leave its loop, then the other rank is
+    ended within the usual time."""
     job = trained(after=3600.0)
     job.ranks[0].loop.after = True
     job.script.muted = {(0, "stop"), (2, "stop")}
@@ -59,10 +56,9 @@ def test_whoever_else_hangs_meanwhile_is_ended_in_time() -> None:
     assert [order.rank for order in job.orders(Kill)] == [2]
 
 
-def test_an_evaluation_that_takes_too_long_is_a_hang() -> None:
-    """
-    When a rank evaluates for longer than it has said, then it is ended.
-    """
+def test_rank_is_ended_when_its_evaluation_exceeds_the_announced_time() -> None:
+    """When a rank evaluates for longer than the 100 s that it has announced, then its process is
+    ended."""
     job = trained(after=100.0)
     job.ranks[0].loop.after = True
     job.script.muted = {(0, "stop")}
@@ -75,11 +71,9 @@ def test_an_evaluation_that_takes_too_long_is_a_hang() -> None:
     assert job.now - began > 99.9
 
 
-def test_ranks_that_evaluate_together_get_the_longest_time_that_one_of_them_needs() -> None:
-    """
-    When two ranks evaluate, and one has announced 1000 s for it and the other 100 s, then both are waited for until
-    1000 s are over: the second may wait for the first.
-    """
+def test_ranks_that_evaluate_together_get_the_longest_announced_time() -> None:
+    """When two ranks evaluate and have announced 1000 s and 100 s, then the job waits 1000 s for
+    both, because one may wait for the other."""
     job = ScriptedJob(4, Policy(), strategies=STRATEGIES, after=100.0)
     job.script.slow = {0}
     job.start()
@@ -105,20 +99,17 @@ def test_ranks_that_evaluate_together_get_the_longest_time_that_one_of_them_need
 # ---------------------------------------------------------------- again
 
 
-def test_nothing_is_called_again_where_all_have_been_through_it() -> None:
-    """
-    When a rank is lost in the step after, then nothing is called again.
-    """
+def test_after_step_function_is_not_repeated_when_all_ranks_completed_it() -> None:
+    """When a rank is lost in the next step, then the function after the step is not called again."""
     job = trained(after=60.0)
     job.kill(3)
     job.settle()
     assert again(job) == [False]
 
 
-def test_what_the_lost_rank_has_not_been_through_all_call_again() -> None:
-    """
-    When a rank is lost while it is called there, and the others are through with it, then all call it again.
-    """
+def test_after_step_function_is_repeated_when_the_lost_rank_was_in_it() -> None:
+    """When a rank is lost inside the function after the step and the others have completed it, then
+    all ranks call the function again."""
     job = trained(after=60.0)
     job.ranks[3].loop.after = True
     job.kill(3)
@@ -126,11 +117,9 @@ def test_what_the_lost_rank_has_not_been_through_all_call_again() -> None:
     assert again(job) == [True]
 
 
-def test_what_one_of_those_left_has_not_been_through_all_call_again() -> None:
-    """
-    When a rank is lost, and another one was cut off in what is called after the step, or in its tail, then all call
-    it again, whatever has happened to it since.
-    """
+def test_after_step_function_is_repeated_when_a_remaining_rank_was_cut_off() -> None:
+    """When a rank is lost and another rank was cut off in the function after the step or in the
+    tail, then all ranks call the function again. A later fault does not change this."""
     for cut in ("after", "tail"):
         job = trained(after=60.0)
         setattr(job.ranks[1].loop, cut, True)
@@ -143,11 +132,9 @@ def test_what_one_of_those_left_has_not_been_through_all_call_again() -> None:
         assert again(job) == [True, True], cut
 
 
-def test_what_a_rank_has_not_come_to_before_it_was_stopped_all_call_again() -> None:
-    """
-    When a rank is lost while another one is in the tail of the step, then the other one leaves its loop at the end of
-    the tail: all call again what is called after the step.
-    """
+def test_after_step_function_is_repeated_when_a_rank_stopped_before_it() -> None:
+    """When a rank is lost while another rank is in the tail, then the other rank stops at the end
+    of the tail. All ranks call the function after the step again."""
     job = trained(after=60.0)
     job.ranks[1].loop.tail = True
     job.kill(3)
@@ -156,11 +143,9 @@ def test_what_a_rank_has_not_come_to_before_it_was_stopped_all_call_again() -> N
     assert again(job) == [True]
 
 
-def test_a_new_process_that_has_no_state_yet_has_nothing_to_call_again() -> None:
-    """
-    When another fault comes before the process that replaces a lost one has its state, and all had been through the
-    step, then nothing is called again.
-    """
+def test_new_process_without_state_does_not_cause_a_repeated_call() -> None:
+    """When a second fault comes before the new process of a lost rank has its state, then the
+    function that all ranks had completed is not called again."""
     job = trained(after=60.0)
     job.script.muted = {(3, "fetch")}
     job.kill(3)
@@ -172,21 +157,18 @@ def test_a_new_process_that_has_no_state_yet_has_nothing_to_call_again() -> None
     assert again(job) == [False]
 
 
-def test_a_rank_that_was_lost_with_its_node_may_not_have_been_through_it() -> None:
-    """
-    When a node is lost, nobody knows how far its ranks were: all call again what is called after the step.
-    """
+def test_after_step_function_is_repeated_when_a_node_is_lost() -> None:
+    """When a node is lost, then the progress of its ranks is unknown, and all ranks call the
+    function after the step again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1}, after=60.0)
     job.lose_node(1)
     job.settle()
     assert again(job) == [True]
 
 
-def test_nothing_is_called_again_for_a_rank_that_has_left() -> None:
-    """
-    When the ranks of a lost node get other processes, and are lost again and leave the job, then the others, who have
-    all been through it, do not call it again.
-    """
+def test_after_step_function_is_not_repeated_for_ranks_that_leave() -> None:
+    """When the ranks of a lost node are restarted, lost again and leave the job, then the members,
+    which have completed the function, do not call it again."""
     places = {0: (0, 1), 1: (2, 3), 2: ()}
     pairs = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(4)}
     job = trained(placement=places, spare={2: 2}, columns=pairs, after=60.0)
@@ -200,11 +182,9 @@ def test_nothing_is_called_again_for_a_rank_that_has_left() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_before_the_first_step_nothing_was_called(steps: int) -> None:
-    """
-    When a rank is lost with its node before the first step, then there is nothing to call again; after the first step
-    there is.
-    """
+def test_after_step_function_is_repeated_only_after_the_first_step(steps: int) -> None:
+    """When a rank is lost with its node before the first step, then no function is called again.
+    After the first step, all ranks call the function again."""
     job = ScriptedJob(
         4,
         Policy(),
@@ -221,10 +201,9 @@ def test_before_the_first_step_nothing_was_called(steps: int) -> None:
     assert again(job) == [bool(steps)]
 
 
-def test_what_one_rank_alone_calls_is_called_again() -> None:
-    """
-    When one rank alone calls something after its steps, and another rank is lost with its node, then it is called again.
-    """
+def test_after_step_function_of_one_rank_is_repeated() -> None:
+    """When only one rank has a function after its steps and another rank is lost with its node,
+    then the function is called again."""
     job = ScriptedJob(
         4, Policy(), strategies=STRATEGIES, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1}
     )
@@ -242,10 +221,9 @@ def test_what_one_rank_alone_calls_is_called_again() -> None:
     assert again(job) == [True]
 
 
-def test_a_job_that_calls_nothing_is_not_told_to() -> None:
-    """
-    When nothing is called after steps, then a step that was not ended by all is no reason to.
-    """
+def test_job_without_an_after_step_function_has_no_repeated_call() -> None:
+    """When no rank has a function after its steps, then a rank that was cut off in the tail causes
+    no repeated call."""
     job = trained()
     job.ranks[1].loop.tail = job.ranks[1].loop.cut = True
     job.kill(3)
@@ -253,11 +231,10 @@ def test_a_job_that_calls_nothing_is_not_told_to() -> None:
     assert again(job) == [False]
 
 
-def test_a_resumed_job_calls_what_is_called_after_the_step_of_its_checkpoint() -> None:
-    """
-    When a job goes on from a checkpoint, then nobody knows whether the earlier run has called what is called after that
-    step: everyone calls it, also where a rank is lost before it has done a step.
-    """
+def test_resumed_job_calls_the_after_step_function_of_its_checkpoint() -> None:
+    """When a job resumes from a checkpoint, then all ranks call the function after that step,
+    because the earlier run may not have called it. A fault before the next step does not change
+    this."""
     job = ScriptedJob(
         4, Policy(), strategies=STRATEGIES, resume=("/checkpoints/step-7", 7), after=60.0
     )

@@ -6,11 +6,9 @@ from tests.core.lives import strategies, trained
 from tft.protocol.messages import Fetch, Restore
 
 
-def test_nothing_is_followed_while_it_is_not_known_where_everyone_stands() -> None:
-    """
-    When a strategy is followed and another fault comes, then nothing is followed any more before
-    it is decided anew.
-    """
+def test_strategy_is_cleared_when_another_fault_joins() -> None:
+    """When a fault comes while a strategy is followed, then the incident has no strategy until the
+    next decision."""
     job = trained()
     job.script.muted = {(0, "regroup")}
     job.kill(1)
@@ -24,11 +22,9 @@ def test_nothing_is_followed_while_it_is_not_known_where_everyone_stands() -> No
     assert strategies(job) == ["recover"]
 
 
-def test_numbers_that_go_wrong_again_may_take_everyone_back_to_the_beginning() -> None:
-    """
-    When the second step fails again after a retry, then the beginning is what is before the first
-    one, and everyone who keeps it goes back there.
-    """
+def test_repeated_numeric_fault_rolls_all_ranks_back_to_step_0() -> None:
+    """When step 2 has a numeric fault again after a retry, then all ranks restore their kept copy
+    of step 0."""
     job = trained(steps=1, keeps=1)
     for _ in range(2):
         job.fault(2, "numeric")
@@ -40,11 +36,9 @@ def test_numbers_that_go_wrong_again_may_take_everyone_back_to_the_beginning() -
     assert (incident["strategy"], incident["step"]) == ("retry", 1)
 
 
-def test_where_a_rank_was_that_is_lost_is_known_by_the_others() -> None:
-    """
-    When a fault is seen of a rank that trains, and its node is lost before it has said where it was, then
-    the fault is in the step that the others compute.
-    """
+def test_step_of_a_fault_comes_from_the_other_ranks_when_the_node_is_lost() -> None:
+    """When a fault of a rank is noticed and its node is lost before the rank reports its step, then
+    the fault has the step that the other ranks compute."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, steps=3)
     job.notice(3, "memory", "its memory is bad")
     job.lose_node(1)

@@ -52,11 +52,9 @@ def starting(*slow: int) -> ScriptedJob:
     return job
 
 
-def test_a_process_that_has_claimed_its_rank_is_not_displaced_before_it_is_ready() -> None:
-    """
-    When a second process claims a rank whose own has claimed it and is not ready, then the second
-    one is refused, and learns who holds the rank.
-    """
+def test_second_claim_of_a_rank_is_refused_before_the_first_process_is_ready() -> None:
+    """When a second process claims a rank whose own process is not ready, then the claim is
+    refused. The refusal names the process that holds the rank."""
     job = starting(1)
     job.join(job.ranks[1])
     claim(job, 1, 77)
@@ -70,21 +68,17 @@ def test_a_process_that_has_claimed_its_rank_is_not_displaced_before_it_is_ready
     assert job.doing == "healthy"
 
 
-def test_who_was_started_for_a_rank_is_named_before_it_has_claimed_it() -> None:
-    """
-    When a process comes as one that was never asked for, and the one that was has only started,
-    then the refusal names that one.
-    """
+def test_refusal_names_the_started_process_before_it_claims_its_rank() -> None:
+    """When an unrequested process claims a rank and the requested process has only started, then
+    the refusal names the requested process."""
     job = starting(1)
     claim(job, 1, 77, incarnation=3)
     assert "held by process 1001 (incarnation 0)" in refusals(job)[0]
 
 
-def test_a_process_that_was_given_up_and_claims_its_rank_again_is_refused() -> None:
-    """
-    When a node was given up and one of its processes can be heard again, then its claim is refused:
-    it would wait for an answer for ever.
-    """
+def test_claim_from_a_lost_node_is_refused() -> None:
+    """When a node was reported lost and one of its processes claims its rank again, then the claim
+    is refused, so that the process does not wait without end."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"scale_in", "dump"}))
     lost = job.ranks[3]
     job.report(NodeLost(node=1, why="it is not heard any more", at=job.now))
@@ -92,11 +86,9 @@ def test_a_process_that_was_given_up_and_claims_its_rank_again_is_refused() -> N
     assert [refused.rank for refused in job.orders(Refused)] == [3]
 
 
-def test_a_claim_is_refused_when_the_job_is_over() -> None:
-    """
-    When a process that nobody asked for claims a rank of a job that has ended, then it is refused
-    and not told that it was heard: it would take up what the rank was ordered last.
-    """
+def test_claim_is_refused_when_the_job_has_ended() -> None:
+    """When an unrequested process claims a rank of a job that has ended, then the claim is refused.
+    The process must not carry out the last order of that rank."""
     job = trained()
     job.finish()
     assert job.doing == "ended"
@@ -105,10 +97,9 @@ def test_a_claim_is_refused_when_the_job_is_over() -> None:
     assert list(job.machine.refused) == ["stranger.77"]
 
 
-def test_a_start_that_is_told_twice_begins_once() -> None:
-    """
-    When an agent says twice that it has started a process, then the time for it is not given again.
-    """
+def test_second_start_report_does_not_extend_the_deadline() -> None:
+    """When an agent reports the start of a process twice, then the deadline of the process does not
+    move."""
     job = starting(1)
     job.join(job.ranks[0])
     limit = job.machine.next_deadline()
@@ -118,11 +109,9 @@ def test_a_start_that_is_told_twice_begins_once() -> None:
     assert job.machine.next_deadline() == limit
 
 
-def test_a_process_counts_as_running_though_its_start_was_never_told() -> None:
-    """
-    When a process has claimed its rank and its agent has never said that it runs, then the job is not
-    over before it has left.
-    """
+def test_process_counts_as_running_without_a_start_report() -> None:
+    """When a process has claimed its rank and its agent never reported the start, then the job ends
+    only after that process has ended."""
     job = ScriptedJob(1)
     job.lead(1)
     job.come(0)
@@ -141,11 +130,9 @@ def test_a_process_counts_as_running_though_its_start_was_never_told() -> None:
     assert job.doing == "ended"
 
 
-def test_nothing_is_saved_of_a_resumed_job_that_has_loaded_nothing() -> None:
-    """
-    When the end of a resumed job is asked for while one of its ranks still starts, then what the
-    others begin with is not written as if it were a step of the job.
-    """
+def test_resumed_job_saves_no_checkpoint_before_it_has_loaded_one() -> None:
+    """When a stop request comes while a rank of a resumed job still starts, then no checkpoint is
+    saved, because the initial states are not a step of the job."""
     job = ScriptedJob(2, Policy(), resume=("/run/checkpoints/step-00000005", 5))
     job.script.slow = {1}
     job.lead(1)
@@ -159,11 +146,9 @@ def test_nothing_is_saved_of_a_resumed_job_that_has_loaded_nothing() -> None:
 
 
 @pytest.mark.parametrize("node", [1, 2])
-def test_a_store_that_opens_beside_another_disturbs_nobody(node: int) -> None:
-    """
-    When another node opens its store while groups are formed, then they are formed where they
-    were begun.
-    """
+def test_second_store_does_not_change_where_groups_are_formed(node: int) -> None:
+    """When another node opens its store while groups are formed, then the groups are formed at the
+    first store."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()})
     job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
@@ -174,11 +159,9 @@ def test_a_store_that_opens_beside_another_disturbs_nobody(node: int) -> None:
     assert job.facts("store_replaced") == []
 
 
-def test_the_store_of_a_node_that_comes_back_disturbs_nobody_who_meets_elsewhere() -> None:
-    """
-    When a node that had a store before opens another one while groups are formed at that of another
-    node, then they are formed there.
-    """
+def test_reopened_store_of_another_node_does_not_change_where_groups_are_formed() -> None:
+    """When a node opens its store again while groups are formed at the store of another node, then
+    the groups are still formed at that other store."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}, strategies=("retry", "dump"))
     job.report(StoreOpened(node=1, host="h1", port=1, at=job.now))
     job.start()
@@ -191,11 +174,9 @@ def test_the_store_of_a_node_that_comes_back_disturbs_nobody_who_meets_elsewhere
     assert job.facts("store_replaced") == []
 
 
-def test_a_store_that_is_lost_while_groups_are_formed_is_why_it_is_begun_anew() -> None:
-    """
-    When the store comes back elsewhere while groups are formed, and that was the last attempt, then
-    the report says so of the strategy.
-    """
+def test_report_says_the_store_was_lost_while_groups_were_formed() -> None:
+    """When the store reopens at another port while groups are formed in the last attempt, then the
+    report gives the lost store as the reason against the strategy."""
     job = trained(attempts=1, enable=frozenset({"retry", "dump"}))
     job.script.muted = {(0, "regroup")}
     job.fault(0, "network")

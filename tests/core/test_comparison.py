@@ -48,10 +48,9 @@ def fetched(orders: list[Fetch]) -> list[tuple[int, int, set[int]]]:
 
 
 @pytest.mark.parametrize("what", ["content", "settings"])
-def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
-    """
-    When a rank is lost, and of those that are left one holds another copy than the others, then that one fetches
-    theirs and is named, and the new process fetches from the others alone.
+def test_rank_with_a_wrong_copy_has_a_corruption_fault(what: str) -> None:
+    """When a rank is lost and one remaining rank holds a different copy, then that rank has a
+    corruption fault and fetches from the others. The new process fetches only from the others, too.
     """
     job = trained()
     setattr(job.ranks[1].state, what, "wrong")
@@ -72,11 +71,10 @@ def test_a_copy_unlike_the_others_is_a_fault_of_its_rank(what: str) -> None:
     assert {one.state.content for one in job.ranks.values()} == {"right"}
 
 
-def test_what_a_wrong_copy_has_given_to_all_reduces_is_not_exact() -> None:
-    """
-    When a copy is found to be wrong in a step after the last comparison, then the report says from which step on that
-    rank may have given wrong numbers to all; there is nothing to say when they were compared at the end of that very step.
-    """
+def test_report_names_the_steps_that_a_wrong_copy_may_have_polluted() -> None:
+    """When a copy becomes wrong in a step after the last comparison, then the report names the
+    steps whose all-reduces may be wrong. When that step was already compared, then the report names
+    none."""
     job = trained()
     job.kill(3)
     job.settle()
@@ -98,10 +96,9 @@ def test_what_a_wrong_copy_has_given_to_all_reduces_is_not_exact() -> None:
     ]
 
 
-def test_equal_copies_are_no_news() -> None:
-    """
-    When all copies are equal, then nothing is said of them, and no rank fetches that has its own.
-    """
+def test_equal_copies_are_not_reported() -> None:
+    """When all copies are equal, then the report says nothing about them, and only the new process
+    fetches."""
     job = trained()
     job.kill(3)
     job.settle()
@@ -111,11 +108,9 @@ def test_equal_copies_are_no_news() -> None:
     assert job.reports()[0]["inexact"] == []
 
 
-def test_copies_that_were_taken_back_are_compared() -> None:
-    """
-    When everyone takes back a copy of an earlier step, and that of one rank is not what the others have, then that
-    rank is named, and fetches theirs.
-    """
+def test_restored_copies_are_compared() -> None:
+    """When all ranks restore a copy of an earlier step and the copy of one rank differs, then that
+    rank has a corruption fault and fetches from the others."""
     job = trained(keeps=2)
     job.ranks[1].state.content = "wrong"
     job.fault(2, "numeric", polluted=True)
@@ -129,11 +124,9 @@ def test_copies_that_were_taken_back_are_compared() -> None:
     ]
 
 
-def test_a_wrong_copy_of_the_first_step_may_have_spread() -> None:
-    """
-    When a copy is found to be wrong at the end of step 1, then its rank is at fault, and the report says that step 1 may
-    have spread its numbers.
-    """
+def test_report_says_a_wrong_copy_of_step_1_may_have_spread() -> None:
+    """When a copy is wrong at the end of step 1, then its rank has a corruption fault. The report
+    says that the all-reduces of step 1 may have spread the wrong numbers."""
     job = trained(steps=1)
     job.ranks[1].state.content = "wrong"
     job.fault(0, "network")
@@ -145,11 +138,9 @@ def test_a_wrong_copy_of_the_first_step_may_have_spread() -> None:
     assert why.endswith("to all-reduces in steps 1 to 1 may be in the state of all ranks")
 
 
-def test_ranks_with_wrong_copies_are_named_in_order() -> None:
-    """
-    When copies of two shards are wrong, each on another rank, then the faults are in the order of the ranks, not of the
-    shards.
-    """
+def test_corruption_faults_are_in_rank_order() -> None:
+    """When copies of two shards are wrong on two ranks, then the faults are in the order of the
+    ranks, not of the shards."""
     groups = {"first": (0, 2, 4), "second": (1, 3, 5)}
     job = trained(world=6, groups=groups)
     for rank in (4, 1):
@@ -162,10 +153,9 @@ def test_ranks_with_wrong_copies_are_named_in_order() -> None:
     assert faults == [1, 4]
 
 
-def test_all_wrong_copies_of_a_rank_are_one_fault() -> None:
-    """
-    When a rank holds wrong copies of two shards, then it has one fault, whose evidence names both.
-    """
+def test_two_wrong_copies_of_one_rank_are_one_fault() -> None:
+    """When a rank holds wrong copies of two shards, then the rank has one fault, and its evidence
+    names both shards."""
     everyone = (0, 1, 2, 3)
     job = trained(groups={"first": everyone, "second": everyone})
     job.ranks[1].state.content = "wrong"
@@ -179,11 +169,9 @@ def test_all_wrong_copies_of_a_rank_are_one_fault() -> None:
     )
 
 
-def test_a_rank_whose_copies_are_wrong_again_and_again_fails_too_often() -> None:
-    """
-    When a rank holds a wrong copy in one incident after another, then it counts as one that fails too often, though each
-    incident began with another rank.
-    """
+def test_rank_with_repeated_wrong_copies_counts_as_flapping() -> None:
+    """When a rank holds a wrong copy in two incidents, then the rank counts as failing too often,
+    although each incident began with another rank."""
     job = trained(flaps=1, enable=frozenset({"retry", "recover", "dump"}))
     for rank in (0, 2):
         job.ranks[1].state.content = "wrong"
@@ -193,11 +181,9 @@ def test_a_rank_whose_copies_are_wrong_again_and_again_fails_too_often() -> None
     assert job.machine._job.flapping(1).startswith("rank 1 was the cause of 2 incidents")
 
 
-def test_copies_are_compared_before_the_first_step_of_a_resumed_job() -> None:
-    """
-    When a job goes on from a checkpoint, and a fault comes while wrappers are built, then the copies that were loaded
-    are compared like any other copies.
-    """
+def test_loaded_copies_are_compared_before_the_first_step_of_a_resumed_job() -> None:
+    """When a resumed job has a fault while the wrappers are built, then the loaded copies are
+    compared, and a wrong copy is replaced."""
     job = ScriptedJob(4, Policy(), strategies=STRATEGIES, resume=("/checkpoints/step-7", 7))
     job.script.slow = {3}
     job.start()
@@ -215,11 +201,9 @@ def test_copies_are_compared_before_the_first_step_of_a_resumed_job() -> None:
 # ---------------------------------------------------------------- nobody knows
 
 
-def test_two_copies_that_differ_take_everyone_back_to_the_last_comparison() -> None:
-    """
-    When two holders are left whose copies differ, and there is a checkpoint that is not later than the last
-    comparison, then all go back to that.
-    """
+def test_two_differing_copies_roll_all_ranks_back_to_the_last_comparison() -> None:
+    """When the only two holders of a shard have different copies, then all ranks load a checkpoint
+    that is not later than the last comparison."""
     job = trained(groups=PAIRS, steps=2)
     job.fault(0, "network")  # an incident, in which all are compared
     job.settle()
@@ -240,11 +224,9 @@ def test_two_copies_that_differ_take_everyone_back_to_the_last_comparison() -> N
     assert (incident["strategy"], incident["step"]) == ("retry", 3)
 
 
-def test_two_copies_that_differ_end_a_job_without_anything_sound() -> None:
-    """
-    When two holders differ and nothing is left that is not later than the last comparison, then the job ends with a
-    sentence, and no checkpoint is written of what may be wrong.
-    """
+def test_two_differing_copies_fail_a_job_without_a_sound_checkpoint() -> None:
+    """When two holders differ and no sound copy up to the last comparison is left, then the job
+    fails with a reason. No checkpoint is written."""
     job = trained(groups=PAIRS)
     job.ranks[2].state.settings = "wrong"
     job.fault(1, "network")
@@ -258,11 +240,9 @@ def test_two_copies_that_differ_end_a_job_without_anything_sound() -> None:
     assert job.orders(Save) == []
 
 
-def test_two_copies_that_differ_where_they_were_compared_last_are_not_used() -> None:
-    """
-    When two holders differ at the very step at which they were equal when they were compared last, then neither of
-    them counts: all load the checkpoint of that step, and the incident ends.
-    """
+def test_two_differing_copies_of_the_last_compared_step_are_not_used() -> None:
+    """When two holders differ at the step of the last comparison, then neither copy is used. All
+    ranks load the checkpoint of that step, and the incident ends."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
     job.fault(0, "network")  # an incident, in which all are compared
@@ -277,11 +257,9 @@ def test_two_copies_that_differ_where_they_were_compared_last_are_not_used() -> 
     assert incident["step"] == 3
 
 
-def test_states_that_nothing_was_trained_from_are_not_compared() -> None:
-    """
-    When ranks have to stop before wrappers were built, then nobody minds that they begin with different states: these
-    are made equal then.
-    """
+def test_initial_states_are_not_compared_when_the_wrappers_are_not_built() -> None:
+    """When the ranks stop before the wrappers are built, then their initial states are not
+    compared, because the wrappers make them equal later."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
     job.script.slow = {2}
     job.start()
@@ -296,11 +274,9 @@ def test_states_that_nothing_was_trained_from_are_not_compared() -> None:
     assert job.facts("copies_differ") == []
 
 
-def test_what_ranks_begin_with_is_compared_once() -> None:
-    """
-    When the wrappers are built, and a rank begins with another copy than the others, then it is told before the first
-    step, and training begins.
-    """
+def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None:
+    """When the wrappers are built and one rank begins with a different copy, then the operator is
+    told before the first step, and training begins."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
     job.script.slow = {2}
     job.start()
@@ -318,11 +294,9 @@ def test_what_ranks_begin_with_is_compared_once() -> None:
 
 @pytest.mark.parametrize("moment", [Compare, Rollback, Resume])
 @pytest.mark.parametrize("odd", [(1,), (2, 3)])
-def test_what_ranks_begin_with_is_no_fault(moment: type, odd: tuple[int, ...]) -> None:
-    """
-    When ranks begin with different copies, and a fault comes before the first step is done, then each goes on with its
-    own, whichever most hold: rank 0 may be about to give its own to all.
-    """
+def test_differing_initial_states_are_not_a_fault(moment: type, odd: tuple[int, ...]) -> None:
+    """When the initial states differ and a fault comes before the first step ends, then each rank
+    keeps its own state. Rank 0 may still broadcast its state to all ranks."""
     job = ScriptedJob(4, Policy(), strategies=STRATEGIES)
     job.script.slow = {3}
     job.start()
@@ -341,11 +315,9 @@ def test_what_ranks_begin_with_is_no_fault(moment: type, odd: tuple[int, ...]) -
     assert [fault.kind for each in job.machine.incidents for fault in each.faults] == ["network"]
 
 
-def test_a_fault_while_beginnings_are_compared_does_not_have_them_compared_twice() -> None:
-    """
-    When a fault comes while ranks say what they begin with, then they are asked once more, with the other questions of
-    that incident, and not a second time in the same round: they would repeat their first answer.
-    """
+def test_initial_states_are_compared_once_per_round_after_a_fault() -> None:
+    """When a fault comes while the initial states are compared, then the ranks are asked once more
+    in the new incident, and only once in each round."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
     job.script.slow = {2}
     job.start()
@@ -361,10 +333,9 @@ def test_a_fault_while_beginnings_are_compared_does_not_have_them_compared_twice
     assert job.doing == "healthy"
 
 
-def test_what_a_resumed_job_begins_with_is_compared_too() -> None:
-    """
-    When a job goes on from a checkpoint, and a rank has other settings than the others, then that is told.
-    """
+def test_initial_states_of_a_resumed_job_are_compared() -> None:
+    """When a job resumes from a checkpoint and one rank has different settings, then the operator
+    is told, with the step of the checkpoint."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES, resume=("/checkpoints/step-7", 7))
     job.script.slow = {2}
     job.start()
@@ -376,11 +347,9 @@ def test_what_a_resumed_job_begins_with_is_compared_too() -> None:
     assert "at the end of step 7" in str(told["why"])
 
 
-def test_a_checkpoint_of_before_a_repair_is_no_fault_of_what_was_repaired() -> None:
-    """
-    When all have gone on from a step since, and it is told late that copies of that very step had differed, then that is
-    no news: they were compared and repaired.
-    """
+def test_late_report_about_an_already_repaired_step_is_ignored() -> None:
+    """When a checkpoint report says late that copies of step 3 differed, and they were compared and
+    repaired since, then no new incident begins."""
     job = trained()
     job.ranks[2].state.content = "wrong"
     job.kill(3)
@@ -393,11 +362,9 @@ def test_a_checkpoint_of_before_a_repair_is_no_fault_of_what_was_repaired() -> N
     assert job.doing == "healthy"
 
 
-def test_copies_in_dispute_are_one_fault_however_often_it_is_decided() -> None:
-    """
-    When two holders differ and nobody can say which is right, and another rank is lost before training goes on, then
-    the difference is not reported once more.
-    """
+def test_disputed_copies_are_one_fault_after_a_second_round() -> None:
+    """When two holders differ with no majority, and another rank is lost before training continues,
+    then the report has one corruption fault only."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
     job.fault(0, "network")  # an incident, in which all are compared
@@ -420,11 +387,9 @@ def test_copies_in_dispute_are_one_fault_however_often_it_is_decided() -> None:
 # ---------------------------------------------------------------- after a repair
 
 
-def test_what_was_fetched_is_compared_too() -> None:
-    """
-    When what a rank has fetched is not what the others hold, then it fetches once more, and is given up when that
-    does not help.
-    """
+def test_fetched_copy_is_compared() -> None:
+    """When a rank has fetched a damaged copy, then the comparison finds it, and the rank fetches
+    the copy once more."""
     job = trained()
     job.script.miscopied = {3: 1}
     job.kill(3)
@@ -435,10 +400,9 @@ def test_what_was_fetched_is_compared_too() -> None:
     assert job.doing == "healthy"
 
 
-def test_what_was_fetched_has_no_say_in_a_later_round() -> None:
-    """
-    When a rank has fetched what was wrong, and another fault comes before the copies are compared, then of the others
-    each still speaks for itself alone: two of them that differ are not decided between by the copy of one.
+def test_fetched_copy_does_not_count_in_a_later_round() -> None:
+    """When a rank has fetched a wrong copy and another fault comes before the comparison, then the
+    fetched copy does not count. The two other copies differ without a majority, and the job fails.
     """
     job = trained(world=3)
     job.kill(2)
@@ -456,11 +420,9 @@ def test_what_was_fetched_has_no_say_in_a_later_round() -> None:
     assert [tell["right"] for tell in job.facts("copies_differ")] == [[]]
 
 
-def test_what_comes_damaged_every_time_is_the_reason_against_the_strategy() -> None:
-    """
-    When what a rank fetches is damaged however often it fetches, then the strategy has failed, and the report says
-    which copy was unlike the others after the repair.
-    """
+def test_strategy_fails_when_every_fetched_copy_is_damaged() -> None:
+    """When every copy that a rank fetches is damaged, then the strategy fails. The report says
+    which copy differs from the others after the repair."""
     job = trained()
     job.script.miscopied = {3: 99}
     job.kill(3)
@@ -479,11 +441,9 @@ THIRDS = {"first": (0, 2, 4), "second": (1, 3, 5)}
 SHRINKS = frozenset({"retry", "scale_in", "dump"})
 
 
-def test_what_was_fetched_from_a_rank_that_leaves_is_compared_with_it() -> None:
-    """
-    When the only rank that has ended the step leaves with its replica, and what a member has fetched from it came
-    damaged, then the member fetches once more.
-    """
+def test_copy_fetched_from_a_leaving_rank_is_compared_with_its_source() -> None:
+    """When a member fetches a damaged copy from a rank that leaves, and only that rank has ended
+    the step, then the member fetches once more."""
     columns = {rank: REPLICAS[rank] for rank in range(4)}
     job = trained(groups=PAIRS, columns=columns, enable=SHRINKS)
     job.ranks[0].loop.tail = job.ranks[0].loop.cut = True
@@ -496,11 +456,9 @@ def test_what_was_fetched_from_a_rank_that_leaves_is_compared_with_it() -> None:
     assert job.ranks[0].state.content == "right"
 
 
-def test_damaged_copies_of_a_rank_that_is_lost_are_in_dispute() -> None:
-    """
-    When two members have fetched from a rank that leaves, one of the copies came damaged, and that rank ends before the
-    copies are compared, then nobody can say which copy is right, and the report says so.
-    """
+def test_differing_copies_are_disputed_when_their_source_is_lost() -> None:
+    """When two members fetch from a rank that leaves, one copy is damaged, and the source ends
+    before the comparison, then the job fails. The report has a corruption fault without a rank."""
     job = trained(world=6, groups=THIRDS, columns=REPLICAS, enable=SHRINKS)
     for rank in (0, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -516,11 +474,9 @@ def test_damaged_copies_of_a_rank_that_is_lost_are_in_dispute() -> None:
     assert faults == [("process", 5), ("corruption", None)]
 
 
-def test_a_rank_that_has_left_is_not_held_to_what_the_members_hold() -> None:
-    """
-    When the members go back to the step that a rank holds which has left, and it holds another copy of it than most of
-    them, then that is no difference, neither after the repair nor in the next round.
-    """
+def test_copy_of_a_rank_that_has_left_is_not_compared_with_the_members() -> None:
+    """When the members roll back to a step of which a rank outside the job holds a different copy,
+    then no difference is reported, also in the next round."""
     job = trained(world=6, groups=THIRDS, columns=REPLICAS, keeps=2, enable=SHRINKS)
     job.kill(5)
     job.settle()
@@ -545,11 +501,9 @@ def test_a_rank_that_has_left_is_not_held_to_what_the_members_hold() -> None:
 # ---------------------------------------------------------------- tails
 
 
-def test_what_was_fetched_from_a_tail_is_compared_too() -> None:
-    """
-    When all that are left were cut off in the tail, and what a new process fetches from them comes damaged, then it
-    fetches once more.
-    """
+def test_copy_fetched_from_ranks_in_the_tail_is_compared() -> None:
+    """When all remaining ranks were cut off in the tail and a new process fetches a damaged copy,
+    then the process fetches once more."""
     job = trained()
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -561,11 +515,9 @@ def test_what_was_fetched_from_a_tail_is_compared_too() -> None:
     assert {one.state.content for one in job.ranks.values()} == {"right"}
 
 
-def test_the_lines_of_a_tail_are_reported_with_their_ranks_in_order() -> None:
-    """
-    When ranks were cut off at different lines of the tail, and some do not know theirs, then the report has a sentence
-    for each line, with its ranks in order.
-    """
+def test_report_lists_the_tail_lines_with_their_ranks_in_order() -> None:
+    """When ranks were cut off at different or unknown lines of the tail, then the report has one
+    sentence for each line, with its ranks in order."""
     job = trained(world=9)
     for one in job.ranks.values():
         one.loop.tail = one.loop.cut = True
@@ -581,11 +533,9 @@ def test_the_lines_of_a_tail_are_reported_with_their_ranks_in_order() -> None:
     ]
 
 
-def test_the_tail_of_a_step_that_is_gone_back_behind_does_not_matter() -> None:
-    """
-    When all ranks were cut off in the tail of a step, and take back what they keep of the step before, then the report
-    says nothing of any tail.
-    """
+def test_report_omits_the_tail_when_all_ranks_restore_an_earlier_step() -> None:
+    """When all ranks were cut off in the tail and restore their copies of the step before, then the
+    report says nothing about the tail."""
     job = trained(keeps=2)
     for one in job.ranks.values():
         one.loop.tail = one.loop.cut = True
@@ -596,11 +546,9 @@ def test_the_tail_of_a_step_that_is_gone_back_behind_does_not_matter() -> None:
     assert job.reports()[0]["inexact"] == []
 
 
-def test_a_checkpoint_of_the_step_has_the_end_of_its_tail() -> None:
-    """
-    When all that are left were cut off in the tail of a step, and then load a checkpoint of that step, then the report
-    says nothing of the tail.
-    """
+def test_report_omits_the_tail_when_a_checkpoint_of_that_step_is_loaded() -> None:
+    """When all remaining ranks were cut off in the tail and then load a checkpoint of that step,
+    then the report says nothing about the tail."""
     job = trained(groups=PAIRS)
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -617,11 +565,9 @@ def test_a_checkpoint_of_the_step_has_the_end_of_its_tail() -> None:
     assert job.reports()[0]["inexact"] == []
 
 
-def test_a_new_process_is_told_that_steps_end_behind_their_windows() -> None:
-    """
-    When the loops that are left say where their steps end, then whoever goes on after the incident is told so: a new
-    process cannot know it in its first step.
-    """
+def test_new_process_is_told_that_steps_have_a_tail() -> None:
+    """When the remaining ranks report that their steps have a tail, then the order to resume says
+    so, because a new process cannot know it in its first step."""
     job = trained()
     for one in job.ranks.values():
         one.loop.tails = True
@@ -631,11 +577,9 @@ def test_a_new_process_is_told_that_steps_end_behind_their_windows() -> None:
     assert [order.tails for order in job.orders(Resume)] == [True]
 
 
-def test_who_was_cut_off_in_its_tail_takes_what_others_have_that_ended_the_step() -> None:
-    """
-    When one rank has ended the step and two others were cut off in its tail, then these fetch from that one, and the
-    new process does too; nothing is wrong with it.
-    """
+def test_ranks_cut_off_in_the_tail_fetch_from_a_rank_that_ended_the_step() -> None:
+    """When one rank has ended the step and two ranks were cut off in the tail, then these two and
+    the new process fetch from that rank. They have no fault."""
     job = trained()
     for rank in (1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -650,11 +594,9 @@ def test_who_was_cut_off_in_its_tail_takes_what_others_have_that_ended_the_step(
     assert (incident["step"], incident["steps_lost"]) == (4, 0)
 
 
-def test_those_left_behind_in_a_tail_do_not_outvote_who_has_ended_the_step() -> None:
-    """
-    When a column leaves whose ranks were cut off in the tail, and one member has ended the step, then what the others
-    have fetched from that member is right, though more of those that are left behind hold something else.
-    """
+def test_copy_of_a_rank_that_ended_the_step_counts_more_than_tail_copies() -> None:
+    """When one member has ended the step and most leaving ranks were cut off in the tail, then the
+    copy of that member counts. The report has no corruption fault."""
     columns = {rank: (0, 1) if rank < 2 else (2, 3, 4, 5) for rank in range(6)}
     job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
     for rank in range(1, 5):
@@ -670,11 +612,9 @@ def test_those_left_behind_in_a_tail_do_not_outvote_who_has_ended_the_step() -> 
     assert incident["inexact"] == []
 
 
-def test_what_was_fetched_from_who_had_ended_the_step_outlives_that_rank() -> None:
-    """
-    When members have fetched from the one rank that had ended the step, and that one is lost in the same incident, then
-    what they hold counts, and not the copy of the tail that a rank holds which has left.
-    """
+def test_fetched_copy_of_the_ended_step_counts_after_its_source_is_lost() -> None:
+    """When the members have fetched from the only rank that ended the step, and that rank is lost,
+    then their copies count. A copy from the tail does not count."""
     columns = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(6)}
     job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
     for rank in (0, 1, 2, 3, 5):
@@ -694,11 +634,9 @@ def test_what_was_fetched_from_who_had_ended_the_step_outlives_that_rank() -> No
     assert (incident["strategy"], incident["step"], incident["inexact"]) == ("scale_in", 4, [])
 
 
-def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
-    """
-    When all that are left were cut off in the tail, and they differ, then what most hold counts, nobody is at fault,
-    and the incident is not exact: the report names the lines.
-    """
+def test_report_says_that_no_remaining_rank_has_ended_the_step() -> None:
+    """When all remaining ranks were cut off in the tail and their copies differ, then the copy of
+    the majority counts without a fault. The report says where the ranks were cut off."""
     job = trained()
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -717,11 +655,9 @@ def test_where_nobody_has_ended_the_step_the_report_says_so() -> None:
     assert [order.step for order in job.orders(Rollback)] == [3]
 
 
-def test_a_last_checkpoint_of_a_tail_says_so_when_who_had_ended_the_step_cannot_write() -> None:
-    """
-    When the one rank that has ended the step cannot write, then what the others hold of its tail is saved, and the report
-    names the line.
-    """
+def test_report_says_that_the_last_checkpoint_was_written_from_the_tail() -> None:
+    """When the only rank that has ended the step cannot write, then the copies from the tail are
+    saved, and the report names the line."""
     job = trained(enable=frozenset({"dump"}))
     for rank in (1, 2, 3):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -738,11 +674,9 @@ def test_a_last_checkpoint_of_a_tail_says_so_when_who_had_ended_the_step_cannot_
     ]
 
 
-def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
-    """
-    When all that are left were cut off in the tail, and another rank is lost before the incident is over, then the
-    report still says that the incident is not exact; what is computed again from an earlier step is exact.
-    """
+def test_report_names_the_tail_of_the_first_round_after_a_second_round() -> None:
+    """When all remaining ranks were cut off in the tail and another rank is lost before the
+    incident ends, then the report still names the tail and its line."""
     job = trained(keeps=2)
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -763,11 +697,9 @@ def test_a_second_round_does_not_forget_what_the_first_has_cut_off() -> None:
     ]
 
 
-def test_a_tail_that_is_computed_again_is_exact() -> None:
-    """
-    When all that are left were cut off in the tail, and go back to an earlier step in a second round, then
-    the report says nothing of that tail: it is computed again.
-    """
+def test_report_omits_the_tail_when_its_step_is_computed_again() -> None:
+    """When all remaining ranks were cut off in the tail and a second round goes back to an earlier
+    step, then the report says nothing about the tail."""
     job = trained(keeps=2)
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -780,10 +712,9 @@ def test_a_tail_that_is_computed_again_is_exact() -> None:
     assert job.reports()[0]["step"] == 3
 
 
-def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() -> None:
-    """
-    When two are left in the tail and differ, then the one that has come to the later line is the source.
-    """
+def test_rank_at_the_later_line_of_the_tail_is_the_source() -> None:
+    """When two remaining ranks were cut off in the tail and differ, then the rank at the later line
+    is the source for all others."""
     job = trained(world=3)
     for rank, line in ((0, 57), (1, 61)):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -795,11 +726,9 @@ def test_of_two_that_differ_in_their_tails_the_one_that_came_further_counts() ->
     assert job.orders(Kill) == []
 
 
-def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
-    """
-    When all go on from what was held in a tail, and another fault comes before success, then nobody stands in that tail
-    any more, and the report still says so.
-    """
+def test_report_names_the_tail_when_another_fault_comes_before_success() -> None:
+    """When all ranks continue from a copy of the tail and another fault comes before success, then
+    the report still names the tail."""
     job = trained(world=3)
     for rank in (0, 1):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -817,11 +746,9 @@ def test_what_is_inexact_stays_so_when_a_fault_comes_before_success() -> None:
     ]
 
 
-def test_whose_copy_of_one_shard_is_outrun_still_gives_its_others() -> None:
-    """
-    When two are left in the tail that differ in the shard that both hold, then the one that came less far takes that from
-    the other, and is still the one that gives the shard that nobody else has.
-    """
+def test_rank_that_fetches_one_shard_is_still_the_source_of_another() -> None:
+    """When two ranks were cut off in the tail, then the rank at the earlier line fetches the common
+    shard. The same rank is the source of the shard that no other rank holds."""
     job = trained(world=3, groups={"dense": (0, 1, 2), "expert.0": (0, 2), "expert.1": (1,)})
     for rank, line in ((0, 57), (1, 61)):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -838,11 +765,9 @@ def test_whose_copy_of_one_shard_is_outrun_still_gives_its_others() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
-    """
-    When a rank that was cut off in its tail fetches one shard from a rank that has ended the step, and nobody has ended
-    it who holds its other shard, then the report says so.
-    """
+def test_report_names_a_shard_whose_holders_were_all_cut_off_in_the_tail() -> None:
+    """When a rank was cut off in the tail and no rank that ended the step holds one of its shards,
+    then the report says so."""
     job = trained(groups={"dense": (0, 1, 2, 3), **PAIRS})
     for rank in (1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -858,10 +783,9 @@ def test_a_shard_that_nobody_has_to_the_end_of_the_step_is_inexact() -> None:
     ]
 
 
-def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
-    """
-    When the loops of some ranks draw random numbers in their tails, then the report says so, once for all of them.
-    """
+def test_report_says_once_which_loops_draw_random_numbers_in_the_tail() -> None:
+    """When the loops of some ranks draw random numbers in their tails, then the report says so
+    once, with all these ranks."""
     job = trained()
     for rank in (0, 2):
         job.ranks[rank].loop.inexact = ("the loop draws",)
@@ -871,11 +795,9 @@ def test_an_incident_after_tails_that_draw_is_not_exact() -> None:
     assert job.reports()[0]["inexact"] == ["ranks [0, 2]: the loop draws"]
 
 
-def test_what_a_loop_has_done_in_its_tails_stays_in_the_report() -> None:
-    """
-    When a rank says once in an incident that its loop draws random numbers in its tails, then a later answer without
-    that does not take it back.
-    """
+def test_later_answer_does_not_remove_a_reported_draw_in_the_tail() -> None:
+    """When a rank reports that its loop draws random numbers in the tail, then a later answer
+    without that remark does not remove the remark from the report."""
     job = trained()
     job.ranks[0].loop.inexact = ("the loop draws",)
     job.script.muted = {(1, "regroup")}
@@ -889,11 +811,9 @@ def test_what_a_loop_has_done_in_its_tails_stays_in_the_report() -> None:
     assert job.reports()[0]["inexact"] == ["ranks [0]: the loop draws"]
 
 
-def test_another_process_says_itself_what_its_loop_draws() -> None:
-    """
-    When the loop of a process drew random numbers in its tails, and the rank has another process since, whose loop says
-    nothing of that, then the report does not say it of the rank any more.
-    """
+def test_draw_in_the_tail_is_not_reported_for_the_next_process_of_a_rank() -> None:
+    """When the loop of a rank drew random numbers in its tails and the rank gets a new process,
+    then the next report does not mention the draw."""
     job = trained()
     job.ranks[3].loop.inexact = ("the loop draws",)
     job.fault(0, "network")
@@ -906,11 +826,11 @@ def test_another_process_says_itself_what_its_loop_draws() -> None:
 
 
 @pytest.mark.parametrize(("steps", "inexact"), [(0, []), (1, ["ranks [0, 2]: the loop draws"])])
-def test_only_a_step_that_was_done_has_a_tail(steps: int, inexact: list[str]) -> None:
-    """
-    When the loops of some ranks draw random numbers in their tails, and all begin again before the first step, then the
-    report says nothing of that: there was no tail. After the first step it does.
-    """
+def test_draw_in_the_tail_is_reported_only_after_the_first_step(
+    steps: int, inexact: list[str]
+) -> None:
+    """When loops draw random numbers in their tails and a fault comes before the first step, then
+    the report does not mention the draw. After the first step the report does."""
     job = trained(steps=steps) if steps else ScriptedJob(4, Policy(), strategies=STRATEGIES).start()
     for rank in (0, 2):
         job.ranks[rank].loop.inexact = ("the loop draws",)
@@ -946,29 +866,25 @@ def copies(*digests: str, brought: tuple[int, ...] = ()) -> dict[int, Copy]:
         ("aabbb", (2, 3, 4)),
     ],
 )  # fmt: skip
-def test_most_count_where_they_are_more_than_any_others(
+def test_copy_is_right_when_at_least_two_ranks_and_the_most_ranks_hold_it(
     digests: str, right: tuple[int, ...]
 ) -> None:
-    """
-    When copies differ, then those that most ranks hold are right: two at least, and more than hold any other.
-    """
+    """When copies differ, then the copy that most ranks hold is right. At least two ranks must hold
+    this copy, and no other copy may have as many holders."""
     (found,) = differences({"dense": tuple(range(5))}, copies(*digests))
     assert found.right == right
     assert sorted((*found.right, *found.wrong)) == list(range(len(digests)))
 
 
-def test_what_was_brought_has_no_say() -> None:
-    """
-    When two ranks have fetched what the third does not hold, then the third is right.
-    """
+def test_fetched_copies_do_not_count_in_the_comparison() -> None:
+    """When two ranks have fetched the same copy and a third rank holds its own different copy, then
+    the third rank is right."""
     (found,) = differences({"dense": (0, 1, 2)}, copies("a", "b", "b", brought=(1, 2)))
     assert (found.right, found.wrong) == ((0,), (1, 2))
 
 
-def test_parts_that_each_rank_has_for_itself_are_not_compared() -> None:
-    """
-    When one rank says that a part is its own, then that part is compared on none of them.
-    """
+def test_part_that_one_rank_declares_its_own_is_not_compared() -> None:
+    """When one rank says that a part is its own, then that part is not compared on any rank."""
     held = {
         rank: copy_of(rank, parts={"model": "a", "model.mean": mean})
         for rank, mean in enumerate(("", "b", "c"))
@@ -984,10 +900,9 @@ def test_copies_of_different_steps_are_not_compared() -> None:
     assert differences({"dense": (0, 1)}, held) == []
 
 
-def test_differences_are_found_at_each_step_in_order() -> None:
-    """
-    When ranks hold two steps, and copies of both differ, then both differences are found, the earlier step first.
-    """
+def test_differences_are_listed_in_step_order() -> None:
+    """When ranks hold copies of two steps and the copies of each step differ, then both differences
+    are found, the earlier step first."""
     steps = {0: 9, 1: 9, 2: 7, 3: 7}
     held = {
         rank: copy_of(rank, step=step, parts={"model": str(rank)}) for rank, step in steps.items()
@@ -996,30 +911,25 @@ def test_differences_are_found_at_each_step_in_order() -> None:
     assert [(each.step, each.wrong) for each in found] == [(7, (2, 3)), (9, (0, 1))]
 
 
-def test_a_copy_of_the_tail_is_not_compared_with_copies_of_the_end() -> None:
-    """
-    When two ranks that have ended the step differ, then a third that was cut off in its tail says nothing about them,
-    and is not called wrong.
-    """
+def test_copy_from_the_tail_is_not_compared_with_copies_of_the_ended_step() -> None:
+    """When two ranks that have ended the step differ, then the copy of a third rank from the tail
+    does not decide between them and is not wrong."""
     held = copies("a", "b") | {2: copy_of(2, tail=True, parts={"model": "a"})}
     (found,) = differences({"dense": (0, 1, 2)}, held)
     assert (found.right, found.wrong, found.tail) == ((), (0, 1), False)
 
 
-def test_the_parts_that_differ_are_named_in_order() -> None:
-    """
-    When several parts of a shard differ, then all of them are named, in the order of the alphabet, and no other part.
-    """
+def test_differing_parts_are_named_in_alphabetical_order() -> None:
+    """When several parts of a shard differ, then all differing parts are named in alphabetical
+    order, and no other part is named."""
     same, odd = {"same": "x"}, [f"part-{letter}" for letter in "fbdace"]
     held = {rank: copy_of(rank, parts=same | dict.fromkeys(odd, str(rank))) for rank in (0, 1)}
     (found,) = differences({"dense": (0, 1)}, held)
     assert found.parts == tuple(sorted(odd))
 
 
-def test_copies_that_were_all_brought_prove_nothing() -> None:
-    """
-    When every rank has fetched its copy, and the copies differ, then none of them is right.
-    """
+def test_no_copy_is_right_when_all_were_fetched() -> None:
+    """When every rank has fetched its copy and the copies differ, then no copy is right."""
     (found,) = differences({"dense": (0, 1)}, copies("a", "b", brought=(0, 1)))
     assert (found.right, found.wrong) == ((), (0, 1))
 
@@ -1034,11 +944,9 @@ def test_copies_that_were_all_brought_prove_nothing() -> None:
         (("", ""), 0),
     ],
 )
-def test_the_copy_that_came_furthest_in_the_tail_counts(lines: tuple[str, str], right: int) -> None:
-    """
-    When two ranks were cut off in the tail and differ, then the one at the later line is right. An unknown line comes
-    before all others, and at one line the lower rank is right.
-    """
+def test_copy_at_the_later_line_of_the_tail_is_right(lines: tuple[str, str], right: int) -> None:
+    """When two ranks were cut off in the tail and differ, then the rank at the later line is right.
+    An unknown line counts as the earliest; at equal lines the lower rank is right."""
     held = {
         rank: copy_of(rank, tail=True, line=line, parts={"model": str(rank)})
         for rank, line in enumerate(lines)
@@ -1061,11 +969,9 @@ def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:
     )  # fmt: skip
 
 
-def test_copies_that_differ_at_a_checkpoint_are_a_fault() -> None:
-    """
-    When a checkpoint is not made because one rank holds another copy than the others, then that rank has a fault, and
-    fetches theirs.
-    """
+def test_wrong_copy_found_at_a_checkpoint_is_a_fault_of_its_rank() -> None:
+    """When a checkpoint fails because one rank holds a different copy, then that rank has a fault
+    and fetches from the others."""
     job = trained()
     job.ranks[1].state.content = "wrong"
     not_checkpointed(job, 3, 1)
@@ -1076,11 +982,9 @@ def test_copies_that_differ_at_a_checkpoint_are_a_fault() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_copies_that_differ_at_a_checkpoint_are_a_fault_though_no_rank_is_named() -> None:
-    """
-    When a checkpoint is not made because the copies differ, and it is not known which of them are wrong, then the
-    incident has a corruption fault of no rank, and all ranks leave their loops and are compared.
-    """
+def test_differing_copies_at_a_checkpoint_are_a_fault_without_a_rank() -> None:
+    """When a checkpoint fails because copies differ and the wrong rank is unknown, then the
+    incident has a corruption fault without a rank. The comparison then finds the wrong copy."""
     job = trained()
     job.ranks[1].state.content = "wrong"
     not_checkpointed(job, 3)
@@ -1091,11 +995,9 @@ def test_copies_that_differ_at_a_checkpoint_are_a_fault_though_no_rank_is_named(
     assert fetched(job.orders(Fetch)) == [(1, 3, {0, 2, 3})]
 
 
-def test_copies_that_were_compared_since_are_no_fault_any_more() -> None:
-    """
-    When all were brought to one state after the step of a checkpoint, and then it is found that their copies differed at
-    that step, then nothing follows.
-    """
+def test_checkpoint_difference_before_the_last_comparison_is_ignored() -> None:
+    """When a checkpoint report says late that copies of an earlier step differed, and all copies
+    were compared since, then the job stays healthy."""
     job = trained()
     job.train()
     job.fault(0, "network")
@@ -1105,10 +1007,9 @@ def test_copies_that_were_compared_since_are_no_fault_any_more() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
-    """
-    When two holders differ, and the copies of a checkpoint were equal when it was made, then all go back to that.
-    """
+def test_checkpoint_whose_copies_were_compared_is_loaded() -> None:
+    """When two holders differ, then all ranks load the checkpoint whose copies were compared when
+    it was made, not a later checkpoint without a comparison."""
     job = trained(groups=PAIRS, steps=4)
     job.report(
         Checkpointed(
@@ -1124,11 +1025,9 @@ def test_a_checkpoint_of_equal_copies_is_something_to_go_back_to() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None:
-    """
-    When ranks digest what they hold twice in an incident, then the report has the sum of the slowest of them, not what lay
-    between.
-    """
+def test_report_has_the_comparison_time_of_the_slowest_rank() -> None:
+    """When ranks compute digests more than once in an incident, then the report has the largest
+    total of one rank, without the time between."""
     incident = Incident(number=1, opened=0.0)
     incident.phases = [
         Phase(name="compare", rank=0, start=1.0, end=1.5),
@@ -1140,11 +1039,9 @@ def test_the_report_has_what_the_comparison_took_where_it_took_longest() -> None
     assert seconds["compare"] == 0.75
 
 
-def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
-    """
-    When a rank has fetched what it needs, and one of its sources could not give, then the report has a fault of that one,
-    beside the one it all began with, and nothing is begun anew.
-    """
+def test_source_that_could_not_give_its_copy_has_a_network_fault() -> None:
+    """When a rank has fetched its state although one source could not send, then the report has a
+    network fault of that source. No new round begins."""
     job = trained()
     job.ranks[1].state.odd = {2: "it sent no byte for 5 s"}
     job.fault(1, "memory")
@@ -1163,11 +1060,9 @@ def test_a_source_that_was_left_out_of_a_transfer_is_a_fault() -> None:
     assert job.facts("source_left_out") == [{"rank": 2, "to": 1, "why": "it sent no byte for 5 s"}]
 
 
-def test_the_time_of_a_comparison_is_no_part_of_the_order_that_ends_with_it() -> None:
-    """
-    When a rank fetches for two seconds, and compares what it has for the last half second of them, then the report has
-    1.5 s of repair and half a second of comparison.
-    """
+def test_comparison_time_is_separate_from_repair_time() -> None:
+    """When a rank fetches for 2 s and compares during the last 0.5 s, then the incident has 1.5 s
+    of repair and 0.5 s of comparison."""
     job = trained()
     job.script.muted = {(1, "fetch")}
     job.fault(1, "memory")
@@ -1186,13 +1081,9 @@ def test_the_time_of_a_comparison_is_no_part_of_the_order_that_ends_with_it() ->
     assert ("compare", at - 0.5, at) in spans
 
 
-def test_a_rank_that_has_taken_back_a_copy_is_a_source_although_its_later_copy_was_in_doubt() -> (
-    None
-):
-    """
-    When two holders differ and go back to the copies that they have kept, and one of them is lost then, then the other
-    one is its source.
-    """
+def test_rank_with_a_restored_copy_is_a_source_after_a_dispute() -> None:
+    """When two holders differ and restore their kept copies, and one of them is lost, then the
+    other rank is the source for its new process."""
     job = trained(groups=PAIRS, keeps=2, steps=2)
     job.fault(3, "network")  # an incident, in which all are compared
     job.settle()
@@ -1216,11 +1107,9 @@ def test_a_rank_that_has_taken_back_a_copy_is_a_source_although_its_later_copy_w
 # ---------------------------------------------------------------- an order of its own
 
 
-def test_a_comparison_has_the_time_of_a_repair() -> None:
-    """
-    When a state takes long to be read, then nobody is taken for one that hangs because of it: what ranks have to leave
-    their loops is one limit, and what they have to say what they hold is another.
-    """
+def test_comparison_has_the_time_limit_of_a_repair() -> None:
+    """When the ranks are asked to compare their copies, then their deadline is the repair limit and
+    not the limit to leave the loop."""
     job = trained()
     job.script.muted = {(rank, "compare") for rank in range(4)}
     job.fault(1, "network")
@@ -1231,10 +1120,9 @@ def test_a_comparison_has_the_time_of_a_repair() -> None:
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2, 3)]
 
 
-def test_nobody_compares_what_nobody_else_is_to_hold() -> None:
-    """
-    When each shard belongs to one rank, or what is held is not to be used, then nobody is asked.
-    """
+def test_copies_are_not_compared_when_no_shard_is_shared_or_the_step_is_unused() -> None:
+    """When each shard belongs to one rank, or all ranks go back behind a polluted step, then no
+    rank gets an order to compare."""
     job = trained(groups={str(rank): (rank,) for rank in range(4)})
     job.fault(1, "network")
     job.settle()
@@ -1245,10 +1133,9 @@ def test_nobody_compares_what_nobody_else_is_to_hold() -> None:
     assert job.orders(Compare) == []
 
 
-def test_only_those_who_share_a_shard_are_asked_in_order() -> None:
-    """
-    When two of many ranks share a shard, then these two are asked what they hold, the lower one first.
-    """
+def test_only_ranks_that_share_a_shard_compare_in_rank_order() -> None:
+    """When two of nine ranks share a shard, then only these two get the order to compare, in rank
+    order."""
     own = {str(rank): (rank,) for rank in range(9) if rank not in (1, 8)}
     job = trained(world=9, groups={"shared": (8, 1), **own})
     job.fault(3, "network")
@@ -1256,10 +1143,9 @@ def test_only_those_who_share_a_shard_are_asked_in_order() -> None:
     assert [order.to for order in job.orders(Compare)] == [(1, 8)]
 
 
-def test_what_is_fetched_from_the_only_one_that_is_left_is_compared_with_it() -> None:
-    """
-    When one holder of a shard is left, then it says what it holds, and a copy that came damaged is fetched once more.
-    """
+def test_copy_fetched_from_the_only_remaining_holder_is_compared() -> None:
+    """When one holder of a shard is left, then this holder reports its digests too, and a damaged
+    copy is fetched once more."""
     job = trained(groups=PAIRS)
     job.script.miscopied = {2: 1}
     job.kill(2)
@@ -1271,11 +1157,9 @@ def test_what_is_fetched_from_the_only_one_that_is_left_is_compared_with_it() ->
 
 
 @pytest.mark.parametrize("tail", [True, False])
-def test_copies_that_are_used_after_all_are_compared_first(tail: bool) -> None:
-    """
-    When the copies of a rank are in doubt, and it alone holds a shard, so that they are used after all, then they are
-    compared with those of the others like any.
-    """
+def test_suspect_copy_is_compared_before_it_is_used(tail: bool) -> None:
+    """When the copies of a rank are in doubt but this rank is the only holder of a shard, then its
+    copies are used. They are compared with the other ranks first."""
     groups = {"dense": (0, 1, 2), "own": (0,)}
     job = trained(world=3, groups=groups, enable=frozenset({"retry", "dump"}))
     job.ranks[0].state.content = "unlike"
@@ -1294,10 +1178,8 @@ def test_copies_that_are_used_after_all_are_compared_first(tail: bool) -> None:
         assert job.over.result == "failed"
 
 
-def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:
-    """
-    When a rank cannot read its state, then the others are compared without it.
-    """
+def test_rank_that_cannot_read_its_state_is_left_out_of_the_comparison() -> None:
+    """When a rank cannot read its state, then the other ranks are compared without that rank."""
     job = trained()
     job.script.failures[2, "compare"] = ["the device is lost"]
     job.fault(1, "network")
@@ -1307,10 +1189,9 @@ def test_a_rank_that_cannot_say_what_it_holds_is_compared_with_nobody() -> None:
     assert job.orders(Fetch) == []
 
 
-def test_who_had_come_further_in_the_tail_may_be_lost() -> None:
-    """
-    When the rank whose copy was to count is lost before it has given it, then that of the other one counts.
-    """
+def test_earlier_copy_of_the_tail_counts_when_the_later_rank_is_lost() -> None:
+    """When two ranks differ in the tail and the rank at the later line is lost before it gives its
+    copy, then the copy of the other rank counts."""
     job = trained(world=3)
     for rank, line in ((0, 57), (1, 61)):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -1329,11 +1210,9 @@ def test_who_had_come_further_in_the_tail_may_be_lost() -> None:
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_a_last_checkpoint_is_written_of_copies_that_were_compared(spread: bool) -> None:
-    """
-    When some hold a step in use, and a rank with a lower number keeps a copy of it only, then it is written by those who
-    hold it in use: what is kept was compared with nobody.
-    """
+def test_last_checkpoint_is_written_from_copies_in_use(spread: bool) -> None:
+    """When some ranks hold a step in use and a lower rank only keeps a backup of that step, then a
+    rank that holds the step in use writes. Backups were not compared."""
     topology = Topology(groups={"dense": (0, 1, 2)})
     standings = {
         0: Standing(rank=0, held=7, sound=False, backups=(5,)),
@@ -1345,11 +1224,9 @@ def test_a_last_checkpoint_is_written_of_copies_that_were_compared(spread: bool)
     assert savers(topology, alone, 5, None, spread=spread) == {0: ("dense",)}
 
 
-def test_a_copy_that_cannot_be_read_is_not_taken_for_compared() -> None:
-    """
-    When a rank cannot read its state for the comparison, then the incident is not called exact, and
-    its step does not count as compared.
-    """
+def test_unread_copy_does_not_count_as_compared() -> None:
+    """When a rank cannot read its state for the comparison, then the report says that the copy was
+    not compared. Its step does not count as compared."""
     job = trained()
     job.ranks[2].state.content = ""
     job.kill(1)
@@ -1369,13 +1246,11 @@ def test_a_copy_that_cannot_be_read_is_not_taken_for_compared() -> None:
     ("unread", "steps", "news"),
     [(0, 1, False), (1, 1, False), (2, 1, True), (3, 1, True), (2, 0, False)],
 )
-def test_only_a_copy_that_others_hold_too_has_to_be_read(
+def test_unread_copy_is_reported_only_when_another_rank_holds_the_shard(
     unread: int, steps: int, news: bool
 ) -> None:
-    """
-    When a rank cannot read its state, then that is reported where another rank holds a shard of it, and not where
-    nobody does, nor before the first step: the initial states may differ.
-    """
+    """When a rank cannot read its state, then this is reported only when another rank shares a
+    shard. Before the first step, this is not reported, because initial states may differ."""
     groups = {"0": (0,), "1": (1,), "shared": (2, 3)}
     job = ScriptedJob(4, Policy(), strategies=STRATEGIES, groups=groups).start()
     job.train(steps)

@@ -33,12 +33,9 @@ def started(job: ScriptedJob) -> list[tuple[int, int]]:
     return sorted((spawn.rank, spawn.node) for spawn in job.orders(Spawn))
 
 
-def test_a_rank_that_was_found_unfit_is_isolated_with_the_fault_that_cuts_the_check_off() -> None:
-    """
-    When a rank dies in a check that has found another one unfit, then that one's node is given up
-    in the same incident, its ranks move, and whoever asked for the check reads what was found. The
-    check is not begun again.
-    """
+def test_unfit_rank_is_isolated_when_a_fault_interrupts_the_check() -> None:
+    """When a rank dies in a check that has found another rank unfit, then the node of the unfit
+    rank is excluded in the same incident, and its ranks move. The check does not run again."""
     job = checking()
     job.kill(0)
     job.settle()
@@ -57,11 +54,9 @@ def test_a_rank_that_was_found_unfit_is_isolated_with_the_fault_that_cuts_the_ch
     assert len(job.orders(Check)) == 1
 
 
-def test_a_rank_that_found_itself_unfit_and_dies_is_not_started_where_it_was() -> None:
-    """
-    When a rank says that it is unfit and dies before the check is over, then it and the others of
-    its node move, and nobody waits for its end, which has come.
-    """
+def test_unfit_rank_that_dies_in_the_check_moves_to_another_node() -> None:
+    """When a rank reports that it is unfit and dies before the check ends, then all ranks of its
+    node move. The job does not wait for the end of the dead process."""
     job = checking()
     job.kill(2)
     began = job.now
@@ -73,11 +68,9 @@ def test_a_rank_that_found_itself_unfit_and_dies_is_not_started_where_it_was() -
     assert job.now < began + 1.0
 
 
-def test_the_node_of_an_unfit_rank_that_is_lost_is_not_taken_back() -> None:
-    """
-    When a node is lost before the check is over that has found one of its ranks unfit, then
-    nothing is started there when its agent comes again.
-    """
+def test_lost_node_of_an_unfit_rank_is_not_used_again() -> None:
+    """When a check has found a rank unfit and its node is lost before the check ends, then no
+    process is started on that node when its agent returns."""
     job = checking()
     job.lose_node(1)
     job.settle()
@@ -89,11 +82,9 @@ def test_the_node_of_an_unfit_rank_that_is_lost_is_not_taken_back() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_rank_in_which_a_check_hangs_does_not_cover_one_that_is_unfit() -> None:
-    """
-    When the check has found one rank unfit and another never says anything, then that one is
-    ended, and the unfit one's node is given up.
-    """
+def test_hung_rank_is_ended_and_the_node_of_an_unfit_rank_is_excluded() -> None:
+    """When a check has found one rank unfit and another rank never answers, then the silent rank is
+    ended. The node of the unfit rank is excluded."""
     job = checking(check=30.0)
     job.wait()
     job.settle()
@@ -103,11 +94,9 @@ def test_a_rank_in_which_a_check_hangs_does_not_cover_one_that_is_unfit() -> Non
     assert job.doing == "healthy"
 
 
-def test_a_check_that_keeps_most_of_them_is_cut_off_and_ends_nobody() -> None:
-    """
-    When most ranks do not come through a check in time, since one of them hangs in it or nobody is
-    heard, then it is cut off, nobody is ended, and everyone goes on from where they stood.
-    """
+def test_check_is_cut_off_without_a_kill_when_most_ranks_do_not_answer() -> None:
+    """When most ranks do not answer a check in time, then the check is cut off and no rank is
+    ended. All ranks continue from their step."""
     job = trained()
     job.script.muted = {(rank, "check") for rank in range(3)}
     job.pause("links")
@@ -125,11 +114,9 @@ def test_a_check_that_keeps_most_of_them_is_cut_off_and_ends_nobody() -> None:
     assert job.machine.checked == "a fault has interrupted it"
 
 
-def test_what_was_found_before_a_check_kept_the_others_counts() -> None:
-    """
-    When a check has found one rank unfit and most others do not come through it, then the node of
-    that one is given up, and the others live.
-    """
+def test_node_of_an_unfit_rank_is_excluded_when_most_ranks_do_not_answer() -> None:
+    """When a check has found one rank unfit and most other ranks do not answer, then the node of
+    the unfit rank is excluded. The other ranks keep their processes."""
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,), 3: ()}, spare={3: 4})
     job.script.verdicts = {2: ("isolate", "a link drops packets")}
     job.script.muted = {(rank, "check") for rank in (0, 1, 3)}
@@ -143,11 +130,9 @@ def test_what_was_found_before_a_check_kept_the_others_counts() -> None:
     assert job.doing == "healthy"
 
 
-def test_one_half_that_a_check_keeps_is_ended() -> None:
-    """
-    When no more than half of them do not come through a check in time, then the others did without
-    them: it is they that hang.
-    """
+def test_ranks_without_an_answer_are_ended_when_they_are_at_most_half() -> None:
+    """When at most half of the ranks do not answer a check in time, then these ranks count as hung
+    and are ended."""
     job = trained()
     job.script.muted = {(rank, "check") for rank in (0, 1)}
     job.pause("links")
@@ -159,11 +144,9 @@ def test_one_half_that_a_check_keeps_is_ended() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_check_that_ends_the_job_ends_it_though_it_is_cut_off() -> None:
-    """
-    When one rank says that the job has to end, and another dies before the check is over, then
-    a last checkpoint is written all the same.
-    """
+def test_check_verdict_to_end_the_job_applies_when_the_check_is_cut_off() -> None:
+    """When a rank reports in a check that the job must end, and another rank dies before the check
+    ends, then the job writes a last checkpoint and ends."""
     job = trained()
     job.script.verdicts = {2: ("end", "the model has diverged")}
     job.script.muted = {(1, "check")}
@@ -177,11 +160,9 @@ def test_a_check_that_ends_the_job_ends_it_though_it_is_cut_off() -> None:
     assert job.orders(Spawn) == []
 
 
-def test_what_an_earlier_check_has_found_is_not_held_against_the_next_node() -> None:
-    """
-    When a rank has moved because a check found its node unfit, and dies in the next check before
-    it has said anything, then it is started again where it was.
-    """
+def test_verdict_of_an_earlier_check_does_not_exclude_the_new_node() -> None:
+    """When a rank has moved after a check found it unfit, and dies in the next check without an
+    answer, then the rank restarts on its new node."""
     job = checking()
     job.kill(0)
     job.settle()
@@ -199,11 +180,9 @@ def test_what_an_earlier_check_has_found_is_not_held_against_the_next_node() -> 
     assert job.doing == "healthy"
 
 
-def test_a_rank_that_is_unfit_without_a_word_has_not_passed() -> None:
-    """
-    When a check finds ranks unfit and says nothing more, then their node is given up, and whoever
-    asked reads which ranks it were.
-    """
+def test_unfit_ranks_without_a_reason_are_isolated() -> None:
+    """When a check finds ranks unfit and gives no reason, then their processes are ended, and the
+    result names the ranks."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4})
     job.script.verdicts = {2: ("isolate", ""), 3: ("isolate", "")}
     job.pause("links")

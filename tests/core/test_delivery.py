@@ -16,19 +16,16 @@ def trained(step: int) -> Trained:
 
 
 def test_reports_are_numbered_from_one_and_kept_in_order() -> None:
-    """
-    When reports are added, then they stay pending under the next numbers.
-    """
+    """When reports are added, then their numbers start at 1, and the reports stay pending in order."""
     outbox = Outbox()
 
     assert [outbox.add(trained(5)), outbox.add(trained(6))] == [1, 2]
     assert outbox.pending() == [(1, trained(5)), (2, trained(6))]
 
 
-def test_an_acknowledgement_covers_everything_before_it() -> None:
-    """
-    When a number is acknowledged, then it and its predecessors are sent no more.
-    """
+def test_acknowledgement_covers_all_earlier_reports() -> None:
+    """When a number is acknowledged, then the report with that number and all earlier reports are
+    not sent again."""
     outbox = Outbox()
     for step in (1, 2, 3):
         outbox.add(trained(step))
@@ -41,9 +38,7 @@ def test_an_acknowledgement_covers_everything_before_it() -> None:
 
 
 def test_only_the_next_report_of_a_sender_is_accepted() -> None:
-    """
-    When reports are repeated or come before their predecessor, then they are absorbed.
-    """
+    """When a report is repeated or arrives before its predecessor, then it is not accepted."""
     inbox = Inbox()
 
     answers = [inbox.accept("rank.3/0", number) for number in (2, 1, 1, 3, 2, 3)]
@@ -52,10 +47,9 @@ def test_only_the_next_report_of_a_sender_is_accepted() -> None:
     assert inbox.heard() == {"rank.3/0": 3}
 
 
-def test_another_incarnation_starts_its_own_count() -> None:
-    """
-    When the next process of a rank reports, then its first report is accepted.
-    """
+def test_new_incarnation_of_a_rank_starts_its_own_report_count() -> None:
+    """When the next process of a rank reports, then its report with number 1 is accepted, and the
+    count of the earlier process continues."""
     inbox = Inbox({"rank.3/0": 7})
 
     assert inbox.accept("rank.3/1", 1)
@@ -63,10 +57,8 @@ def test_another_incarnation_starts_its_own_count() -> None:
     assert inbox.heard() == {"rank.3/0": 8, "rank.3/1": 1}
 
 
-def test_what_was_heard_is_a_copy() -> None:
-    """
-    When more is heard, then what was said before does not change.
-    """
+def test_heard_numbers_are_returned_as_a_copy() -> None:
+    """When a report is accepted later, then an earlier result of `heard` does not change."""
     inbox = Inbox()
     before = inbox.heard()
 
@@ -77,11 +69,9 @@ def test_what_was_heard_is_a_copy() -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
-def test_over_any_bad_bus_reports_arrive_once_and_in_order(data: st.DataObject) -> None:
-    """
-    When frames and acknowledgements are lost, doubled and reordered, and the receiver is started
-    again from what it heard, then every report is accepted once, in order.
-    """
+def test_reports_arrive_once_and_in_order_over_an_unreliable_bus(data: st.DataObject) -> None:
+    """When frames are lost, repeated or reordered, acknowledgements come late, and the receiver
+    restarts from its numbers, then each report is accepted once, in order."""
     outbox, inbox = Outbox(), Inbox()
     reports = [trained(step) for step in range(1, data.draw(st.integers(1, 6)) + 1)]
     unsent = list(reports)

@@ -60,11 +60,9 @@ def shrunk(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 # ---------------------------------------------------------------- scale in
 
 
-def test_the_column_of_the_lost_leaves_and_the_rest_goes_on() -> None:
-    """
-    When a node is lost that has no other place, then its ranks are no members any more; the
-    others form groups without them and go on at the step that was interrupted, copying nothing.
-    """
+def test_column_of_a_lost_node_leaves_and_the_other_ranks_continue() -> None:
+    """When a node is lost and its ranks have no other place, then these ranks leave. The other
+    ranks form groups without them and continue at the interrupted step without a copy."""
     job = elastic()
     job.lose_node(1)
     job.settle()
@@ -88,11 +86,9 @@ def test_the_column_of_the_lost_leaves_and_the_rest_goes_on() -> None:
     assert job.doing == "healthy"
 
 
-def test_whoever_has_to_leave_with_the_lost_is_parked_not_ended() -> None:
-    """
-    When one rank of a column is lost, then the other one of it leaves with it, its process kept:
-    it was stopped with everyone else and hears nothing more.
-    """
+def test_rank_that_leaves_with_a_lost_rank_is_parked() -> None:
+    """When one rank of a column is lost, then the other rank of the column leaves too. Its process
+    is stopped but stays alive, and gets no more orders."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -108,10 +104,8 @@ def test_whoever_has_to_leave_with_the_lost_is_parked_not_ended() -> None:
     assert job.ranks[2].step == 3
 
 
-def test_ranks_without_a_column_leave_alone() -> None:
-    """
-    When no rank names others that have to leave with it, then only the lost one leaves.
-    """
+def test_lost_rank_without_a_column_leaves_alone() -> None:
+    """When a rank without a column is lost, then only that rank leaves."""
     job = trained(placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -119,10 +113,8 @@ def test_ranks_without_a_column_leave_alone() -> None:
     assert [r.without for r in job.orders(Regroup)] == [(3,)]
 
 
-def test_a_job_does_not_shrink_to_nothing() -> None:
-    """
-    When every rank has to leave with the lost one, then the job does not shrink, it saves.
-    """
+def test_job_does_not_shrink_when_no_rank_would_be_left() -> None:
+    """When every rank must leave with the lost rank, then the job does not shrink and is dumped."""
     job = trained(columns=dict.fromkeys(range(4), (0, 1, 2, 3)), placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -131,11 +123,8 @@ def test_a_job_does_not_shrink_to_nothing() -> None:
     assert tried(job)["scale_in"] == "no rank would be left"
 
 
-def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
-    """
-    When a shard has no place among those who would stay, then the job does not shrink, though
-    one who would have to leave still has it: it is saved.
-    """
+def test_job_does_not_shrink_when_only_leaving_ranks_hold_a_shard() -> None:
+    """When only a rank that would leave holds a shard, then the job does not shrink and is dumped."""
     job = elastic(groups={"first": (0, 2), "second": (1, 3), "own": (2,)}, placement={
         0: (0, 1), 1: (2,), 2: (3,)})  # fmt: skip
     job.lose_node(2)
@@ -145,11 +134,9 @@ def test_a_job_does_not_shrink_past_the_last_place_of_a_shard() -> None:
     assert job.over.result == "dumped"
 
 
-def test_what_an_adaptor_takes_part_in_is_what_it_says_when_it_is_ready() -> None:
-    """
-    When one rank finds, once it has its state, that it cannot do with fewer ranks, then the job does not
-    shrink.
-    """
+def test_job_does_not_shrink_when_an_adaptor_excludes_it_at_ready() -> None:
+    """When the adaptor of one rank reports at `Ready` that it does not support `scale_in`, then the
+    job does not shrink and is dumped."""
     job = elastic(settled={0: ("retry", "recover", "dump")})
     job.lose_node(1)
     job.settle()
@@ -159,10 +146,9 @@ def test_what_an_adaptor_takes_part_in_is_what_it_says_when_it_is_ready() -> Non
 
 
 @pytest.mark.parametrize("cannot", ["policy", "adaptor"])
-def test_a_job_does_not_shrink_unless_everyone_can(cannot: str) -> None:
-    """
-    When shrinking is not enabled, or the adaptor has no part in it, then the job saves instead.
-    """
+def test_job_does_not_shrink_when_the_policy_or_the_adaptor_excludes_it(cannot: str) -> None:
+    """When the policy does not enable `scale_in` or the adaptor does not support it, then the job
+    is dumped instead."""
     job = (
         elastic(enable=frozenset({"retry", "recover", "dump"}))
         if cannot == "policy"
@@ -179,10 +165,8 @@ def test_a_job_does_not_shrink_unless_everyone_can(cannot: str) -> None:
     )
 
 
-def test_the_node_of_rank_0_may_leave_like_any_other() -> None:
-    """
-    When rank 0 is among the lost, then its column leaves and the others go on.
-    """
+def test_node_of_rank_0_can_leave() -> None:
+    """When the node of rank 0 is lost, then its column leaves and the other ranks continue."""
     job = elastic()
     job.lose_node(0)
     job.settle()
@@ -194,11 +178,9 @@ def test_the_node_of_rank_0_may_leave_like_any_other() -> None:
 # ---------------------------------------------------------------- faults while scaled in
 
 
-def test_a_fault_while_scaled_in_is_an_incident_of_the_members() -> None:
-    """
-    When a process dies after the job has shrunk, then it is replaced, and copies its state from
-    wherever it can: nothing is asked of those outside.
-    """
+def test_fault_after_scale_in_involves_only_the_members() -> None:
+    """When a process dies after the job has shrunk, then it is replaced and fetches from the
+    members. Ranks outside the job get no orders."""
     job = trained(placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -218,11 +200,9 @@ def test_a_fault_while_scaled_in_is_an_incident_of_the_members() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_memory_fault_while_scaled_in_is_retried() -> None:
-    """
-    When a member's memory fails in a job that has shrunk to two holders, then the other one has
-    the state.
-    """
+def test_memory_fault_after_scale_in_is_retried() -> None:
+    """When the memory of a member fails after the job has shrunk, then the job follows `retry` and
+    is healthy again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -234,10 +214,8 @@ def test_a_memory_fault_while_scaled_in_is_retried() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_job_that_has_shrunk_shrinks_again() -> None:
-    """
-    When another node is lost after the first, then its ranks leave, too.
-    """
+def test_job_shrinks_again_when_another_node_is_lost() -> None:
+    """When another node is lost after the job has shrunk, then the ranks of that node leave, too."""
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,)})
     for node, left in ((2, {0, 1, 2}), (1, {0, 1})):
         job.lose_node(node)
@@ -248,11 +226,9 @@ def test_a_job_that_has_shrunk_shrinks_again() -> None:
     assert [r.without for r in job.orders(Regroup)] == [(3,), (2, 3)]
 
 
-def test_the_last_places_of_a_job_that_has_shrunk_are_saved() -> None:
-    """
-    When a process of the only column left is lost and cannot be replaced, then what the other
-    nodes' ranks once had is no help: the shard is named, or saved where somebody has it.
-    """
+def test_shrunk_job_fails_when_the_last_holder_of_a_shard_is_lost() -> None:
+    """When a rank of the only remaining column is lost and cannot be replaced, then the job fails.
+    The reason names the shard that is lost."""
     job = shrunk(respawns=0)
     job.kill(1)
     job.settle()
@@ -261,10 +237,8 @@ def test_the_last_places_of_a_job_that_has_shrunk_are_saved() -> None:
     assert "shard 'second'" in job.over.why
 
 
-def test_a_job_that_has_shrunk_can_be_dumped() -> None:
-    """
-    When the end is asked for after the job has shrunk, then its members save everything.
-    """
+def test_shrunk_job_saves_all_shards_at_a_stop_request() -> None:
+    """When a stop request comes after the job has shrunk, then the members save all shards."""
     job = shrunk()
     job.stop(0)
     job.settle()
@@ -273,11 +247,9 @@ def test_a_job_that_has_shrunk_can_be_dumped() -> None:
     assert {s.to: s.shards for s in job.orders(Save)} == {(0,): ("first",), (1,): ("second",)}
 
 
-def test_a_job_that_has_shrunk_completes_with_its_members() -> None:
-    """
-    When the members have finished, then the job is complete, and a process that was parked
-    outside does not keep it.
-    """
+def test_shrunk_job_completes_when_its_members_have_finished() -> None:
+    """When the members have finished, then the job is complete, also while a parked process is
+    still outside the job."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -287,10 +259,8 @@ def test_a_job_that_has_shrunk_completes_with_its_members() -> None:
     assert (job.over.result, job.over.code) == ("completed", 0)
 
 
-def test_a_parked_process_that_ends_is_no_fault() -> None:
-    """
-    When a process outside dies, then nothing happens to the members.
-    """
+def test_end_of_a_parked_process_is_not_a_fault() -> None:
+    """When a parked process dies, then the members get no order and the job stays healthy."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -305,12 +275,9 @@ def test_a_parked_process_that_ends_is_no_fault() -> None:
 # ---------------------------------------------------------------- scale out
 
 
-def test_a_node_that_returns_brings_its_ranks_back() -> None:
-    """
-    When the node of those who left is back, then their processes are started while the others
-    train; when the whole column is ready, the job stops at a step boundary, takes them in, and
-    they copy the state of now.
-    """
+def test_ranks_rejoin_when_their_node_returns() -> None:
+    """When the node of ranks that left returns, then their processes start while the members train.
+    When the whole column is ready, the job stops once, and these ranks fetch the current state."""
     job = shrunk()
     job.script.slow = {2, 3}
     job.come(1)
@@ -347,11 +314,9 @@ def test_a_node_that_returns_brings_its_ranks_back() -> None:
     assert {r.step for r in job.ranks.values()} == {7}
 
 
-def test_a_parked_process_comes_back_with_its_column() -> None:
-    """
-    When only one rank of a column was lost and is there again, then the one that was parked with
-    it comes back in the process it had.
-    """
+def test_parked_process_rejoins_with_its_column() -> None:
+    """When the lost rank of a column is ready again, then the parked rank of that column rejoins in
+    its old process."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -366,10 +331,8 @@ def test_a_parked_process_comes_back_with_its_column() -> None:
     assert job.machine.members == {0, 1, 2, 3}
 
 
-def test_another_node_with_room_is_as_good_as_the_one_that_was_lost() -> None:
-    """
-    When a new node with room comes, then those who left are started there.
-    """
+def test_ranks_that_left_rejoin_on_a_new_node_with_room() -> None:
+    """When a new node with room joins, then the ranks that left start there and rejoin."""
     job = shrunk()
     job.spare[5] = 2
     job.come(5)
@@ -379,10 +342,9 @@ def test_another_node_with_room_is_as_good_as_the_one_that_was_lost() -> None:
     assert job.machine.members == {0, 1, 2, 3}
 
 
-def test_a_column_that_is_not_whole_waits() -> None:
-    """
-    When a new node has room for one of two who left, then nobody is taken in.
-    """
+def test_incomplete_column_does_not_rejoin() -> None:
+    """When a new node has room for one of two ranks that left, then that rank starts, but no rank
+    rejoins."""
     job = shrunk()
     job.spare[5] = 1
     job.come(5)
@@ -393,10 +355,8 @@ def test_a_column_that_is_not_whole_waits() -> None:
     assert job.orders(Freeze) == []
 
 
-def test_nobody_comes_back_where_that_is_not_enabled() -> None:
-    """
-    When growing is not enabled, then a node that returns is not used.
-    """
+def test_no_rank_rejoins_when_scale_out_is_disabled() -> None:
+    """When `scale_out` is not enabled, then no process is started on a node that returns."""
     job = shrunk(enable=frozenset({"retry", "recover", "scale_in", "dump"}))
     job.come(1)
     job.settle()
@@ -404,11 +364,9 @@ def test_nobody_comes_back_where_that_is_not_enabled() -> None:
     assert job.doing == "healthy"
 
 
-def test_ranks_that_could_not_go_on_where_the_others_are_stay_outside() -> None:
-    """
-    When the adaptor cannot make a rank's RNG and data position anew, then those who had left are
-    not taken in: the members go on as they were.
-    """
+def test_ranks_stay_outside_when_their_random_state_cannot_be_derived() -> None:
+    """When the adaptor cannot derive the RNG and data position of a rank, then the ranks that left
+    do not rejoin. The members continue."""
     job = shrunk(derives=False)
     job.come(1)
     job.settle()
@@ -419,11 +377,9 @@ def test_ranks_that_could_not_go_on_where_the_others_are_stay_outside() -> None:
     assert job.doing == "healthy"
 
 
-def test_who_comes_back_does_not_go_on_with_what_it_had_when_it_left() -> None:
-    """
-    When a rank had captured its RNG and data position of the very step at which it comes back, then
-    it makes them anew all the same: it has not done the batches of that step.
-    """
+def test_rejoining_rank_derives_its_random_state_again() -> None:
+    """When a rank rejoins at a step for which it has captured RNG and data position, then it
+    derives them again. It has not trained on the batches of that step."""
     job = trained(enable=frozenset({"retry", "scale_in", "scale_out", "dump"}))
     job.kill(3)
     job.settle()
@@ -435,11 +391,9 @@ def test_who_comes_back_does_not_go_on_with_what_it_had_when_it_left() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_start_has_nothing_that_could_get_lost(steps: int) -> None:
-    """
-    When a node is lost before a step is done, then its ranks make their RNG and data position as
-    they did at first: only after a step it is told that they are not as they were.
-    """
+def test_derived_random_state_is_reported_only_after_the_first_step(steps: int) -> None:
+    """When a node is lost before the first step, then its ranks derive their RNG and data position
+    as at the start. Only after a step, this is reported."""
     job = ScriptedJob(4, placement=WITH_ROOM, spare={2: 2}).start()
     job.train(steps)
     job.lose_node(1)
@@ -449,11 +403,9 @@ def test_a_start_has_nothing_that_could_get_lost(steps: int) -> None:
     assert job.facts("private_derived") == [{"ranks": [2, 3], "step": 1}][:steps]
 
 
-def test_somebody_lost_while_others_come_back_comes_first() -> None:
-    """
-    When a member dies in the very stop that was to take others in, then it is replaced first; the
-    change of who takes part is left alone, with the reason.
-    """
+def test_lost_member_is_replaced_before_other_ranks_rejoin() -> None:
+    """When a member dies while the job stops to let ranks rejoin, then the member is replaced
+    first, and the other ranks stay outside."""
     job = shrunk(groups={"dense": (0, 1, 2, 3)})
     job.script.slow = {1, 2, 3}
     job.come(1)
@@ -473,10 +425,9 @@ def test_somebody_lost_while_others_come_back_comes_first() -> None:
     assert job.doing == "healthy"
 
 
-def test_those_who_come_back_and_die_again_do_not_take_the_job_with_them() -> None:
-    """
-    When a process dies that was about to be taken in, then the members go on as they were.
-    """
+def test_members_continue_when_a_rejoining_process_dies() -> None:
+    """When a process dies while the job stops to let it rejoin, then the members continue as
+    before. The rank rejoins when its next process is ready."""
     job = shrunk()
     job.come(1)
     while job.doing == "healthy":
@@ -495,10 +446,9 @@ def test_those_who_come_back_and_die_again_do_not_take_the_job_with_them() -> No
     assert job.machine.members == {0, 1, 2, 3}
 
 
-def test_those_who_come_back_and_die_in_the_repair_are_an_incident() -> None:
-    """
-    When a process dies after it was taken in, then it is a member like any other: it is replaced.
-    """
+def test_rejoined_rank_that_dies_in_the_repair_is_replaced() -> None:
+    """When a process dies after its rank has rejoined, then it is replaced like the process of any
+    member."""
     job = shrunk()
     job.come(1)
     while not job.orders(Regroup):
@@ -511,10 +461,8 @@ def test_those_who_come_back_and_die_in_the_repair_are_an_incident() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_pause_that_is_wanted_comes_before_those_who_are_ready() -> None:
-    """
-    When a column is ready while the job is paused, then it is taken in after the pause.
-    """
+def test_ranks_that_are_ready_during_a_pause_rejoin_after_it() -> None:
+    """When a column becomes ready while the job is paused, then it rejoins after the pause."""
     job = shrunk()
     job.pause()
     job.settle()
@@ -528,11 +476,9 @@ def test_a_pause_that_is_wanted_comes_before_those_who_are_ready() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_chance_is_let_pass_when_no_incident_is_left() -> None:
-    """
-    When the limit of incidents is reached, then nobody stops the job to take others in: the next
-    incident would be its last.
-    """
+def test_ranks_do_not_rejoin_when_the_incident_limit_is_reached() -> None:
+    """When the limit of incidents is reached, then the job does not stop to let ranks rejoin,
+    because the next incident would be its last."""
     job = shrunk(max_incidents=1)
     job.come(1)
     job.settle()
@@ -553,12 +499,9 @@ def until(job: ScriptedJob, state: str) -> None:
         job.obey_next()
 
 
-def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> None:
-    """
-    When a rank holds the others up, then a second process is started for it on a node with room
-    while it trains on; when that is ready, everyone comes to one boundary, it takes the rank and
-    copies the state of the others, and the first process is ended.
-    """
+def test_successor_starts_while_the_straggler_trains_and_then_takes_its_rank() -> None:
+    """When a rank is slow, then a successor starts on a node with room. When it is ready, all ranks
+    stop at one boundary, the successor fetches the state, and the first process is ended."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler", "its clock is throttled")
@@ -600,11 +543,9 @@ def test_a_successor_warms_while_the_straggler_trains_and_then_takes_over() -> N
     assert job.doing == "healthy"
 
 
-def test_a_successor_obeys_nothing_before_it_holds_the_rank() -> None:
-    """
-    When an order goes to a rank that has two processes, then only the one that is meant carries
-    it out; what the other says to it counts for nothing.
-    """
+def test_successor_carries_out_no_order_before_it_holds_the_rank() -> None:
+    """When orders go to a rank that has a successor, then only the process that holds the rank
+    carries them out."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -621,11 +562,9 @@ def test_a_successor_obeys_nothing_before_it_holds_the_rank() -> None:
     assert job.doing == "healthy"
 
 
-def test_what_a_successor_answers_before_its_time_is_absorbed() -> None:
-    """
-    When an answer comes from the process that does not hold the rank, then the answer of the one
-    that does is still awaited.
-    """
+def test_answer_of_a_successor_that_does_not_hold_the_rank_is_ignored() -> None:
+    """When a successor answers an order before it holds the rank, then the controller still waits
+    for the answer of the process that holds the rank."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -643,11 +582,9 @@ def test_what_a_successor_answers_before_its_time_is_absorbed() -> None:
     assert job.doing == "freezing"
 
 
-def test_a_successor_that_dies_while_it_warms_leaves_everything_as_it_was() -> None:
-    """
-    When the second process ends before it is ready, then the first trains on; when the rank is
-    noticed again, there is room for another successor.
-    """
+def test_straggler_trains_on_when_its_successor_dies_before_it_is_ready() -> None:
+    """When a successor dies before it is ready, then the straggler trains on. When the rank is
+    noticed again, another successor starts."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -660,11 +597,9 @@ def test_a_successor_that_dies_while_it_warms_leaves_everything_as_it_was() -> N
     assert [(s.incarnation, s.node) for s in job.orders(Spawn)] == [(1, 2), (2, 2)]
 
 
-def test_a_successor_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None:
-    """
-    When the second process dies while everyone is being stopped for it, then all go on with the
-    processes they have.
-    """
+def test_job_retries_when_a_successor_dies_during_the_takeover() -> None:
+    """When a successor dies while all ranks stop for it, then all ranks continue in their processes
+    with `retry`."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "freezing")
@@ -677,11 +612,9 @@ def test_a_successor_that_dies_when_it_was_to_take_over_leaves_a_retry() -> None
     assert job.doing == "healthy"
 
 
-def test_a_successor_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> None:
-    """
-    When the second process dies while everyone comes to the boundary for it, then all go on from where
-    they are: nobody is stopped, and it is no incident.
-    """
+def test_ranks_continue_when_a_successor_dies_before_the_boundary() -> None:
+    """When a successor dies while all ranks go to the boundary, then no rank is stopped, and no
+    incident is reported."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -693,11 +626,9 @@ def test_a_successor_that_dies_on_the_way_to_the_boundary_holds_nobody_up() -> N
     assert job.doing == "healthy"
 
 
-def test_a_job_that_gave_up_a_takeover_can_be_paused() -> None:
-    """
-    When the successor has died on the way to the boundary, and a pause is requested later, then the
-    job pauses at the next boundary and stays there.
-    """
+def test_job_can_be_paused_after_a_takeover_was_given_up() -> None:
+    """When a successor has died before the boundary and a pause is requested later, then the job
+    pauses at the next boundary."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -709,11 +640,9 @@ def test_a_job_that_gave_up_a_takeover_can_be_paused() -> None:
     assert job.doing == "paused"
 
 
-def test_a_successor_that_fails_after_all_is_done_does_not_count() -> None:
-    """
-    When all steps are done while a second process is ready, and that process then ends with a code,
-    then the job has completed: the process held no rank.
-    """
+def test_job_completes_when_a_successor_fails_after_the_last_step() -> None:
+    """When all steps are done and a successor then fails, then the job is complete, because the
+    successor held no rank."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler", "its clock is throttled")
@@ -727,11 +656,9 @@ def test_a_successor_that_fails_after_all_is_done_does_not_count() -> None:
     assert (job.over.result, job.over.code) == ("completed", 0)
 
 
-def test_a_boundary_that_cannot_be_reached_is_not_waited_for_again() -> None:
-    """
-    When the ranks do not come to the boundary within the limit, then all go on, and the second process is
-    ended: it would not work the next time either.
-    """
+def test_successor_is_ended_when_the_boundary_is_not_reached_in_time() -> None:
+    """When the ranks do not reach the boundary within the limit, then all ranks continue, and the
+    successor is ended."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.muted = {(1, "hold")}
     job.notice(3, "straggler")
@@ -744,11 +671,9 @@ def test_a_boundary_that_cannot_be_reached_is_not_waited_for_again() -> None:
     assert job.orders(Stop) == []
 
 
-def test_a_pause_that_is_asked_for_while_somebody_is_about_to_take_over_comes_after_it() -> None:
-    """
-    When a pause is asked for while everyone comes to the boundary, then it begins when the job is healthy
-    again; that it is called off leaves the taking over as it is.
-    """
+def test_pause_requested_during_a_takeover_begins_after_it() -> None:
+    """When a pause is requested while all ranks go to the boundary for a successor, then the pause
+    begins after the takeover. A request to resume does not stop the takeover."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -767,11 +692,9 @@ def test_a_pause_that_is_asked_for_while_somebody_is_about_to_take_over_comes_af
     assert strategies(again) == ["migrate"]
 
 
-def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_successor_takes_over() -> None:
-    """
-    When a process dies while everyone comes to the boundary, then it is replaced first; the second process
-    of the other rank is still wanted, and takes over when that is done.
-    """
+def test_successor_takes_over_after_a_fault_on_the_way_to_the_boundary() -> None:
+    """When a process dies while all ranks go to the boundary for a successor, then it is replaced
+    first. The successor takes over afterwards."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -791,11 +714,9 @@ def test_a_fault_on_the_way_to_the_boundary_is_handled_and_then_the_successor_ta
 # ---------------------------------------------------------------- migrate, because somebody asks for it
 
 
-def test_ranks_that_are_to_be_switched_go_together_when_all_are_ready() -> None:
-    """
-    When two ranks are to go to other processes, then each gets one where there is room; the first that is
-    ready waits for the other, and both take over in one incident.
-    """
+def test_switched_ranks_move_together_when_all_successors_are_ready() -> None:
+    """When a switch of two ranks is requested, then each rank gets a successor. The first ready
+    successor waits, and both take over in one incident."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.switch(2, 3)
@@ -822,10 +743,9 @@ def test_ranks_that_are_to_be_switched_go_together_when_all_are_ready() -> None:
     assert job.machine.switch == frozenset()
 
 
-def test_a_switch_waits_for_a_place() -> None:
-    """
-    When there is no node with room, then the job trains on; when one comes, the process is started there.
-    """
+def test_switch_waits_for_a_node_with_room() -> None:
+    """When no node has room for a switch, then the job trains on. When a node with room joins, the
+    successor starts there and takes over."""
     job = trained(placement=TWO_NODES)
     job.switch(3)
     job.settle()
@@ -839,10 +759,8 @@ def test_a_switch_waits_for_a_place() -> None:
     assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
 
 
-def test_nobody_is_switched_to_a_node_that_is_to_be_left() -> None:
-    """
-    When there is room on the node of another rank that is to be switched, then it is not used.
-    """
+def test_rank_is_not_switched_to_the_node_of_another_switched_rank() -> None:
+    """When only the node of another switched rank has room, then no successor is started there."""
     job = trained(placement=TWO_NODES, spare={0: 1})
     job.switch(1, 3)
     job.settle()
@@ -850,11 +768,9 @@ def test_nobody_is_switched_to_a_node_that_is_to_be_left() -> None:
 
 
 @pytest.mark.parametrize("state", ["healthy", "pausing", "freezing", "clearing"])
-def test_a_switch_that_is_called_off_leaves_everyone_where_they_are(state: str) -> None:
-    """
-    When a switch is called off, whether its process warms, or everyone is on the way to let it take over,
-    then that is ended, and the job goes on with the processes that it had.
-    """
+def test_cancelled_switch_ends_the_successor_and_keeps_all_processes(state: str) -> None:
+    """When a switch is cancelled before the successor has taken over, then the successor is ended,
+    and the job continues with its processes."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3} if state == "healthy" else set()
     job.switch(3)
@@ -872,10 +788,9 @@ def test_a_switch_that_is_called_off_leaves_everyone_where_they_are(state: str) 
     assert job.doing == "healthy"
 
 
-def test_a_switch_that_is_called_off_while_it_is_chosen_is_chosen_no_more() -> None:
-    """
-    When a switch is called off while recovery plugins are asked, then they are asked again, without it.
-    """
+def test_plugins_are_asked_again_when_a_switch_is_cancelled() -> None:
+    """When a switch is cancelled while recovery plugins are asked, then they are asked again, and
+    `migrate` cannot be chosen."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.switch(3)
     job.settle()
@@ -890,11 +805,9 @@ def test_a_switch_that_is_called_off_while_it_is_chosen_is_chosen_no_more() -> N
     assert strategies(job) == ["retry"]
 
 
-def test_ranks_to_be_switched_are_named_and_started_in_order() -> None:
-    """
-    When a switch is asked for, or cannot be, or is called off, then its ranks are told in order, and their processes are
-    started in order, whatever order the request had.
-    """
+def test_switched_ranks_are_reported_and_started_in_rank_order() -> None:
+    """When a switch is requested, refused or cancelled, then its ranks are reported in rank order.
+    Their successors start in rank order."""
     facts: dict[str, Any] = {"world": 9, "placement": {0: tuple(range(9)), 1: ()}, "spare": {1: 2}}
     job = trained(**facts)
     job.script.slow = {1, 8}
@@ -913,11 +826,9 @@ def test_ranks_to_be_switched_are_named_and_started_in_order() -> None:
     ]
 
 
-def test_a_switch_that_is_asked_for_again_goes_on_for_the_ranks_that_are_named_again() -> None:
-    """
-    When a later request names one of two ranks, then the switch of the other is called off, the process of the one that
-    is named again warms on, and nothing new is told of it.
-    """
+def test_second_switch_request_continues_for_the_ranks_it_names() -> None:
+    """When a second request names one of two switched ranks, then the switch of the other rank is
+    cancelled. The successor of the named rank continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.switch(2, 3)
@@ -934,10 +845,9 @@ def test_a_switch_that_is_asked_for_again_goes_on_for_the_ranks_that_are_named_a
     assert len(job.orders(Spawn)) == 2
 
 
-def test_a_switch_that_is_called_off_leaves_the_successor_of_a_straggler() -> None:
-    """
-    When a switch is called off, and another process warms for a rank that straggles, then that one warms on.
-    """
+def test_cancelled_switch_keeps_the_successor_of_a_straggler() -> None:
+    """When a switch is cancelled while a successor starts for a straggler, then the successor of
+    the straggler continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.notice(2, "straggler")
@@ -949,21 +859,18 @@ def test_a_switch_that_is_called_off_leaves_the_successor_of_a_straggler() -> No
     assert job.successors.keys() == {2}
 
 
-def test_calling_off_what_was_not_asked_for_is_no_refusal() -> None:
-    """
-    When nobody is to be switched any more, then that is accepted, also by a job that could switch nobody.
-    """
+def test_cancel_request_without_a_switch_is_accepted() -> None:
+    """When no switch is open and a cancel request comes, then the request is not refused, also when
+    the job does not enable `migrate`."""
     job = trained(enable=frozenset({"retry"}))
     job.switch()
     assert job.facts("switch_called_off") == []
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_whether_ranks_can_be_switched_is_known_when_all_have_joined(*, joined: bool) -> None:
-    """
-    When a switch is asked for before all processes have called `tft.init`, then it is kept: it is not known what their
-    adaptors can do. When all have, then a switch that cannot be is refused, though training has not begun.
-    """
+def test_impossible_switch_is_refused_only_after_all_processes_have_joined(*, joined: bool) -> None:
+    """When a switch is requested before all processes have called `tft.init`, then it is kept. When
+    all have called it, an impossible switch is refused, even before training."""
     adaptor = ("retry",) if joined else STRATEGIES
     job = ScriptedJob(3, Policy(), strategies=adaptor)
     job.script.slow = {2}
@@ -976,11 +883,9 @@ def test_whether_ranks_can_be_switched_is_known_when_all_have_joined(*, joined: 
     assert refused == (["the adaptor of ranks [0, 1, 2] cannot take part"] if joined else [])
 
 
-def test_a_switch_that_is_called_off_before_its_process_was_ready_changes_no_choice() -> None:
-    """
-    When recovery plugins are asked about another fault, and a switch is called off whose process still warms, then they
-    are not asked again.
-    """
+def test_plugins_are_not_asked_again_when_a_switch_is_cancelled_before_ready() -> None:
+    """When plugins are asked about another fault and a switch is cancelled whose successor is not
+    ready, then the plugins are not asked again."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.script.slow = {3}
     job.switch(3)
@@ -993,11 +898,9 @@ def test_a_switch_that_is_called_off_before_its_process_was_ready_changes_no_cho
     assert (job.doing, len(job.consulted)) == ("choosing", 1)
 
 
-def test_a_switch_that_is_called_off_after_the_choice_changes_no_choice() -> None:
-    """
-    When another strategy was chosen than to let the processes of a switch take over, and then the switch is called off,
-    then the strategy is not chosen again.
-    """
+def test_strategy_is_not_chosen_again_when_a_switch_is_cancelled_later() -> None:
+    """When `recover` was chosen while a successor was ready, and then the switch is cancelled, then
+    the strategy is not chosen again."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.switch(3)
     job.settle()
@@ -1017,11 +920,9 @@ def test_a_switch_that_is_called_off_after_the_choice_changes_no_choice() -> Non
     assert strategies(job) == ["recover"]
 
 
-def test_a_switch_of_which_a_part_was_ready_is_chosen_no_more() -> None:
-    """
-    When recovery plugins are asked about the processes that are ready to take over, and these are called off together
-    with one that still warms, then they are asked again.
-    """
+def test_plugins_are_asked_again_when_a_partly_ready_switch_is_cancelled() -> None:
+    """When plugins are asked about a ready successor, and its switch is cancelled together with a
+    successor that is not ready, then they are asked again."""
     job = trained(placement=WITH_ROOM, spare={2: 2}, advised=True)
     job.script.slow = {2}
     job.notice(2, "straggler")
@@ -1035,10 +936,9 @@ def test_a_switch_of_which_a_part_was_ready_is_chosen_no_more() -> None:
     assert len(job.consulted) == asked + 1
 
 
-def test_a_switch_that_is_done_is_not_called_off_any_more() -> None:
-    """
-    When a switch is called off after its process has taken over, then nothing follows.
-    """
+def test_completed_switch_is_not_cancelled() -> None:
+    """When a switch is cancelled after its successor has taken over, then the cancel request has no
+    effect."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.switch(3)
     until(job, "repairing")
@@ -1049,11 +949,9 @@ def test_a_switch_that_is_done_is_not_called_off_any_more() -> None:
     assert job.facts("switch_called_off") == []
 
 
-def test_a_switch_of_which_a_part_dies_is_over() -> None:
-    """
-    When one of the processes ends before they can take over, then the others are ended, too, and whoever
-    has asked for it is told; nobody tries again by himself.
-    """
+def test_switch_is_cancelled_when_one_of_its_successors_ends() -> None:
+    """When one successor of a switch ends before the takeover, then the other successors are ended
+    and the requester is told why. The switch is not tried again."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2}
     job.switch(2, 3)
@@ -1069,11 +967,9 @@ def test_a_switch_of_which_a_part_dies_is_over() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_switch_does_not_end_with_the_successor_of_a_straggler() -> None:
-    """
-    When a process ends that was to take over from a straggler, and other ranks are to be switched, then their switch
-    goes on.
-    """
+def test_switch_continues_when_the_successor_of_a_straggler_ends() -> None:
+    """When the successor of a straggler ends while other ranks are being switched, then their
+    switch continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.notice(2, "straggler")
@@ -1088,11 +984,9 @@ def test_a_switch_does_not_end_with_the_successor_of_a_straggler() -> None:
     assert strategies(job) == ["migrate"]
 
 
-def test_a_switch_whose_process_was_ended_says_why() -> None:
-    """
-    When the node is given up on which a process warms that is to take over, then the switch is called off, with the
-    reason for which that process was ended.
-    """
+def test_cancelled_switch_reports_why_its_successor_was_ended() -> None:
+    """When the node of a successor is excluded, then the switch is cancelled, and the reason of the
+    exclusion is reported."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1107,11 +1001,9 @@ def test_a_switch_whose_process_was_ended_says_why() -> None:
     }
 
 
-def test_a_rank_that_is_lost_while_it_waits_to_be_switched_is_replaced() -> None:
-    """
-    When a rank that is to be switched loses its process before there is a place for the other one, then it
-    gets another process as ever, and with that the switch is done.
-    """
+def test_rank_lost_before_its_switch_is_replaced_and_the_switch_ends() -> None:
+    """When a rank that waits for a switch loses its process, then it gets a new process, and the
+    switch is done."""
     job = trained(placement=TWO_NODES)
     job.switch(3)
     job.kill(3)
@@ -1122,11 +1014,9 @@ def test_a_rank_that_is_lost_while_it_waits_to_be_switched_is_replaced() -> None
 
 
 @pytest.mark.parametrize("state", ["healthy", "choosing"])
-def test_a_node_of_which_all_ranks_are_switched_may_be_ended(state: str) -> None:
-    """
-    When the launcher of a node is told to end, and all its ranks are to go to other processes, then the job
-    does not end: what the old processes leave behind is waited for, and the new ones follow them.
-    """
+def test_node_can_end_when_all_its_ranks_are_being_switched(state: str) -> None:
+    """When the launcher of a node is told to end and all its ranks are being switched, then the job
+    continues. The successors get the captured state of the old processes."""
     places = {0: (0, 1, 2), 1: (3,), 2: ()}
     job = trained(placement=places, spare={2: 1}, derives=False, advised=state == "choosing")
     job.script.slow = {3} if state == "healthy" else set()
@@ -1151,11 +1041,9 @@ def test_a_node_of_which_all_ranks_are_switched_may_be_ended(state: str) -> None
     assert job.doing == "healthy"
 
 
-def test_a_node_that_is_left_is_told_and_not_used_again() -> None:
-    """
-    When a node of which all ranks are switched is ended, then the log says which ranks were on it, the report has one
-    fault of each of them, and no process is started on it any more.
-    """
+def test_left_node_is_reported_and_not_used_again() -> None:
+    """When a node ends whose ranks are all being switched, then the log names these ranks, the
+    report has a fault for each, and the node is not used again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1175,10 +1063,9 @@ def test_a_node_that_is_left_is_told_and_not_used_again() -> None:
     assert {order.node for order in job.orders(Spawn)} == {2}
 
 
-def test_the_end_of_a_node_that_never_joined_ends_the_job() -> None:
-    """
-    When the launcher of a node is told to end, and that node has never joined, then that is a request to end the job.
-    """
+def test_end_of_the_launcher_of_an_unknown_node_ends_the_job() -> None:
+    """When the launcher of a node is told to end and that node has never joined, then the job is
+    cancelled."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.stop(node=7)
     job.settle()
@@ -1187,11 +1074,9 @@ def test_the_end_of_a_node_that_never_joined_ends_the_job() -> None:
 
 
 @pytest.mark.parametrize("recovered", [True, False])
-def test_the_end_of_a_lost_node_does_not_end_the_job(*, recovered: bool) -> None:
-    """
-    When a node is lost and its launcher is told to end, as a scheduler does with a broken node, then the job goes on:
-    its ranks get, or have got, another place.
-    """
+def test_end_of_the_launcher_of_a_lost_node_does_not_end_the_job(*, recovered: bool) -> None:
+    """When a node is lost and its launcher is then told to end, then the job continues, because its
+    ranks get another place."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     if recovered:
@@ -1205,11 +1090,9 @@ def test_the_end_of_a_lost_node_does_not_end_the_job(*, recovered: bool) -> None
     assert [facts["ranks"] for facts in job.facts("node_left")] == [[]]
 
 
-def test_a_node_whose_ranks_have_gone_elsewhere_may_be_ended() -> None:
-    """
-    When the launcher of a node is told to end that has no ranks any more, then the job trains on; should the
-    node come again, there is room on it.
-    """
+def test_end_of_the_launcher_of_a_node_without_ranks_does_not_end_the_job() -> None:
+    """When the launcher of a node without ranks is told to end, then the job trains on. If the node
+    returns, it has room again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
     job.switch(3)
     job.settle()
@@ -1228,10 +1111,9 @@ def test_a_node_whose_ranks_have_gone_elsewhere_may_be_ended() -> None:
     assert (job.ranks[3].incarnation, job.ranks[3].node) == (2, 1)
 
 
-def test_a_node_with_ranks_of_the_job_ends_it() -> None:
-    """
-    When the launcher of a node is told to end of which a rank is to stay, then that is a request to end.
-    """
+def test_end_of_the_launcher_of_a_node_with_a_remaining_rank_ends_the_job() -> None:
+    """When the launcher of a node is told to end and one of its ranks is not being switched, then
+    the job is dumped."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.switch(3)
     job.stop(node=1)
@@ -1239,11 +1121,9 @@ def test_a_node_with_ranks_of_the_job_ends_it() -> None:
     assert [facts["strategy"] for facts in job.facts("strategy_chosen")] == ["dump"]
 
 
-def test_a_fault_while_a_successor_warms_is_handled_as_ever_and_the_switch_after_it() -> None:
-    """
-    When the memory of another rank fails while the second process warms, then that is repaired; when the
-    process is ready, it takes over.
-    """
+def test_switch_continues_after_the_repair_of_another_rank() -> None:
+    """When the memory of another rank fails while a successor starts, then that rank is repaired
+    first. The successor takes over when it is ready."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1268,14 +1148,13 @@ def test_a_fault_while_a_successor_warms_is_handled_as_ever_and_the_switch_after
         ({}, (3, 7), "ranks [7] do not take part"),
     ],
 )  # fmt: skip
-def test_a_switch_that_cannot_be_is_refused(
+def test_impossible_switch_is_refused_with_the_reason(
     facts: dict[str, Any],  # Any: as in `trained`
     ranks: tuple[int, ...],
     why: str,
 ) -> None:
-    """
-    When ranks cannot go to other processes, then whoever asks for it is told why, and the job goes on.
-    """
+    """When the policy, the adaptor or the named ranks do not allow a switch, then the requester is
+    told why, and no successor is started."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, **facts)
     job.switch(*ranks)
     job.settle()
@@ -1283,11 +1162,9 @@ def test_a_switch_that_cannot_be_is_refused(
     assert job.orders(Spawn) == []
 
 
-def test_a_successor_that_dies_after_it_took_over_is_replaced() -> None:
-    """
-    When the process that has taken over dies in the repair, then it is a lost process of a
-    member: another is started where it was.
-    """
+def test_successor_that_dies_after_the_takeover_is_replaced() -> None:
+    """When a successor dies in the repair after it has taken the rank, then another process starts
+    on the same node."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     while job.ranks[3].incarnation == 0:
@@ -1301,11 +1178,9 @@ def test_a_successor_that_dies_after_it_took_over_is_replaced() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> None:
-    """
-    When the first process ends before the second is ready, then nothing else is started: the
-    second takes the rank as it is, and everyone waits for it.
-    """
+def test_successor_takes_the_rank_of_a_straggler_that_dies() -> None:
+    """When a straggler dies before its successor is ready, then the successor takes the rank and no
+    other process starts. The job waits for the successor."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1326,12 +1201,9 @@ def test_a_straggler_that_dies_while_its_successor_warms_is_followed_by_it() -> 
     assert job.doing == "healthy"
 
 
-def test_what_a_rank_holds_is_known_before_the_process_that_follows_it_says_so() -> None:
-    """
-    When the process of a rank that alone has a shard is lost while a last checkpoint is written, and
-    another one that has yet to start takes its rank, then the shard is not forgotten: nothing is
-    committed without it.
-    """
+def test_shard_of_a_lost_rank_is_known_before_its_successor_is_ready() -> None:
+    """When the only holder of a shard dies during a last checkpoint and its successor is not ready,
+    then the checkpoint is not committed without that shard."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, groups={"a": (0, 1, 2), "b": (3,)})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1345,11 +1217,9 @@ def test_what_a_rank_holds_is_known_before_the_process_that_follows_it_says_so()
     assert tried(job)["dump"] == "no sound copy of shard 'b' is left on ranks [3]"
 
 
-def test_who_leaves_together_is_known_before_the_process_that_follows_one_says_so() -> None:
-    """
-    When the process of a rank is lost while the one that is to take over from it starts, then the ranks
-    leave that can only leave together, and the others go on.
-    """
+def test_column_of_a_lost_rank_is_known_before_its_successor_is_ready() -> None:
+    """When a rank dies while its successor starts and `recover` is not enabled, then its whole
+    column leaves, and the other ranks continue."""
     job = trained(
         placement=WITH_ROOM, spare={2: 1}, columns={2: (2, 3), 3: (2, 3)},
         enable=frozenset({"migrate", "scale_in", "dump"}),
@@ -1365,13 +1235,11 @@ def test_who_leaves_together_is_known_before_the_process_that_follows_one_says_s
 
 
 @pytest.mark.parametrize("respawns", [1, 2])
-def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
+def test_end_of_a_successor_counts_for_the_limit_of_new_processes(
     respawns: int,
 ) -> None:
-    """
-    When the process that has followed a lost one dies, too, then its rank has died twice: another
-    is started as long as that is not once too often.
-    """
+    """When a straggler and its successor both die, then the rank has died twice. Another process
+    starts only if the limit allows it."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, respawns=respawns, enable=MIGRATE_OR_RECOVER)
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1384,11 +1252,9 @@ def test_a_process_that_follows_a_lost_one_is_counted_like_one_that_is_started(
         assert tried(job)["recover"] == "rank 3 has died 2 times in this incident"
 
 
-def test_the_place_of_a_straggler_that_died_is_free_for_another() -> None:
-    """
-    When a straggler dies and its successor on another node follows it, then its place is free: when the node of the
-    successor is lost with two ranks, one of them goes there, and there is no room for the other.
-    """
+def test_place_of_a_dead_straggler_is_free_for_another_rank() -> None:
+    """When a straggler dies and its successor takes the rank on another node, then the old place is
+    free. When the node of the successor is then lost, that rank starts in the old place."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1408,11 +1274,9 @@ def test_the_place_of_a_straggler_that_died_is_free_for_another() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_straggler_whose_node_is_lost_is_followed_by_its_successor() -> None:
-    """
-    When the node of the first process is lost, then its second process takes the rank, and the
-    others of that node are started where there is room.
-    """
+def test_successor_takes_the_rank_when_the_node_of_the_straggler_is_lost() -> None:
+    """When the node of a straggler is lost, then its successor takes the rank. The other ranks of
+    that node start on a node with room."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1429,10 +1293,9 @@ def test_a_straggler_whose_node_is_lost_is_followed_by_its_successor() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_successor_whose_node_is_lost_is_forgotten() -> None:
-    """
-    When the node on which the second process warms is lost, then the first trains on.
-    """
+def test_straggler_trains_on_when_the_node_of_its_successor_is_lost() -> None:
+    """When the node of a successor is lost before the takeover, then the straggler trains on, and
+    no incident is reported."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1445,11 +1308,9 @@ def test_a_successor_whose_node_is_lost_is_forgotten() -> None:
     assert job.machine.next_deadline() is None
 
 
-def test_a_successor_that_never_gets_ready_is_ended() -> None:
-    """
-    When the second process does not come as far as its session, then after the limit it is ended
-    and the first trains on.
-    """
+def test_successor_that_is_not_ready_in_time_is_ended() -> None:
+    """When a successor is not ready within the limit, then it is ended, and the straggler trains
+    on."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1462,11 +1323,9 @@ def test_a_successor_that_never_gets_ready_is_ended() -> None:
     assert job.reports() == []
 
 
-def test_somebody_lost_while_a_successor_is_ready_comes_first() -> None:
-    """
-    When a process dies in the very stop that was to let a successor take over, then it is replaced;
-    the successor is not needed any more, and ended when the job is healthy.
-    """
+def test_lost_rank_is_replaced_before_a_takeover() -> None:
+    """When a process dies while all ranks stop for a successor, then that process is replaced. The
+    successor is ended when the job is healthy."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "freezing")
@@ -1489,11 +1348,9 @@ def test_somebody_lost_while_a_successor_is_ready_comes_first() -> None:
     assert job.ranks[3].incarnation == 0
 
 
-def test_a_node_that_comes_does_not_end_a_successor_that_is_taking_over() -> None:
-    """
-    When another agent comes up while everyone is being stopped for a successor, then the successor still
-    takes over.
-    """
+def test_takeover_continues_when_another_node_joins() -> None:
+    """When another agent joins while all ranks stop for a successor, then the successor still takes
+    over."""
     job = trained(placement=WITH_ROOM, spare={2: 1, 5: 1})
     job.notice(3, "straggler")
     while job.doing == "healthy":
@@ -1519,14 +1376,12 @@ def test_a_node_that_comes_does_not_end_a_successor_that_is_taking_over() -> Non
         ),
     ],
 )
-def test_a_straggler_that_nobody_can_take_over_from_is_told(
+def test_operator_is_told_why_a_straggler_gets_no_successor(
     facts: dict[str, Any],  # Any: as in `trained`
     why_not: str,
 ) -> None:
-    """
-    When there is no place for a successor, or taking over is not possible, then the operator is told
-    who straggles and why nothing is done, and the job goes on.
-    """
+    """When no node has room for a successor or `migrate` is not possible, then the operator is told
+    about the straggler and the reason. The job continues."""
     job = trained(**facts)
     job.notice(3, "straggler", "its clock is throttled")
     assert job.said == []
@@ -1536,10 +1391,9 @@ def test_a_straggler_that_nobody_can_take_over_from_is_told(
     assert job.doing == "healthy"
 
 
-def test_nobody_gets_a_successor_while_everyone_stands_still() -> None:
-    """
-    When a rank is noticed to straggle in an incident, then no second process is started, and the operator is told why.
-    """
+def test_no_successor_starts_while_all_ranks_are_stopped() -> None:
+    """When a rank is noticed as a straggler during an incident, then no successor starts, and the
+    operator is told why."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -1549,10 +1403,8 @@ def test_nobody_gets_a_successor_while_everyone_stands_still() -> None:
     assert told["why_not"] == "all ranks are stopped already"
 
 
-def test_a_straggler_gets_one_successor() -> None:
-    """
-    When a rank is noticed to straggle twice, then one second process is enough.
-    """
+def test_straggler_gets_only_one_successor() -> None:
+    """When a rank is noticed as a straggler twice, then only one successor starts."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1562,10 +1414,8 @@ def test_a_straggler_gets_one_successor() -> None:
     assert job.facts("rank_straggles")[-1]["why_not"] == "another process is on its way"
 
 
-def test_a_node_that_is_given_up_takes_no_successor_with_it_into_the_job() -> None:
-    """
-    When the node on which a successor warms is isolated, then the successor is ended.
-    """
+def test_successor_is_ended_when_its_node_is_excluded() -> None:
+    """When the node of a successor is excluded, then the successor is ended."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: (4,)}, world=5, spare={2: 1, 0: 2})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1577,10 +1427,8 @@ def test_a_node_that_is_given_up_takes_no_successor_with_it_into_the_job() -> No
     assert not successor.alive
 
 
-def test_everyone_but_the_straggler_keeps_its_process() -> None:
-    """
-    When a successor has taken over, then no other process was ended or started.
-    """
+def test_other_ranks_keep_their_processes_in_a_takeover() -> None:
+    """When a successor has taken over, then no other process was ended or started."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(0, "straggler")
     job.settle()
@@ -1590,11 +1438,9 @@ def test_everyone_but_the_straggler_keeps_its_process() -> None:
     assert job.ranks[0].incarnation == 1
 
 
-def test_news_of_an_agent_that_was_replaced_is_old_news() -> None:
-    """
-    When a node has come back with another agent, and it is reported only then that the first one
-    ended, then nobody is ended for it.
-    """
+def test_late_report_about_an_earlier_agent_is_ignored() -> None:
+    """When a node has a new agent and the end of the earlier agent is reported late, then the job
+    stays healthy."""
     came = ScriptedJob(4).now
     job = trained(placement={1: (2, 3), 0: (0, 1)})
     job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came))
@@ -1603,11 +1449,9 @@ def test_news_of_an_agent_that_was_replaced_is_old_news() -> None:
     assert job.doing != "healthy"
 
 
-def test_an_agent_that_nobody_has_heard_of_has_taken_the_place_of_the_one_before() -> None:
-    """
-    When an agent has ended that came up, unheard, after the one that is known, then its node is lost:
-    the one before it is gone, too.
-    """
+def test_end_of_a_later_unknown_agent_means_that_the_node_is_lost() -> None:
+    """When the end of an agent is reported that started after the known agent of the node, then the
+    node is lost."""
     came = ScriptedJob(4).now
     job = trained(placement={1: (2, 3), 0: (0, 1)})
     job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came + 1e-3))
@@ -1615,11 +1459,9 @@ def test_an_agent_that_nobody_has_heard_of_has_taken_the_place_of_the_one_before
     assert job.doing == "freezing"
 
 
-def test_more_ranks_than_there_is_room_for_are_not_waited_for() -> None:
-    """
-    When a node is up only after another one was lost, and has room for one of its two ranks, then
-    the two are not waited for: the job goes on without them, or ends.
-    """
+def test_recover_is_not_followed_when_a_node_has_room_for_one_of_two_ranks() -> None:
+    """When a node joins with room for one of the two lost ranks, then the advice `recover` is not
+    followed, and the job is dumped."""
     job = trained(placement=TWO_NODES, spare={2: 1}, advised=True, enable={"recover", "dump"})
     job.lose_node(1)
     while job.doing != "choosing":
@@ -1635,11 +1477,9 @@ def test_more_ranks_than_there_is_room_for_are_not_waited_for() -> None:
     assert job.over.result == "dumped"
 
 
-def test_an_agent_that_starts_anew_at_the_very_end_leaves_nobody_waiting() -> None:
-    """
-    When all is done and an agent is started anew before its ranks have left, then they went with
-    the agent before, and nobody waits for them.
-    """
+def test_job_ends_when_an_agent_restarts_during_the_exit() -> None:
+    """When all steps are done and an agent restarts before its ranks have left, then the job does
+    not wait for these ranks."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.muted = {(rank, "complete") for rank in range(4)}
     job.finish(0, 1, 2, 3)
@@ -1653,11 +1493,9 @@ def test_an_agent_that_starts_anew_at_the_very_end_leaves_nobody_waiting() -> No
     assert [s.rank for s in job.orders(Spawn)] == []
 
 
-def test_a_rank_that_fails_at_the_very_end_leaves_nobody_waiting() -> None:
-    """
-    When all is done and a rank is ended since it does not leave, then nobody waits for the successor of
-    another one, which is ended with its node.
-    """
+def test_job_ends_when_a_rank_does_not_leave_while_a_successor_starts() -> None:
+    """When all steps are done and a rank does not leave, then it is ended. The job does not wait
+    for the successor of another rank, and fails."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")

@@ -38,11 +38,9 @@ def told(job: ScriptedJob) -> list[object]:
     return [facts["rank"] for facts in job.facts("rank_faulted")]
 
 
-def test_the_same_exception_on_all_ranks_is_one_fault() -> None:
-    """
-    When the script raises the same on two ranks, whichever way it came there, then that is one
-    fault.
-    """
+def test_same_exception_on_two_ranks_is_one_fault() -> None:
+    """When two ranks raise the same exception in the same step, with different tracebacks, then the
+    report has one fault."""
     job = trained()
     raised(job, 0)
     raised(job, 1, traceback="Traceback\n  File b\n  File c\nBoom: it broke")
@@ -52,11 +50,8 @@ def test_the_same_exception_on_all_ranks_is_one_fault() -> None:
     assert len(incident["faults"]) == 1
 
 
-def test_another_exception_is_another_fault() -> None:
-    """
-    When the second one is of another step, of another kind or says something else, then both stand
-    in the report.
-    """
+def test_different_exceptions_on_two_ranks_are_two_faults() -> None:
+    """When the second exception has another step, kind or text, then the log names both ranks."""
     for change in (
         {"step": 5},
         {"traceback": "Traceback\n  File a\nCrack: it broke"},
@@ -69,11 +64,9 @@ def test_another_exception_is_another_fault() -> None:
         assert told(job) == [0, 1], change
 
 
-def test_a_bug_is_told_though_a_device_failed_with_the_same_words() -> None:
-    """
-    When the script raises with the words that a fault of another kind had on another rank, then
-    it is a bug all the same, and the job ends.
-    """
+def test_software_fault_ends_the_job_when_a_memory_fault_has_the_same_text() -> None:
+    """When one rank has a memory fault and another rank has a software fault with the same text,
+    then both are logged, and the job is dumped."""
     job = trained()
     raised(job, 0, kind="memory")
     raised(job, 1)
@@ -83,10 +76,9 @@ def test_a_bug_is_told_though_a_device_failed_with_the_same_words() -> None:
     assert job.over.result == "dumped"
 
 
-def test_an_exception_without_a_traceback_is_told_by_its_summary() -> None:
-    """
-    When no traceback came with an exception, then its summary stands in the report.
-    """
+def test_exception_without_a_traceback_is_reported_by_its_summary() -> None:
+    """When an exception is reported without a traceback, then the report has its summary as
+    evidence."""
     job = trained()
     raised(job, 1, kind="network", traceback="")
     job.settle()
@@ -96,10 +88,9 @@ def test_an_exception_without_a_traceback_is_told_by_its_summary() -> None:
 
 
 @pytest.mark.parametrize("kind", ["software", "memory"])
-def test_an_exception_of_one_that_is_to_take_over_is_no_fault_of_the_job(kind: FaultKind) -> None:
-    """
-    When a process that is to take over raises, then those who train are not disturbed.
-    """
+def test_exception_of_a_successor_is_not_a_fault_of_the_job(kind: FaultKind) -> None:
+    """When a successor raises before it takes over, then no fault is logged, and the ranks that
+    train get no order."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -112,11 +103,9 @@ def test_an_exception_of_one_that_is_to_take_over_is_no_fault_of_the_job(kind: F
     assert job.doing == "healthy"
 
 
-def test_a_rank_that_raised_and_is_lost_was_where_it_said() -> None:
-    """
-    When the node of a rank that has raised is lost before it could be asked, then the fault is one
-    of the step that it said.
-    """
+def test_lost_rank_has_the_step_of_its_last_exception() -> None:
+    """When a rank has raised and its node is lost before it answers, then the node fault has the
+    step that the exception named."""
     job = trained(placement=TWO_NODES)
     raised(job, 3, kind="network")
     job.report(NodeLost(node=1, why="its agent has ended", at=job.now))
@@ -124,11 +113,9 @@ def test_a_rank_that_raised_and_is_lost_was_where_it_said() -> None:
     assert steps == {2: 0, 3: 4}
 
 
-def test_a_rank_whose_memory_is_corrupt_keeps_no_copy_that_is_used() -> None:
-    """
-    When what a rank has sent out was wrong, then what it keeps besides is not trusted either: it
-    takes all of it from another.
-    """
+def test_kept_copies_of_a_rank_with_corrupt_memory_are_not_used() -> None:
+    """When a rank has a polluted corruption fault, then its kept copies are not used, and it
+    fetches from the other ranks."""
     job = trained(keeps=1)
     job.fault(1, "corruption", polluted=True)
     job.settle()

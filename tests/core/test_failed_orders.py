@@ -22,11 +22,9 @@ from tft.protocol.messages import (
 from tft.testing.scripted import ScriptedJob
 
 
-def test_a_rank_whose_state_has_not_come_in_a_rebuild_fetches_it_again() -> None:
-    """
-    When a rebuild fails on a rank whose state was to come in it, then that rank has no copy: it fetches again, and is
-    nobody's source.
-    """
+def test_rank_whose_rebuild_failed_fetches_its_state_again() -> None:
+    """When a rebuild that brings the state of a rank fails, then that rank fetches its state again
+    and is not a source."""
     job = trained(promises=True)
     job.script.failures[1, "rebuild"] = ["its sender raised"]
     job.fault(1, "memory")
@@ -40,11 +38,9 @@ def test_a_rank_whose_state_has_not_come_in_a_rebuild_fetches_it_again() -> None
     assert job.ranks[1].held == job.ranks[0].held
 
 
-def test_a_rank_that_cannot_hold_is_why_there_is_no_pause() -> None:
-    """
-    When one rank cannot come to the boundary, then the pause is given up with its words, and
-    everyone goes on.
-    """
+def test_pause_is_given_up_when_a_rank_cannot_hold() -> None:
+    """When one rank cannot hold at the boundary, then the pause is given up with that rank's
+    reason, and all ranks continue."""
     job = trained()
     job.script.failures[2, "hold"] = ["it has left the loop"]
     job.pause()
@@ -56,11 +52,9 @@ def test_a_rank_that_cannot_hold_is_why_there_is_no_pause() -> None:
     assert strategies(job) == []
 
 
-def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
-    """
-    When one rank cannot go on after a pause, then groups are formed anew, and the report has the
-    step, the kind and the words, and nobody's name: which of them is to blame is not known.
-    """
+def test_failed_release_of_a_rank_is_a_network_fault_without_a_rank() -> None:
+    """When one rank cannot continue after a pause, then the job follows `retry`. The report has the
+    step, the kind and the reason, but names no rank, because the cause is unknown."""
     job = trained()
     job.script.failures[2, "release"] = ["a peer has closed the connection"]
     job.pause()
@@ -79,10 +73,9 @@ def test_a_rank_that_cannot_be_released_is_an_incident() -> None:
     assert job.doing == "healthy"
 
 
-def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
-    """
-    When ranks cannot load the newest checkpoint twice, then everyone loads the one before it.
-    """
+def test_older_checkpoint_is_loaded_when_the_newest_cannot_be_read() -> None:
+    """When the ranks cannot load the newest checkpoint twice, then all ranks load the checkpoint
+    before it."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(1)
     job.checkpointed(2)
@@ -102,11 +95,9 @@ def test_an_older_checkpoint_is_tried_where_one_cannot_be_read() -> None:
 RESUME = ("/run/checkpoints/step-00000005", 5)
 
 
-def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again() -> None:
-    """
-    When no rank can load the checkpoint that a job begins with, and all can the third time, then the job
-    begins with it.
-    """
+def test_resume_checkpoint_is_loaded_at_the_third_try() -> None:
+    """When no rank can load the checkpoint of a resumed job twice and all can at the third try,
+    then the job continues from it."""
     job = ScriptedJob(2, resume=RESUME)
     job.script.failures = {(rank, "load"): ["OSError: the disk is away"] * 2 for rank in range(2)}
     job.start()
@@ -117,11 +108,9 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_read_again() -> None:
     assert [load.step for load in job.orders(Load)] == [5, 5, 5]
 
 
-def test_who_cannot_read_the_checkpoint_takes_it_from_those_who_can() -> None:
-    """
-    When one rank cannot load the checkpoint that a job begins with, however often it is tried, then it
-    is given the state by one that has loaded it.
-    """
+def test_rank_that_cannot_load_the_checkpoint_fetches_it_from_another_rank() -> None:
+    """When one rank cannot load the checkpoint of a resumed job, then it fetches the state from a
+    rank that has loaded it."""
     job = ScriptedJob(2, resume=RESUME)
     job.script.failures[1, "load"] = ["a digest differs"] * 9
     job.start()
@@ -133,11 +122,9 @@ def test_who_cannot_read_the_checkpoint_takes_it_from_those_who_can() -> None:
     assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 5)]
 
 
-def test_a_checkpoint_that_nobody_can_read_ends_the_job_with_the_reason() -> None:
-    """
-    When no rank can load the checkpoint that a job begins with, then the job fails, and a rank and its
-    reason are told.
-    """
+def test_job_fails_when_no_rank_can_load_the_resume_checkpoint() -> None:
+    """When no rank can load the checkpoint of a resumed job, then the job fails, and the reason of
+    one rank is reported."""
     job = ScriptedJob(2, resume=RESUME)
     job.script.failures = {(rank, "load"): ["a digest differs"] * 9 for rank in range(2)}
     job.start()
@@ -148,11 +135,9 @@ def test_a_checkpoint_that_nobody_can_read_ends_the_job_with_the_reason() -> Non
     assert "could not load the checkpoint: a digest differs" in job.over.why
 
 
-def test_a_resumed_job_does_not_begin_anew_when_its_checkpoint_cannot_be_read() -> None:
-    """
-    When a rank cannot load the checkpoint that a job begins with, and another one is lost, then the job
-    fails: it was not to begin from nothing.
-    """
+def test_resumed_job_does_not_start_from_step_0_when_loading_fails() -> None:
+    """When one rank of a resumed job cannot load the checkpoint and another rank is lost, then the
+    job fails instead of starting from step 0."""
     job = ScriptedJob(2, policy=Policy(attempts=1), resume=RESUME)
     job.script.muted = {(1, "load")}
     job.script.failures[0, "load"] = ["a digest differs"]
@@ -164,11 +149,9 @@ def test_a_resumed_job_does_not_begin_anew_when_its_checkpoint_cannot_be_read() 
     assert all(spawn.rank == 1 for spawn in job.orders(Spawn) if spawn.incarnation)
 
 
-def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
-    """
-    When loading has failed as often as is tried, then the report says why that strategy was
-    passed over.
-    """
+def test_report_gives_the_failed_load_as_the_reason_against_the_strategy() -> None:
+    """When loading a checkpoint has failed in every attempt, then the incident names the rank and
+    its error as the reason against the strategy."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)}, attempts=1)
     job.checkpointed(2)
     job.script.failures[2, "load"] = ["a file is damaged"]
@@ -181,11 +164,9 @@ def test_what_a_rank_could_not_load_is_why_the_next_is_tried() -> None:
     )
 
 
-def test_what_a_rank_could_not_take_back_is_why_the_next_is_tried() -> None:
-    """
-    When a rank cannot take back the copy it keeps, and that was the last attempt, then the report
-    says so of the strategy.
-    """
+def test_report_gives_the_failed_restore_as_the_reason_against_the_strategy() -> None:
+    """When a rank cannot restore its kept copy in the last attempt, then the report names the rank
+    and its error as the reason against the strategy."""
     job = trained(keeps=1, attempts=1, enable=frozenset({"retry", "dump"}))
     job.script.failures[1, "restore"] = ["its digest is another"]
     job.fault(2, "numeric", polluted=True)
@@ -193,11 +174,9 @@ def test_what_a_rank_could_not_take_back_is_why_the_next_is_tried() -> None:
     assert tried(job)["retry"] == "rank 1 could not restore: its digest is another"
 
 
-def test_who_has_finished_does_not_hang() -> None:
-    """
-    When nobody moves, one rank has finished and another does not wait for the others, then the
-    latter is the one that hangs.
-    """
+def test_finished_rank_does_not_count_as_hung() -> None:
+    """When no rank makes progress, one rank has finished and another rank does not wait for the
+    others, then only that other rank counts as hung and is ended."""
     job = trained()
     job.finish(0)
     job.ranks[0].loop.waiting = job.ranks[2].loop.waiting = False
@@ -208,10 +187,9 @@ def test_who_has_finished_does_not_hang() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_rank_that_cannot_leave_does_not_keep_the_others() -> None:
-    """
-    When a rank answers that it could not end, then the job is over all the same when it has left.
-    """
+def test_job_ends_when_a_rank_fails_the_order_to_end() -> None:
+    """When a rank reports that it could not carry out the order to end, then the job still ends
+    after its process has left."""
     job = trained()
     job.script.failures[1, "end"] = ["a thread does not end"]
     job.stop()
@@ -223,11 +201,9 @@ def test_a_rank_that_cannot_leave_does_not_keep_the_others() -> None:
     assert (job.over.result, job.over.code) == ("cancelled", 143)
 
 
-def test_what_a_script_begins_with_is_no_copy_of_what_the_checkpoint_holds() -> None:
-    """
-    When a job that was resumed breaks before anybody has loaded the checkpoint, then it is loaded
-    all the same: everyone holds step 0, which is not where the job was.
-    """
+def test_resume_checkpoint_is_loaded_again_after_a_fault_during_the_first_load() -> None:
+    """When a resumed job has a fault before any rank has loaded the checkpoint, then the checkpoint
+    is loaded again. The initial states of the script are not used."""
     job = ScriptedJob(4, resume=("/run/checkpoints/step-00000005", 5))
     job.script.muted = {(rank, "load") for rank in range(4)}
     job.lead(1)
@@ -243,11 +219,9 @@ def test_what_a_script_begins_with_is_no_copy_of_what_the_checkpoint_holds() -> 
     assert {rank.step for rank in job.ranks.values()} == {6}
 
 
-def test_a_new_process_of_a_resumed_job_has_nothing_to_go_on_from() -> None:
-    """
-    When all processes of a resumed job were lost and its checkpoint cannot be read, then the job
-    fails: what the new processes begin with is no step of it.
-    """
+def test_resumed_job_fails_when_all_processes_are_lost_and_loading_fails() -> None:
+    """When all processes of a resumed job are lost and the checkpoint cannot be read, then the job
+    fails. The initial states of the new processes are not used."""
     resume = ("/run/checkpoints/step-00000005", 5)
     job = ScriptedJob(2, policy=Policy(attempts=1), resume=resume).start()
     job.train(2)
@@ -262,10 +236,8 @@ def test_a_new_process_of_a_resumed_job_has_nothing_to_go_on_from() -> None:
     assert (job.over.result, job.over.code) == ("failed", 4)
 
 
-def test_a_check_that_passes_with_a_remark_has_passed() -> None:
-    """
-    When a rank passes and says something about it, then the check has passed.
-    """
+def test_check_passes_when_a_rank_adds_a_remark() -> None:
+    """When a rank passes a check and adds a remark, then the result of the check is `passed`."""
     job = trained()
     job.script.verdicts = {1: ("pass", "all links are fine")}
     job.pause("links")
@@ -273,11 +245,9 @@ def test_a_check_that_passes_with_a_remark_has_passed() -> None:
     assert job.machine.checked == "passed"
 
 
-def test_a_rank_that_went_back_to_a_copy_of_its_own_is_a_source_again() -> None:
-    """
-    When bad numbers took everyone back to what each had kept, and a rank dies later, then it is
-    given its state by the one whose numbers had been bad: what that has now is sound.
-    """
+def test_rank_that_restored_its_own_copy_is_a_source_again() -> None:
+    """When all ranks restored their kept copies after a polluted numeric fault, and a rank dies
+    later, then the rank that had the numeric fault is its source."""
     job = trained(keeps=1, groups={"a": (0, 1), "b": (2, 3)})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -296,13 +266,9 @@ def test_a_rank_that_went_back_to_a_copy_of_its_own_is_a_source_again() -> None:
 @pytest.mark.parametrize(
     ("keep", "steps"), [(0, [3, 3, 2, 2, 1, 1]), (2, [3, 3, 2, 2]), (1, [3, 3])]
 )
-def test_a_checkpoint_that_has_been_removed_is_not_gone_back_to(
-    keep: int, steps: list[int]
-) -> None:
-    """
-    When ranks keep no more than so many checkpoints, then those before, which they have removed, are
-    not tried; without a limit all are, whatever the order in which they are heard of.
-    """
+def test_removed_checkpoints_are_not_loaded(keep: int, steps: list[int]) -> None:
+    """When the ranks keep a limited number of checkpoints, then older, removed checkpoints are not
+    loaded. Without a limit all are tried, the newest step first."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = trained(groups=groups, keep_checkpoints=keep, attempts=9, enable=frozenset({"recover"}))
     for step in (1, 3, 2):
@@ -316,11 +282,9 @@ def test_a_checkpoint_that_has_been_removed_is_not_gone_back_to(
     assert [load.step for load in job.orders(Load)] == steps
 
 
-def test_checkpoints_that_could_not_be_written_are_told_and_change_nothing() -> None:
-    """
-    When ranks cannot write their parts of periodic checkpoints, then that is told once for each reason,
-    the report has them all, and the job trains on.
-    """
+def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> None:
+    """When ranks cannot write periodic checkpoints, then the log has each rank and reason once, and
+    the report counts them all. The job trains on."""
     job = trained()
     job.said.clear()
     for rank, step, why in ((1, 2, "full"), (1, 4, "full"), (2, 4, "full"), (1, 6, "a bug")):

@@ -26,11 +26,9 @@ def fails(job: ScriptedJob, kind: FaultKind, rank: int = 1) -> None:
 
 
 @pytest.mark.parametrize("kind", ["process", "memory", "numeric"])
-def test_a_rank_that_fails_too_often_ends_in_a_last_checkpoint(kind: FaultKind) -> None:
-    """
-    When a rank was the cause of more incidents than are allowed, and the job cannot shrink, then
-    it is neither retried nor replaced again: the sentence stands beside both.
-    """
+def test_job_is_dumped_when_a_rank_fails_too_often_and_it_cannot_shrink(kind: FaultKind) -> None:
+    """When a rank caused more incidents than allowed and the job cannot shrink, then the rank is
+    not repaired again. The report gives the reason, and the job is dumped."""
     job = trained(flaps=2, enable=NO_SHRINKING)
     for _ in range(3):
         assert job.over is None
@@ -46,11 +44,9 @@ def test_a_rank_that_fails_too_often_ends_in_a_last_checkpoint(kind: FaultKind) 
 
 
 @pytest.mark.parametrize("kind", ["process", "memory"])
-def test_a_rank_that_fails_too_often_leaves_where_the_job_can_shrink(kind: FaultKind) -> None:
-    """
-    When the others can go on without the rank that fails again and again, then they do, though
-    its process may live.
-    """
+def test_rank_that_fails_too_often_leaves_when_the_job_can_shrink(kind: FaultKind) -> None:
+    """When a rank fails too often and the job can shrink, then the rank leaves, also when its
+    process is alive. The other ranks continue."""
     job = trained(flaps=2)
     for _ in range(3):
         fails(job, kind)
@@ -61,11 +57,9 @@ def test_a_rank_that_fails_too_often_leaves_where_the_job_can_shrink(kind: Fault
     assert job.doing == "healthy"
 
 
-def test_a_rank_that_left_for_failing_too_often_is_not_asked_back() -> None:
-    """
-    When a flapping rank has left, then no process is started for it, and the one that it has is
-    not taken in, as long as its failures are not forgotten.
-    """
+def test_rank_that_left_after_too_many_failures_rejoins_only_after_the_window() -> None:
+    """When a rank has left after too many failures, then no process is started for it. After the
+    failure window, the rank rejoins."""
     job = trained(flaps=1)
     for _ in range(2):
         fails(job, "process")
@@ -80,10 +74,8 @@ def test_a_rank_that_left_for_failing_too_often_is_not_asked_back() -> None:
     assert job.machine.members == {0, 1, 2, 3}
 
 
-def test_a_window_that_passes_forgives() -> None:
-    """
-    When the failures of a rank lie far enough apart, then it is replaced every time.
-    """
+def test_failures_outside_the_window_do_not_count() -> None:
+    """When the failures of a rank are far enough apart, then the rank is replaced every time."""
     job = trained(flaps=2, flap_window=100.0)
     for _ in range(6):
         fails(job, "process")
@@ -92,21 +84,18 @@ def test_a_window_that_passes_forgives() -> None:
     assert job.doing == "healthy"
 
 
-def test_the_failures_of_several_ranks_are_counted_apart() -> None:
-    """
-    When one rank after the other fails, then none of them flaps.
-    """
+def test_failures_are_counted_per_rank() -> None:
+    """When four ranks fail one after another, then each is replaced, and no rank counts as failing
+    too often."""
     job = trained(flaps=1)
     for rank in range(4):
         fails(job, "process", rank)
     assert strategies(job) == ["recover"] * 4
 
 
-def test_a_rank_that_only_saw_the_others_fail_is_not_blamed() -> None:
-    """
-    When a rank reports broken connections whenever another one dies, then only the one that died
-    is counted.
-    """
+def test_rank_that_reports_broken_connections_is_not_counted_as_failing() -> None:
+    """When a rank reports broken connections each time another rank dies, then only the ranks that
+    died are counted."""
     job = trained(flaps=1)
     job.fault(0, "network")
     job.kill(1)
@@ -120,11 +109,9 @@ def test_a_rank_that_only_saw_the_others_fail_is_not_blamed() -> None:
     assert {rank: len(at) for rank, at in job.machine._job.history.troubles.items()} == {1: 1, 2: 1}
 
 
-def test_several_deaths_in_one_incident_count_once() -> None:
-    """
-    When a replacement dies in the same incident, then that is for the limit of replacements to
-    judge, not for this one.
-    """
+def test_two_deaths_of_a_rank_in_one_incident_count_once() -> None:
+    """When the new process of a rank dies in the same incident, then this counts as one failure of
+    the rank."""
     job = trained(flaps=1)
     job.kill(1)
     job.settle()
@@ -135,11 +122,9 @@ def test_several_deaths_in_one_incident_count_once() -> None:
     assert {rank: len(at) for rank, at in job.machine._job.history.troubles.items()} == {1: 1}
 
 
-def test_a_rank_that_flaps_is_named_even_where_another_one_fails() -> None:
-    """
-    When the rank that flaps and another one fail together, then the flapping one leaves with the
-    other, and nobody is replaced for nothing.
-    """
+def test_flapping_rank_leaves_when_another_rank_fails_with_it() -> None:
+    """When a rank that fails too often and another rank die together, then the job follows
+    `scale_in`, and the first rank leaves."""
     job = trained(flaps=1)
     fails(job, "process")
     job.script.slow = {2}
@@ -152,10 +137,9 @@ def test_a_rank_that_flaps_is_named_even_where_another_one_fails() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_node_that_dies_again_and_again_is_given_up_with_its_ranks() -> None:
-    """
-    When a node is lost once more than is allowed, then its ranks are not moved again.
-    """
+def test_rank_leaves_when_it_loses_its_node_too_often() -> None:
+    """When a rank loses its node more often than allowed, then the rank is not moved again, and
+    leaves the job."""
     job = trained(
         flaps=1, placement={0: (0, 1, 2), 1: (3,), 2: (), 3: (), 4: ()}, spare={2: 1, 3: 1, 4: 1}
     )
@@ -168,11 +152,9 @@ def test_a_node_that_dies_again_and_again_is_given_up_with_its_ranks() -> None:
     assert tried(job)["recover"] == "rank 3 was the cause of 2 incidents within 600 s"
 
 
-def test_too_many_incidents_of_anyone_end_in_a_last_checkpoint() -> None:
-    """
-    When the job has had as many incidents as it may, then the next one is its last, whoever
-    causes it.
-    """
+def test_job_is_dumped_when_it_has_too_many_incidents() -> None:
+    """When the job has reached its limit of 2 incidents, then the next incident ends in a last
+    checkpoint, for any rank."""
     job = trained(max_incidents=2)
     for rank in (0, 1, 2):
         fails(job, "process", rank)

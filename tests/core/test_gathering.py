@@ -25,11 +25,9 @@ def gathering(**facts: object) -> ScriptedJob:
     return job
 
 
-def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() -> None:
-    """
-    When an agent dies before anybody has heard of it, then the others wait for an hour after the
-    last that came, and the job ends with a sentence that names the ranks without a place.
-    """
+def test_job_fails_when_no_other_node_joins_for_an_hour() -> None:
+    """When a node never joins, then the job waits 3600 s after the last node that joined. Then the
+    job fails, and the reason names the ranks without a place."""
     job = gathering()
     job.now += 3500.0
     job.come(1)
@@ -51,21 +49,17 @@ def test_a_job_whose_nodes_do_not_all_come_ends_after_an_hour_without_another() 
     assert job.machine.next_deadline() is None
 
 
-def test_a_new_leader_gives_the_nodes_their_time_again() -> None:
-    """
-    When a controller takes over while nodes are still to come, then the hour begins anew.
-    """
+def test_new_controller_waits_another_hour_for_the_nodes() -> None:
+    """When a controller takes over while nodes have not joined, then the 3600 s begin again."""
     job = gathering()
     job.now += 3000.0
     job.lead(2)
     assert job.machine.next_deadline() == pytest.approx(job.now + 3600.0)
 
 
-def test_a_limit_that_passes_while_nodes_are_awaited_ends_nothing_else() -> None:
-    """
-    When a process is not ready in time and nodes are still to come, then it is replaced, and the
-    nodes are waited for all the same.
-    """
+def test_late_process_is_replaced_while_nodes_have_not_joined() -> None:
+    """When a process is not ready in time while nodes have not joined, then it is replaced. The job
+    still waits for the nodes."""
     job = ScriptedJob(6, placement=NODES)
     job.script.slow = {1}
     job.lead(1)
@@ -83,10 +77,8 @@ def test_a_limit_that_passes_while_nodes_are_awaited_ends_nothing_else() -> None
     assert job.doing == "healthy"
 
 
-def test_a_job_that_has_gathered_waits_for_no_more_nodes() -> None:
-    """
-    When all ranks have a place, then no hour counts any more.
-    """
+def test_node_deadline_ends_when_all_ranks_have_a_place() -> None:
+    """When all ranks have a place, then there is no deadline for nodes any more."""
     job = gathering()
     for node in (1, 2):
         job.come(node)
@@ -102,11 +94,9 @@ def test_a_job_that_has_gathered_waits_for_no_more_nodes() -> None:
     assert job.machine.next_deadline() == pytest.approx(job.now + 300.0, abs=0.1)
 
 
-def test_a_node_that_is_lost_before_it_came_ends_the_start() -> None:
-    """
-    When it is told that an agent has ended that nobody had heard of, and some ranks have no place,
-    then the job ends at once, and says what was told.
-    """
+def test_job_fails_at_once_when_a_node_is_lost_before_it_joins() -> None:
+    """When an agent that never joined is reported as ended while ranks have no place, then the job
+    fails at once with that reason."""
     job = gathering()
     job.report(NodeLost(node=2, pid=7, why="the agent of node 2 has ended", at=job.now))
     assert job.doing == "exiting"
@@ -116,11 +106,9 @@ def test_a_node_that_is_lost_before_it_came_ends_the_start() -> None:
     assert job.over.why == "the agent of node 2 has ended"
 
 
-def test_a_node_that_is_lost_before_it_came_ends_the_start_while_it_is_talked_over() -> None:
-    """
-    When recovery plugins are asked about a rank that died while nodes were still to come, and one
-    of those is lost, then no advice is waited for.
-    """
+def test_job_ends_when_a_node_is_lost_before_it_joins_while_plugins_are_asked() -> None:
+    """When plugins are asked about a dead rank and a node is lost before it joins, then the job
+    ends without waiting for advice."""
     job = gathering(policy=Policy(advised=True))
     job.kill(1)
     assert job.doing == "choosing"
@@ -129,11 +117,9 @@ def test_a_node_that_is_lost_before_it_came_ends_the_start_while_it_is_talked_ov
 
 
 @pytest.mark.parametrize("comes", [False, True])
-def test_another_node_that_is_lost_before_it_came_ends_nothing_once_more(comes: bool) -> None:
-    """
-    When the start has been ended, and a node is lost that nobody had heard of by then, then the
-    ranks go on leaving, and the job ends as it was to.
-    """
+def test_second_node_lost_before_it_joins_does_not_change_the_end(comes: bool) -> None:
+    """When the job already ends because of one lost node and a second node is lost, then no new
+    order is sent. The first reason stays."""
     job = gathering()
     job.report(NodeLost(node=2, pid=7, why="the agent of node 2 has ended", at=job.now))
     said = len(job.said)
@@ -146,10 +132,8 @@ def test_another_node_that_is_lost_before_it_came_ends_nothing_once_more(comes: 
     assert job.over.why == "the agent of node 2 has ended"
 
 
-def test_a_spare_node_that_is_lost_before_it_came_ends_nothing() -> None:
-    """
-    When every rank has a place, or had one, then a node that never came is not missed.
-    """
+def test_lost_spare_node_that_never_joined_is_ignored() -> None:
+    """When every rank has a place and a node that never joined is lost, then the job continues."""
     job = gathering()
     for node in (1, 2):
         job.come(node)
@@ -162,11 +146,9 @@ def test_a_spare_node_that_is_lost_before_it_came_ends_nothing() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_node_that_came_and_is_lost_while_others_are_awaited_ends_nothing() -> None:
-    """
-    When a node is lost while others are still to come, then the start is an incident: its ranks
-    are started where there is room, and the job begins when the others have come.
-    """
+def test_ranks_move_when_a_joined_node_is_lost_during_the_start() -> None:
+    """When a joined node is lost while other nodes have not joined, then its ranks start on a node
+    with room. The job begins when the other nodes have joined."""
     job = gathering(spare={3: 2})
     job.come(3)
     job.lose_node(0)
@@ -180,10 +162,9 @@ def test_a_node_that_came_and_is_lost_while_others_are_awaited_ends_nothing() ->
     assert job.doing == "healthy"
 
 
-def test_a_node_with_too_many_ranks_starts_those_that_the_job_has() -> None:
-    """
-    When an agent names ranks beyond the world, then they are not started.
-    """
+def test_node_starts_only_the_ranks_of_the_job() -> None:
+    """When an agent names ranks beyond the size of the job, then no process is started for these
+    ranks."""
     job = ScriptedJob(2)
     job.lead(1)
     job.report(NodeJoined(node=0, host="h", pid=1, ranks=(0, 1, 2, 3), at=job.now))
@@ -197,11 +178,9 @@ def test_a_node_with_too_many_ranks_starts_those_that_the_job_has() -> None:
         (5, 4, "rank 5 of 4 has no place in a job of 4 ranks"),
     ],
 )
-def test_a_process_of_another_world_is_refused(rank: int, world: int, why: str) -> None:
-    """
-    When a process claims a rank that the job has not, or in a world of another size, then it is
-    told so, and nobody else is disturbed.
-    """
+def test_claim_with_a_wrong_rank_or_world_size_is_refused(rank: int, world: int, why: str) -> None:
+    """When a process claims a rank that does not exist, or names another world size, then its claim
+    is refused with the reason. The job stays healthy."""
     job = trained()
     job.report(
         Joined(

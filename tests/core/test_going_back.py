@@ -27,11 +27,9 @@ SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 
 @pytest.mark.parametrize("kind", ["memory", "corruption", "numeric"])
-def test_a_rank_whose_memory_is_suspect_copies_from_its_peers(kind: FaultKind) -> None:
-    """
-    When one rank says that its memory has failed, or its numbers, then it alone copies the state,
-    from those who hold the same shard, and no process is ended.
-    """
+def test_rank_with_suspect_memory_fetches_from_the_holders_of_its_shard(kind: FaultKind) -> None:
+    """When one rank has a memory, corruption or numeric fault, then only that rank fetches, from
+    the ranks that hold the same shard. No process is ended."""
     job = trained(groups=SHARDS)
     job.fault(1, kind)
     job.settle()
@@ -44,11 +42,9 @@ def test_a_rank_whose_memory_is_suspect_copies_from_its_peers(kind: FaultKind) -
     assert job.orders(Kill) == []
 
 
-def test_what_a_damaged_memory_keeps_besides_is_not_trusted_either() -> None:
-    """
-    When a rank whose memory has failed keeps copies of earlier steps, then they are not used: not
-    by it, and not by others.
-    """
+def test_kept_copies_of_a_rank_with_a_memory_fault_are_not_used() -> None:
+    """When a rank with a memory fault keeps copies of earlier steps, then no rank uses these
+    copies, and the rank fetches from another rank."""
     job = trained(groups=SHARDS, keeps=2, enable=frozenset({"retry", "dump"}))
     job.fault(3, "memory")
     job.settle()
@@ -56,11 +52,9 @@ def test_what_a_damaged_memory_keeps_besides_is_not_trusted_either() -> None:
     assert [f.to for f in job.orders(Fetch)] == [(3,)]
 
 
-def test_copies_from_before_the_damage_are_not_trusted_after_it_is_repaired() -> None:
-    """
-    When a rank's memory has failed and its state was copied anew, then the copies it kept from
-    before are still what they were: everyone goes back with those of its peers.
-    """
+def test_copies_from_before_a_memory_fault_are_not_used_after_its_repair() -> None:
+    """When a rank fetched its state after a memory fault, then its older copies are still not used.
+    In a later rollback, the rank fetches the step from the others."""
     job = trained(keeps=2)
     job.fault(3, "memory")
     job.settle()
@@ -71,11 +65,9 @@ def test_copies_from_before_the_damage_are_not_trusted_after_it_is_repaired() ->
     assert {s.rank for s in job.orders(Fetch)[-1].transfers[0].sources} == {0, 1, 2}
 
 
-def test_copies_made_since_are_as_good_as_any() -> None:
-    """
-    When a rank has trained on after its memory was repaired, then what it has kept since then is
-    sound.
-    """
+def test_copies_made_after_a_memory_repair_are_sound() -> None:
+    """When a rank has trained on after the repair of its memory, then the copies that it kept since
+    then are used like any others."""
     job = trained(keeps=1)
     job.fault(3, "memory")
     job.settle()
@@ -85,11 +77,9 @@ def test_copies_made_since_are_as_good_as_any() -> None:
     assert [(r.to, r.step) for r in job.orders(Restore)] == [((0, 1, 2, 3), 4)]
 
 
-def test_a_shard_that_no_other_has_is_loaded_by_everyone() -> None:
-    """
-    When the memory of the only holder of a shard fails, then all members load the newest
-    checkpoint: states of two steps do not fit together.
-    """
+def test_all_ranks_load_a_checkpoint_when_the_only_holder_of_a_shard_fails() -> None:
+    """When the memory of the only holder of a shard fails, then all members load the newest
+    checkpoint, so that all states belong to one step."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)})
     job.checkpointed(1)
     job.fault(0, "memory")
@@ -102,13 +92,9 @@ def test_a_shard_that_no_other_has_is_loaded_by_everyone() -> None:
 
 @pytest.mark.parametrize("derives", [True, False])
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_rank_that_is_lost_while_all_load_has_everyone_load_again(
-    lost: int, *, derives: bool
-) -> None:
-    """
-    When everyone goes back to a checkpoint, and a rank dies when some have loaded it and others have not,
-    then all load it again: what is each rank's own at that step is in the checkpoint, and nowhere else.
-    """
+def test_all_ranks_load_again_when_a_rank_dies_during_the_load(lost: int, *, derives: bool) -> None:
+    """When a rank dies while some ranks have loaded the checkpoint and others have not, then all
+    ranks load it again. Their own state at that step is only in the checkpoint."""
     job = trained(derives=derives)
     job.checkpointed(1)
     job.script.muted = {(1, "load")}
@@ -125,11 +111,9 @@ def test_a_rank_that_is_lost_while_all_load_has_everyone_load_again(
     assert [incident["steps_lost"] for incident in job.reports()] == [2]
 
 
-def test_what_one_rank_cannot_read_is_left_by_those_who_have_read_it() -> None:
-    """
-    When everyone goes back to a checkpoint that one rank cannot read, and there is one before it, then all
-    load that one: whoever could not read the newer one would have nothing that is its own.
-    """
+def test_all_ranks_load_an_older_checkpoint_when_one_rank_cannot_read_the_newer() -> None:
+    """When one rank cannot read the newest checkpoint twice and an older one exists, then all ranks
+    load the older one."""
     job = trained(derives=False)
     job.checkpointed(1)
     job.checkpointed(2)
@@ -144,11 +128,9 @@ def test_what_one_rank_cannot_read_is_left_by_those_who_have_read_it() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_a_checkpoint_that_gets_complete_while_a_process_starts_is_loaded() -> None:
-    """
-    When a checkpoint of a later step than the ranks hold is complete only after the strategy was chosen, then it is
-    loaded, and the plan names its step.
-    """
+def test_checkpoint_that_completes_after_the_decision_is_loaded() -> None:
+    """When a checkpoint of a later step is complete only after the strategy was chosen, then all
+    ranks load that checkpoint, and the plan names its step."""
     job = trained()
     job.script.slow = {3}
     job.kill(3)
@@ -166,11 +148,9 @@ def test_a_checkpoint_that_gets_complete_while_a_process_starts_is_loaded() -> N
     assert (plan.step, plan.repair.load) == (4, "/periodic/4")
 
 
-def test_a_reservation_about_a_step_is_dropped_when_all_go_back_behind_it() -> None:
-    """
-    When a copy could not be read at the end of a step, and all go back to an earlier step in the same incident, then the
-    report says nothing of it: the step is computed again.
-    """
+def test_report_omits_an_unread_copy_when_its_step_is_computed_again() -> None:
+    """When a copy could not be read at the end of a step and all ranks go back to an earlier step,
+    then the report does not mention that copy."""
     job = trained(keeps=2)
     job.ranks[2].state.content = ""
     job.kill(1)
@@ -184,11 +164,9 @@ def test_a_reservation_about_a_step_is_dropped_when_all_go_back_behind_it() -> N
     assert (incident["step"], incident["inexact"]) == (3, [])
 
 
-def test_a_copy_that_is_kept_is_nearer_than_a_checkpoint() -> None:
-    """
-    When the only holder of a shard dies, everyone else keeps copies, and there is a checkpoint,
-    then the copies are no help for that shard: the checkpoint is loaded.
-    """
+def test_checkpoint_is_loaded_when_kept_copies_lack_a_shard() -> None:
+    """When the only holder of a shard dies and the other ranks keep copies, then the copies do not
+    contain that shard. The checkpoint is loaded."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.checkpointed(1)
     job.kill(0)
@@ -197,11 +175,9 @@ def test_a_copy_that_is_kept_is_nearer_than_a_checkpoint() -> None:
     assert job.orders(Restore) == []
 
 
-def test_a_numeric_fault_alone_leaves_the_copies_a_rank_keeps() -> None:
-    """
-    When the numbers of the only holder of a shard went wrong and it keeps the step before, then
-    it and everyone else take back that step.
-    """
+def test_kept_copies_of_a_rank_with_a_numeric_fault_are_used() -> None:
+    """When the only holder of a shard has a numeric fault and keeps the step before, then all ranks
+    restore that step."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.fault(0, "numeric")
     job.settle()
@@ -212,11 +188,9 @@ def test_a_numeric_fault_alone_leaves_the_copies_a_rank_keeps() -> None:
     assert (incident["step"], incident["steps_lost"]) == (3, 1)
 
 
-def test_a_rank_ahead_takes_back_its_own_copy() -> None:
-    """
-    When a rank has completed a step that nobody else can, and it cannot give it to all, then it
-    comes back to the others instead.
-    """
+def test_ranks_that_are_one_step_ahead_restore_their_own_copy() -> None:
+    """When ranks have completed a step that the others cannot complete or fetch, then these ranks
+    restore their copies of the step before."""
     job = trained(groups=SHARDS, keeps=1)
     for rank in (0, 2):
         job.window(rank)
@@ -232,11 +206,9 @@ def test_a_rank_ahead_takes_back_its_own_copy() -> None:
 # ---------------------------------------------------------------- what may have spread
 
 
-def test_what_may_have_spread_takes_everyone_back_to_their_copies() -> None:
-    """
-    When the last update may have spread what is wrong, then no copy of that step is used, though
-    every rank has one: each takes back the one before, and that step is computed again.
-    """
+def test_polluted_step_makes_all_ranks_restore_the_step_before() -> None:
+    """When the last update may have spread a numeric fault, then no copy of that step is used. All
+    ranks restore the step before and compute the step again."""
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -251,11 +223,9 @@ def test_what_may_have_spread_takes_everyone_back_to_their_copies() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_damaged_rank_gets_the_earlier_step_from_the_copies_of_others() -> None:
-    """
-    When a memory fault may have spread, then the rank it came from has no sound copy, and fetches
-    from the copies of the others.
-    """
+def test_rank_with_a_polluted_memory_fault_fetches_the_earlier_step() -> None:
+    """When a memory fault may have spread, then its rank has no sound copy and fetches the earlier
+    step from the copies of the others."""
     job = trained(keeps=1)
     job.fault(2, "memory", polluted=True)
     job.settle()
@@ -265,11 +235,9 @@ def test_a_damaged_rank_gets_the_earlier_step_from_the_copies_of_others() -> Non
     assert {s.rank for s in fetch.transfers[0].sources} == {0, 1, 3}
 
 
-def test_a_process_lost_while_everyone_goes_back_gets_the_earlier_step() -> None:
-    """
-    When a rank dies in the incident in which everyone goes back, then its new process fetches the
-    earlier step as well.
-    """
+def test_new_process_fetches_the_earlier_step_in_a_rollback() -> None:
+    """When a rank dies in the incident in which all ranks roll back, then its new process fetches
+    the earlier step."""
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
     job.kill(0)
@@ -280,10 +248,9 @@ def test_a_process_lost_while_everyone_goes_back_gets_the_earlier_step() -> None
     assert strategies(job) == ["recover"]
 
 
-def test_the_earliest_of_several_pollutions_counts() -> None:
-    """
-    When a second rank reports a pollution from further back, then that is how far all go.
-    """
+def test_all_ranks_go_back_behind_the_earliest_of_two_pollutions() -> None:
+    """When two ranks report pollution in different steps, then all ranks go back behind the earlier
+    one."""
     job = trained(keeps=3)
     job.window(1)
     job.close(1)
@@ -294,11 +261,9 @@ def test_the_earliest_of_several_pollutions_counts() -> None:
     assert {r.step for r in job.orders(Restore)} == {2}
 
 
-def test_without_early_copies_everyone_loads_a_checkpoint_that_is_early_enough() -> None:
-    """
-    When nobody keeps copies and the newest checkpoint is polluted, too, then an older one is
-    loaded by all.
-    """
+def test_older_checkpoint_is_loaded_when_the_newest_is_polluted() -> None:
+    """When no rank keeps copies and the newest checkpoint is polluted, then all ranks load an older
+    checkpoint."""
     job = trained()
     job.checkpointed(1)
     job.checkpointed(3)
@@ -310,11 +275,9 @@ def test_without_early_copies_everyone_loads_a_checkpoint_that_is_early_enough()
     assert (incident["strategy"], incident["step"], incident["steps_lost"]) == ("retry", 2, 2)
 
 
-def test_a_checkpoint_of_a_step_that_was_gone_back_behind_is_not_loaded_any_more() -> None:
-    """
-    When everyone has gone back behind the newest checkpoint, and trained on from there, then that
-    one is of a way that nobody went on: where no copy is left, the one before it is loaded.
-    """
+def test_checkpoint_after_the_rollback_step_is_not_loaded_later() -> None:
+    """When all ranks rolled back behind the newest checkpoint and trained on, then a later fault
+    loads the checkpoint before it."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.checkpointed(1)
     job.checkpointed(3)
@@ -327,10 +290,9 @@ def test_a_checkpoint_of_a_step_that_was_gone_back_behind_is_not_loaded_any_more
     assert [(o.step, o.directory) for o in job.orders(Load)] == [(1, "/periodic/1")]
 
 
-def test_where_nothing_is_early_enough_nothing_is_saved_and_the_sentence_says_so() -> None:
-    """
-    When what is wrong may be in every copy there is, then it is neither trained on nor saved.
-    """
+def test_job_fails_without_a_checkpoint_when_every_copy_may_be_polluted() -> None:
+    """When every copy may be polluted, then the job fails with a reason, and no checkpoint is
+    saved."""
     job = trained()
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -343,11 +305,9 @@ def test_where_nothing_is_early_enough_nothing_is_saved_and_the_sentence_says_so
     assert job.orders(Save) == []
 
 
-def test_a_link_that_breaks_beside_a_pollution_does_not_hide_it() -> None:
-    """
-    When connections break in the incident in which numbers are polluted, then everyone goes back
-    all the same.
-    """
+def test_network_faults_do_not_hide_a_polluted_numeric_fault() -> None:
+    """When connections break in the incident of a polluted numeric fault, then all ranks still
+    restore the earlier step. The report has only the numeric fault."""
     job = trained(keeps=1)
     job.fault(0, "network")
     job.fault(2, "numeric", polluted=True)
@@ -359,10 +319,9 @@ def test_a_link_that_breaks_beside_a_pollution_does_not_hide_it() -> None:
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("numeric", 2)]
 
 
-def test_a_pollution_noticed_from_outside_counts_as_much() -> None:
-    """
-    When somebody outside sees that numbers are polluted, then everyone goes back.
-    """
+def test_pollution_noticed_from_outside_rolls_all_ranks_back() -> None:
+    """When an outside observer notices polluted numbers of a rank, then all ranks restore the step
+    before."""
     job = trained(keeps=1)
     job.notice(1, "numeric", "the loss of rank 1 has diverged", polluted=True)
     job.settle()
@@ -370,11 +329,9 @@ def test_a_pollution_noticed_from_outside_counts_as_much() -> None:
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-def test_who_knows_how_old_it_is_takes_everyone_back_so_far(*, noticed: bool) -> None:
-    """
-    When it is known after which step numbers went wrong, then everyone loads the newest checkpoint that is not
-    later, however many there are since; those are loaded no more.
-    """
+def test_known_step_of_a_pollution_selects_the_checkpoint_to_load(*, noticed: bool) -> None:
+    """When the last sound step before a pollution is known, then all ranks load the newest
+    checkpoint that is not later. Later checkpoints are not loaded any more."""
     job = trained()
     for step in (1, 2, 3):
         job.checkpointed(step)
@@ -390,11 +347,9 @@ def test_who_knows_how_old_it_is_takes_everyone_back_so_far(*, noticed: bool) ->
     assert job.orders(Load)[-1].directory == "/periodic/1"
 
 
-def test_a_rank_that_was_long_not_heard_may_have_come_further() -> None:
-    """
-    When it is noticed from outside after which step numbers went wrong, and the rank has not been heard since an earlier
-    step, then all go back behind that step: ranks may have completed later steps meanwhile.
-    """
+def test_all_ranks_go_back_when_the_last_report_of_the_polluted_rank_is_old() -> None:
+    """When numbers are noticed to be wrong after step 2 and the last report of the rank is older,
+    then all ranks restore step 2. They may have completed later steps."""
     job = trained(keeps=2)
     assert job.machine._job.ranks.states[2].position.step == 1
     job.notice(2, "numeric", not_after=2)
@@ -406,13 +361,11 @@ def test_a_rank_that_was_long_not_heard_may_have_come_further() -> None:
 @pytest.mark.parametrize(
     ("limits", "step"), [((1, 2), 1), ((2, 1), 1), ((2, None), 2), ((None, 1), 1)]
 )
-def test_of_several_that_know_it_the_earliest_counts(
+def test_earliest_limit_of_two_pollutions_selects_the_step(
     limits: tuple[int | None, int | None], step: int
 ) -> None:
-    """
-    When two ranks say after which step their numbers went wrong, or one says only that it may have spread,
-    then everyone takes back a copy that is none later than what either says.
-    """
+    """When two ranks report different limits for the last sound step, or one reports only a
+    pollution, then all ranks restore a step within both limits."""
     job = trained(keeps=3)
     for rank, not_after in zip((1, 2), limits, strict=True):
         job.fault(rank, "numeric", polluted=not_after is None, not_after=not_after)
@@ -420,11 +373,9 @@ def test_of_several_that_know_it_the_earliest_counts(
     assert {r.step for r in job.orders(Restore)} == {step}
 
 
-def test_a_step_that_nobody_has_reached_is_no_limit() -> None:
-    """
-    When numbers are said to have gone wrong after a step that is not trained yet, then this rank alone copies
-    the state, and no batch is left out.
-    """
+def test_limit_beyond_the_current_step_affects_only_its_rank() -> None:
+    """When a rank reports wrong numbers after a step that no rank has reached, then only that rank
+    fetches the state. No batch is skipped."""
     job = trained(skip_batch=True)
     job.checkpointed(1)
     job.fault(2, "numeric", not_after=9)
@@ -434,11 +385,9 @@ def test_a_step_that_nobody_has_reached_is_no_limit() -> None:
     assert {r.skip for r in job.orders(Rollback)} == {0}
 
 
-def test_what_others_have_completed_since_is_later() -> None:
-    """
-    When a rank knows its own last step to be sound, and the others have completed another one, then they go
-    back to it, and the batch of that step is left out.
-    """
+def test_step_completed_by_the_other_ranks_after_the_last_sound_step_is_skipped() -> None:
+    """When a rank reports its last sound step and the other ranks have completed one more, then
+    they roll back to that step, and the batch is skipped."""
     job = trained(skip_batch=True, keeps=1)
     for rank in (0, 1, 3):
         job.close(rank)
@@ -447,10 +396,9 @@ def test_what_others_have_completed_since_is_later() -> None:
     assert {(r.step, r.skip) for r in job.orders(Rollback)} == {(3, 1)}
 
 
-def test_where_nothing_is_as_old_as_is_known_the_sentence_says_so() -> None:
-    """
-    When there is no checkpoint from before numbers went wrong, then nothing is loaded and nothing saved.
-    """
+def test_job_fails_when_no_checkpoint_is_older_than_the_pollution() -> None:
+    """When no checkpoint is from before the numbers went wrong, then the job fails with a reason.
+    No checkpoint is saved."""
     job = trained()
     job.checkpointed(3)
     job.fault(2, "numeric", polluted=True, not_after=1)
@@ -462,11 +410,9 @@ def test_where_nothing_is_as_old_as_is_known_the_sentence_says_so() -> None:
 
 
 @pytest.mark.parametrize("says", ["that it goes on", "what it has trained"])
-def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: str) -> None:
-    """
-    When a rank goes on in another process, trains, and is heard only after a fault elsewhere has begun
-    another round, then it was in the loop all the same: what it says to have spread takes everyone back.
-    """
+def test_late_report_of_a_pollution_rolls_all_ranks_back(says: str) -> None:
+    """When the report of a resumed rank arrives only after a new round began, then its pollution
+    still counts, and all ranks restore an earlier step."""
     job = trained(keeps=2)
     job.script.muted = {(1, "resume")}
     job.kill(1)
@@ -488,11 +434,9 @@ def test_a_pollution_counts_however_late_the_rank_is_heard_that_says_so(says: st
     assert {restore.step for restore in job.orders(Restore)} == {4}
 
 
-def test_a_rank_that_could_not_go_on_has_spread_nothing() -> None:
-    """
-    When a new process fails to go on with the others, and is seen to have bad numbers then, then it had
-    contributed nothing: nobody goes back.
-    """
+def test_pollution_of_a_rank_that_did_not_resume_is_ignored() -> None:
+    """When a new process fails to resume and is then noticed to have bad numbers, then no rank goes
+    back, because that process took no part in training."""
     job = trained(keeps=2)
     job.script.failures[1, "resume"] = ["the script is gone"]
     job.kill(1)
@@ -514,11 +458,9 @@ def test_a_rank_that_could_not_go_on_has_spread_nothing() -> None:
 # ---------------------------------------------------------------- numbers that go wrong again
 
 
-def test_numbers_that_go_wrong_again_take_everyone_one_step_further_back() -> None:
-    """
-    When the same step fails again after a retry, then what went wrong may have been in the state
-    that everyone was brought to: the step before is tried, where it is kept.
-    """
+def test_repeated_numeric_fault_at_one_step_goes_one_step_further_back() -> None:
+    """When the same step has a numeric fault again after a retry, then all ranks restore the step
+    before that, if they keep it."""
     job = trained(keeps=1)
     for _ in range(2):
         job.fault(2, "numeric")
@@ -530,10 +472,9 @@ def test_numbers_that_go_wrong_again_take_everyone_one_step_further_back() -> No
     assert (incident["strategy"], incident["step"]) == ("retry", 3)
 
 
-def test_numbers_that_go_wrong_at_another_step_are_another_fault() -> None:
-    """
-    When a step was trained in between, then nothing came back: nobody goes back further.
-    """
+def test_numeric_fault_at_a_later_step_goes_no_further_back() -> None:
+    """When a numeric fault occurs at a later step after training, then the job follows `retry`
+    again, and no rank restores an earlier step."""
     job = trained(keeps=1)
     for _ in range(2):
         job.fault(2, "numeric")
@@ -543,11 +484,9 @@ def test_numbers_that_go_wrong_at_another_step_are_another_fault() -> None:
     assert strategies(job) == ["retry", "retry"]
 
 
-def test_numbers_that_go_wrong_again_get_a_new_process_where_nothing_is_kept() -> None:
-    """
-    When there is no earlier copy to go back to, then a retry has failed: the rank's process is
-    replaced, though it lives.
-    """
+def test_repeated_numeric_fault_replaces_the_process_without_kept_copies() -> None:
+    """When the same step has a numeric fault again and no rank keeps an earlier copy, then `retry`
+    has failed, and the live process of the rank is replaced."""
     job = trained()
     for _ in range(2):
         job.fault(2, "numeric")
@@ -562,11 +501,9 @@ def test_numbers_that_go_wrong_again_get_a_new_process_where_nothing_is_kept() -
     assert tried(job) == {"retry": "the numeric fault at step 4 occurred again"}
 
 
-def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:
-    """
-    When the step before could be tried only with what a rank that has died since then had kept,
-    then the guess is dropped rather than the job.
-    """
+def test_further_step_back_is_dropped_when_no_copy_of_it_is_left() -> None:
+    """When a repeated fault suggests an earlier step but no rank keeps a needed copy of it any
+    more, then the job does not end, and follows `retry`."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1, strategies=("retry", "dump"))
     for _ in range(2):
         job.fault(2, "numeric")
@@ -580,11 +517,9 @@ def test_a_guess_about_how_far_to_go_back_is_no_reason_to_end() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None:
-    """
-    When a guess about how far to go back was dropped, and a plugin then says that nothing after an
-    earlier step is sound, then that stands: the job ends when that step is not to be had.
-    """
+def test_step_limit_of_a_plugin_is_not_dropped() -> None:
+    """When a suggested earlier step was dropped and a plugin then requires an earlier step, then
+    that limit stays. The job fails when the step is not available."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = trained(groups=groups, keeps=1, advised=True, strategies=("retry", "dump"), attempts=1)
     job.fault(2, "numeric")
@@ -609,11 +544,9 @@ def test_what_a_plugin_rules_out_after_a_guess_was_dropped_is_no_guess() -> None
 # ---------------------------------------------------------------- leaving batches out
 
 
-def test_the_batches_that_broke_it_are_left_out_where_that_is_wanted() -> None:
-    """
-    When a batch may be what breaks the numbers and the policy says so, then after going back the
-    batches up to and with the one that failed are not used again.
-    """
+def test_batches_up_to_the_failing_one_are_skipped_when_the_policy_says_so() -> None:
+    """When the policy sets `skip_batch` and all ranks roll back from a polluted step, then the
+    batches up to and including the failing one are skipped."""
     job = trained(keeps=1, skip_batch=True)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -621,21 +554,18 @@ def test_the_batches_that_broke_it_are_left_out_where_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_no_batch_is_left_out_unless_it_took_everyone_back(wanted: bool) -> None:
-    """
-    When a fault did not take everyone back, then every batch is used, wanted or not.
-    """
+def test_no_batch_is_skipped_without_a_rollback_of_all_ranks(wanted: bool) -> None:
+    """When a memory fault does not roll all ranks back, then no batch is skipped, for either value
+    of `skip_batch`."""
     job = trained(keeps=1, skip_batch=wanted)
     job.fault(2, "memory")
     job.settle()
     assert [r.skip for r in job.orders(Rollback)] == [0]
 
 
-def test_batches_are_left_out_when_numbers_go_wrong_again() -> None:
-    """
-    When the same step fails twice and everyone goes one step further back, then the failing batch
-    is left out, and the one before it, too.
-    """
+def test_two_batches_are_skipped_when_a_numeric_fault_repeats() -> None:
+    """When the same step fails twice and all ranks go one step further back, then the failing batch
+    and the batch before it are skipped."""
     job = trained(keeps=1, skip_batch=True)
     for _ in range(2):
         job.fault(2, "numeric")
@@ -646,11 +576,9 @@ def test_batches_are_left_out_when_numbers_go_wrong_again() -> None:
 # ---------------------------------------------------------------- what cannot be taken back
 
 
-def test_a_copy_that_cannot_be_taken_back_is_fetched_from_others() -> None:
-    """
-    When a rank cannot take its copy back, then in the next round it fetches the step from those
-    who can give it; so does the one whose numbers went wrong, whose word was cut off.
-    """
+def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
+    """When a rank cannot restore its kept copy, then it fetches the step in the next round. The
+    rank with the numeric fault, whose answer was cut off, fetches too."""
     job = trained(keeps=1)
     job.script.failures[1, "restore"] = ["digest differs"]
     job.fault(2, "numeric", polluted=True)
@@ -666,11 +594,9 @@ def test_a_copy_that_cannot_be_taken_back_is_fetched_from_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process", "hang", "node"])
-def test_what_is_seen_from_outside_is_told_with_the_step_it_was_seen_in(kind: FaultKind) -> None:
-    """
-    When somebody outside sees a fault of a rank that trains, then nobody knows where that rank is
-    until it says so: it is that step which is reported.
-    """
+def test_fault_noticed_from_outside_has_the_step_of_the_rank(kind: FaultKind) -> None:
+    """When an outside observer notices a fault of a training rank, then the report has the step
+    that the rank was in."""
     job = trained(steps=7, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1})
     job.notice(3, kind)
     job.settle()
@@ -679,11 +605,9 @@ def test_what_is_seen_from_outside_is_told_with_the_step_it_was_seen_in(kind: Fa
     assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [(kind, 3, 8)]
 
 
-def test_a_node_that_is_lost_was_where_the_others_were() -> None:
-    """
-    When a node is lost with all that its ranks could have said, then the step they were in is
-    the one that the others compute.
-    """
+def test_fault_of_a_lost_node_has_the_step_of_the_other_ranks() -> None:
+    """When a node is lost and its ranks cannot report their step, then the fault has the step that
+    the other ranks compute."""
     job = trained(steps=7, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1})
     job.lose_node(1)
     job.settle()
@@ -692,11 +616,9 @@ def test_a_node_that_is_lost_was_where_the_others_were() -> None:
     assert [(f["rank"], f["step"]) for f in incident["faults"]] == [(3, 8)]
 
 
-def test_a_pollution_by_one_that_cannot_say_where_it_was_goes_back_further() -> None:
-    """
-    When the rank whose numbers are polluted is lost with its node before it says where it was,
-    then it may have been a step behind the others: everyone goes back one more.
-    """
+def test_polluted_rank_lost_without_a_step_goes_one_step_further_back() -> None:
+    """When a polluted rank is lost with its node before it reports its step, then it may have been
+    one step behind. All ranks go back one step further."""
     job = trained(steps=7, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1}, keeps=2)
     job.notice(3, "numeric", polluted=True)
     job.lose_node(1)

@@ -15,10 +15,8 @@ from tft.launcher.children import Child, Children
 from tft.protocol.topics import presence
 
 
-async def test_the_end_of_a_child_is_seen(tmp_path: Path) -> None:
-    """
-    When a part ends, then its exit status is known and its words are in its log.
-    """
+async def test_exit_status_and_output_of_a_child_are_kept(tmp_path: Path) -> None:
+    """When a child process ends, then its exit status is known and its output is in its log."""
     log = tmp_path / "part.log"
     with Children() as children:
         child = children.start(["no-such-command"], added={}, log=log)
@@ -28,10 +26,8 @@ async def test_the_end_of_a_child_is_seen(tmp_path: Path) -> None:
     assert "no-such-command" in log.read_text()
 
 
-async def test_a_child_that_is_asked_ends_as_it_likes(tmp_path: Path) -> None:
-    """
-    When a broker is asked to end, then it does so by itself and is not killed.
-    """
+async def test_broker_that_is_told_to_end_exits_with_0(tmp_path: Path) -> None:
+    """When a broker is told to end, then the broker exits with 0 and is not killed."""
     with Children() as children:
         child = await _broker(children, tmp_path)
         await child.end(grace=0.0, patience=20.0)
@@ -39,10 +35,8 @@ async def test_a_child_that_is_asked_ends_as_it_likes(tmp_path: Path) -> None:
         assert await child.ended() == 0
 
 
-async def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
-    """
-    When a broker is stopped and cannot hear the request, then it is killed.
-    """
+async def test_stopped_broker_is_killed_when_its_time_is_over(tmp_path: Path) -> None:
+    """When a broker is stopped by SIGSTOP and told to end, then the broker is killed by SIGKILL."""
     with Children() as children:
         child = await _broker(children, tmp_path)
         child.send(signal.SIGSTOP)
@@ -51,10 +45,9 @@ async def test_a_child_that_does_not_listen_is_killed(tmp_path: Path) -> None:
         assert await child.ended() == -signal.SIGKILL
 
 
-async def test_an_orphan_counts_until_it_is_gone() -> None:
-    """
-    When a process ends before one that it started, then that one is waited for too, and reaped.
-    """
+async def test_launcher_waits_for_orphans_of_its_children() -> None:
+    """When a process ends before its own child process, then the launcher also waits for that child
+    process and reaps it."""
     with Children() as children:
         orphan = _orphan()
 

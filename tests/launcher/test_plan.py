@@ -75,32 +75,27 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
     }
 
 
-def test_node_0_starts_broker_and_controller_too() -> None:
-    """
-    When the job has two nodes, then the first starts all parts and the second only its agent.
-    """
+def test_only_node_0_starts_the_broker_and_the_controller() -> None:
+    """When the job has two nodes, then node 0 starts the broker, the controller and an agent. Node
+    1 starts only an agent."""
     assert list(plan(0).commands()) == ["broker", "controller", "agent-0"]
     assert list(plan(1).commands()) == ["agent-1"]
 
 
-def test_the_script_comes_last_with_all_its_arguments() -> None:
-    """
-    When an agent is started, then what follows the script is the script's.
-    """
+def test_agent_command_ends_with_the_script_and_its_arguments() -> None:
+    """When an agent is started, then the script and all its arguments are last in the agent's
+    command."""
     assert plan(1).commands()["agent-1"][-3:] == ["train.py", "--steps", "60"]
 
 
-def test_a_restarted_broker_is_told_the_same_address() -> None:
-    """
-    When the address of the broker is known, then its port is no longer left to it.
-    """
+def test_restarted_broker_gets_the_same_address() -> None:
+    """When the address of the broker is known, then the command of the broker names the same host
+    and port."""
     assert plan().commands()["broker"] == ["broker", "--host", "127.0.0.1", "--port", "29400"]
 
 
-def test_what_is_left_open_is_decided_anew_for_each_run() -> None:
-    """
-    When two runs are given neither job nor run directory, then they share neither.
-    """
+def test_each_run_without_settings_gets_its_own_job_and_directory() -> None:
+    """When two runs are given neither a job name nor a run directory, then each run gets its own."""
     first, second = make_plan(options()).settings, make_plan(options()).settings
 
     assert first.job != second.job
@@ -108,10 +103,9 @@ def test_what_is_left_open_is_decided_anew_for_each_run() -> None:
     assert first.run_dir.is_absolute()
 
 
-def test_the_only_rank_of_a_node_is_where_another_launcher_has_put_it() -> None:
-    """
-    When another launcher has placed a rank, then its agent is told so, and how the module is named.
-    """
+def test_agent_of_a_placed_node_gets_the_placement_and_the_module() -> None:
+    """When another launcher has placed a rank, then the agent's command has the placement and the
+    name of the module."""
     placed = options(
         placed=(1, 4, 2), nnodes=8, broker="127.0.0.1:29400", run_dir=Path("/d"), module=True,
         script="mine.train",
@@ -121,21 +115,19 @@ def test_the_only_rank_of_a_node_is_where_another_launcher_has_put_it() -> None:
     assert agent[-6:] == ["--placed", "1", "4", "2", "-m", "mine.train"]
 
 
-def test_a_node_that_was_placed_holds_one_rank() -> None:
-    """
-    When a node is said to be placed and to have several ranks, then it is refused.
-    """
+def test_placed_node_with_several_ranks_is_refused() -> None:
+    """When a node is placed by another launcher and has `--nproc-per-node 2`, then the plan is
+    refused."""
     several = options(placed=(0, 2, 0), nproc_per_node=2, broker="h:1", run_dir=Path("/d"))
 
     with pytest.raises(UsageError, match="the only rank of a node, and not for --nproc-per-node 2"):
         check_plan(make_plan(several))
 
 
-def test_a_further_process_for_a_node_that_is_there_is_a_node_beside_it(tmp_path: Path) -> None:
-    """
-    When a launcher of a node lives, then another one that is told so takes a number beyond those of the job
-    and has room for its rank; when the first has gone, the number is its own again.
-    """
+def test_second_launcher_of_a_placed_node_becomes_a_spare_node(tmp_path: Path) -> None:
+    """When the launcher of a node runs, then a second launcher with `spare_if_taken` gets a node
+    number beyond the job and room for one spare. When the first has ended, the original number is
+    given again."""
     placed = options(
         placed=(0, 1, 3), nnodes=4, broker="127.0.0.1:29400", run_dir=tmp_path, node_rank=3,
         spare_if_taken=True,
@@ -153,20 +145,16 @@ def test_a_further_process_for_a_node_that_is_there_is_a_node_beside_it(tmp_path
 
 
 @pytest.mark.parametrize(("node", "spare"), [(1, 0), (-2, 1), (0, -1)])
-def test_a_node_beyond_the_jobs_needs_room_for_others(node: int, spare: int) -> None:
-    """
-    When a node has no ranks of its own and no room for those of others, then it is refused.
-    """
+def test_node_beyond_the_job_without_spares_is_refused(node: int, spare: int) -> None:
+    """When a node has no ranks of its own and no room for spares, then the plan is refused."""
     chosen = options(node_rank=node, spare=spare, broker="127.0.0.1:29400", run_dir=Path("/d"))
     with pytest.raises(UsageError, match=r"needs --spare|--spare must be at least 0"):
         check_plan(make_plan({**chosen, "job": "j"}))
 
 
-def test_the_agent_alone_is_given_the_socket_of_a_starter() -> None:
-    """
-    When another program starts the ranks of a node, then its agent inherits the socket to it; of the script
-    nothing is asked, and one node needs to be told nothing.
-    """
+def test_only_the_agent_inherits_the_socket_of_a_starter() -> None:
+    """When another program starts the ranks of a node, then only the agent inherits the socket to
+    that program. The script need not exist, and a job of one node needs no further settings."""
     mine, theirs = socket.socketpair()
     with mine, theirs:
         chosen = options(starter=(theirs.fileno(), "mark"), script="none.py", nproc_per_node=2)
@@ -179,31 +167,26 @@ def test_the_agent_alone_is_given_the_socket_of_a_starter() -> None:
     assert agent[-4:] == ["--starter", str(made.inherited("agent-0")[0]), "mark", "none.py"]
 
 
-def test_a_starter_is_a_socket(tmp_path: Path) -> None:
-    """
-    When what is said to be a starter is a file, then it is refused.
-    """
+def test_starter_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """When the file descriptor of a starter is a file and not a socket, then the plan is refused."""
     with (tmp_path / "file").open("w") as file:
         made = make_plan(options(starter=(file.fileno(), "mark")))
         with pytest.raises(UsageError, match="is not a socket of this process"):
             check_plan(made)
 
 
-def test_a_placed_node_must_be_told_where_the_others_are() -> None:
-    """
-    When another launcher's nodes have no run directory in common, then the sentence says where to
-    name it; the name of the job they find there.
-    """
+def test_placed_node_without_a_run_directory_is_refused() -> None:
+    """When placed nodes are given no common run directory, then the plan is refused and the
+    sentence names `TFT_RUN`. The name of the job is not required."""
     with pytest.raises(
         UsageError, match="needs --run-dir, the same on every node; name it in TFT_RUN"
     ):
         make_plan(options(placed=(0, 1, 0), nnodes=2, broker="127.0.0.1:29400"))
 
 
-def test_the_name_of_a_placed_job_is_found_in_its_run_directory(tmp_path: Path) -> None:
-    """
-    When nodes were told no name, then all of them are given the same one, and it is kept.
-    """
+def test_placed_nodes_get_the_job_name_from_the_run_directory(tmp_path: Path) -> None:
+    """When placed nodes are given no job name, then all of them get the same name. The name is kept
+    in a private file in the run directory."""
     made = [
         make_plan(options(placed=(n, 2, 0), nnodes=2, node_rank=n, broker="h:1", run_dir=tmp_path))
         for n in range(2)
@@ -215,10 +198,8 @@ def test_the_name_of_a_placed_job_is_found_in_its_run_directory(tmp_path: Path) 
     assert (tmp_path / "job.name").stat().st_mode & 0o077 == 0
 
 
-def test_a_job_resumes_if_there_is_anything_to_resume(tmp_path: Path) -> None:
-    """
-    When a run may resume or begin, then node 0 looks whether there has been one.
-    """
+def test_run_resumes_when_the_run_directory_has_a_story(tmp_path: Path) -> None:
+    """When a run may resume or begin, then node 0 resumes if the run directory has a story."""
     may = options(resume_if_any=True, run_dir=tmp_path)
     assert not make_plan(may).settings.resume
     (tmp_path / "story.jsonl").touch()
@@ -229,11 +210,9 @@ def test_a_job_resumes_if_there_is_anything_to_resume(tmp_path: Path) -> None:
     assert not make_plan({**may, "node_rank": 1}).settings.resume
 
 
-def test_a_leader_goes_on_with_the_run_whose_nodes_train(tmp_path: Path) -> None:
-    """
-    When nodes train and their `tft lead` is started again, then it leads their run, and the next one leads a new run
-    when they have ended.
-    """
+def test_restarted_leader_continues_the_run_while_its_nodes_live(tmp_path: Path) -> None:
+    """When `tft lead` is started again and a node of the run lives, then it continues that run.
+    When the nodes have ended, the next `tft lead` begins a new run."""
     lead = options(node_rank=LEADER, led_elsewhere=True, resume_if_any=True, run_dir=tmp_path,
                    nnodes=2, broker="127.0.0.1:29400")  # fmt: skip
     first = make_plan(lead)
@@ -249,10 +228,9 @@ def test_a_leader_goes_on_with_the_run_whose_nodes_train(tmp_path: Path) -> None
     assert third.settings.run != first.settings.run
 
 
-def test_nodes_must_be_told_what_they_share() -> None:
-    """
-    When a job has several nodes, then what they must agree on is not made up by each.
-    """
+def test_several_nodes_without_a_common_run_directory_are_refused() -> None:
+    """When a job of several nodes is given no `--job` and no `--run-dir`, then the plan is refused
+    and names both options."""
     with pytest.raises(UsageError, match="a job of 2 nodes needs --job, --run-dir, the same"):
         make_plan(options(nnodes=2, broker="127.0.0.1:29400"))
 
@@ -274,9 +252,8 @@ def test_nodes_must_be_told_what_they_share() -> None:
     ],
 )
 def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, Any], sentence: str) -> None:
-    """
-    When a number is too small or a strategy unknown, then the sentence says what is allowed.
-    """
+    """When a number is too small or a strategy is unknown, then the settings are refused and the
+    sentence names the allowed values."""
     settings = JobSettings(job="j", run_dir=Path("/d"), broker="h:1", **wrong)
 
     with pytest.raises(UsageError, match=sentence):
@@ -284,18 +261,16 @@ def test_a_setting_out_of_its_bounds_is_refused(wrong: dict[str, Any], sentence:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "localhost"])
-def test_loopback_needs_no_leave(host: str) -> None:
-    """
-    When only this machine can reach an address, then it is used without more ado.
-    """
+def test_loopback_address_is_allowed_without_insecure(host: str) -> None:
+    """When only this machine can reach an address, then the address is allowed without
+    `--insecure`."""
     check_open(host, "--host", allowed=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "node-1"])
-def test_what_others_can_reach_needs_leave(host: str) -> None:
-    """
-    When others could reach an address, then it is refused unless --insecure is given.
-    """
+def test_address_reachable_from_other_machines_needs_insecure(host: str) -> None:
+    """When other machines can reach an address, then the address is refused unless `--insecure` is
+    given."""
     check_open(host, "--host", allowed=True)
     with pytest.raises(UsageError, match="--insecure"):
         check_open(host, "--host", allowed=False)
@@ -303,9 +278,8 @@ def test_what_others_can_reach_needs_leave(host: str) -> None:
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_port_in_use_is_refused(offset: int) -> None:
-    """
-    When something listens at either of the broker's ports, then the address is taken.
-    """
+    """When another process listens at one of the broker's two ports, then the address is refused
+    and the sentence names the port."""
     first = int(free_address("127.0.0.1").rpartition(":")[2])  # and the next one is free, too
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + offset))
@@ -315,17 +289,14 @@ def test_a_port_in_use_is_refused(offset: int) -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    """
-    When the broker's host is not this machine's, then that is the sentence.
-    """
+    """When the broker's host is not an address of this machine, then it is refused and the sentence
+    gives the reason."""
     with pytest.raises(UsageError, match=r"192\.0\.2\.1:29400: Cannot assign"):
         check_free("192.0.2.1", 29400)
 
 
-def test_a_found_address_is_free() -> None:
-    """
-    When the address is left to the launcher, then a broker can listen there.
-    """
+def test_address_chosen_by_the_launcher_is_free() -> None:
+    """When the launcher chooses the address, then the ports of the address are free for the broker."""
     host, port = free_address("127.0.0.1").split(":")
 
     check_free(host, int(port))

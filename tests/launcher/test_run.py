@@ -68,11 +68,9 @@ def started(
     )
 
 
-def test_a_completed_run_leaves_its_report_where_it_was_asked_to(tmp_path: Path) -> None:
-    """
-    When a job completes, then a copy of the report is at --report, the run directory says what
-    was run, and what stood after the script went to the script.
-    """
+def test_completed_run_writes_the_report_to_the_given_path(tmp_path: Path) -> None:
+    """When a job completes, then a copy of the report is at `--report`, and the run directory has
+    the command. The arguments after the script are passed to the script."""
     report = tmp_path / "report.json"
     arguments = ("--report", "mine", "--help")
     with started(tmp_path, ADDS, "--report", str(report), arguments=arguments) as running:
@@ -86,11 +84,9 @@ def test_a_completed_run_leaves_its_report_where_it_was_asked_to(tmp_path: Path)
     assert kept["command"] == [str(tmp_path / "script.py"), *arguments]
 
 
-def test_two_launchers_make_a_job_of_two_nodes(tmp_path: Path) -> None:
-    """
-    When `tft run` is started twice on one machine, as node 0 and as node 1, then both ranks train
-    together and both launchers end with the job's result.
-    """
+def test_two_launchers_on_one_machine_form_a_job_of_two_nodes(tmp_path: Path) -> None:
+    """When `tft run` is started as node 0 and as node 1 on one machine, then both ranks train
+    together. Both launchers exit with the result of the job."""
     shared = ("--nnodes", "2", "--job", "both", "--broker", free_address("127.0.0.1"))
     with (
         started(tmp_path, ADDS, *shared, "--node-rank", "0") as first,
@@ -103,13 +99,11 @@ def test_two_launchers_make_a_job_of_two_nodes(tmp_path: Path) -> None:
     assert outcomes[0].report["steps"] == 20
 
 
-def test_a_node_that_waits_for_a_job_that_has_not_begun_ends_when_it_is_told(
+def test_node_that_waits_for_the_controller_ends_on_sigterm(
     tmp_path: Path,
 ) -> None:
-    """
-    When node 0 does not come, then node 1 says what it waits for; told to end it has nothing to save, and
-    ends.
-    """
+    """When node 0 does not start, then node 1 says that it waits for the controller. On SIGTERM
+    node 1 exits with 143 and leaves no process."""
     alone = (
         "--nnodes",
         "2",
@@ -131,11 +125,9 @@ def test_a_node_that_waits_for_a_job_that_has_not_begun_ends_when_it_is_told(
     assert left == []
 
 
-def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
-    """
-    When a rank does not leave after the first signal, then the second one kills it, and the exit
-    code is that of the first.
-    """
+def test_second_signal_ends_all_processes_at_once(tmp_path: Path) -> None:
+    """When a rank does not leave after the first signal, then the second signal kills it, and the
+    exit code is that of the first signal."""
     with started(tmp_path, WAITS) as running:
         until(lambda: "waiting" in running.output(), "a rank that waits")
         running.process.send_signal(signal.SIGTERM)
@@ -148,10 +140,9 @@ def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_a_broker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
-    """
-    When a broker dies more often than accidents happen, then the job is failed, with a sentence.
-    """
+def test_job_fails_when_the_broker_dies_more_often_than_the_limit(tmp_path: Path) -> None:
+    """When a broker dies more often than the restart limit allows, then the job fails with exit
+    code 4, and one sentence gives the reason."""
     with started(tmp_path, WAITS) as running:
         pid = 0
         for _ in range(11):
@@ -165,11 +156,9 @@ def test_a_broker_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert left == []
 
 
-def test_a_story_that_is_damaged_while_the_job_runs_ends_the_job(tmp_path: Path) -> None:
-    """
-    When the controller dies and the next one finds a garbled story, then it is not tried ten
-    times: the job ends as failed, and the sentence that names the line is shown.
-    """
+def test_job_fails_when_its_story_is_damaged_while_it_runs(tmp_path: Path) -> None:
+    """When the controller dies and its successor finds a damaged story, then the job fails after
+    one restart. The sentence that names the damaged line is shown."""
     with started(tmp_path, WAITS) as running:
         until(lambda: "waiting" in running.output(), "the rank's start")
         story = running.run_dir / "story.jsonl"

@@ -38,11 +38,9 @@ def settings(tmp_path: Path) -> JobSettings:
     return JobSettings(job="j", run_dir=tmp_path / "run", broker="127.0.0.1:29400")
 
 
-def test_a_controller_by_hand_is_refused_where_a_launcher_lives(settings: JobSettings) -> None:
-    """
-    When somebody starts `tft controller` in the directory of a living `tft run`, then it is refused
-    before anything is written: the file by which the job is found would name another broker.
-    """
+def test_controller_by_hand_is_refused_when_a_launcher_lives(settings: JobSettings) -> None:
+    """When a `tft run` lives in a run directory, then a `tft controller` started by hand there is
+    refused. The file `job.json` is unchanged."""
     check_no_launcher(settings.run_dir)
     with run_dir_of(settings, 1):
         write_job(settings, [])
@@ -61,19 +59,17 @@ def test_a_controller_by_hand_is_refused_where_a_launcher_lives(settings: JobSet
     check_no_launcher(settings.run_dir)
 
 
-def test_the_launcher_is_found_by_its_pid_file(settings: JobSettings) -> None:
-    """
-    When a run begins, then its directory is made and says which process looks after it.
-    """
+def test_run_directory_has_the_pid_of_its_launcher(settings: JobSettings) -> None:
+    """When a run begins, then its run directory is made, with the pid file of the launcher and a
+    directory for logs."""
     with run_dir_of(settings, node=0):
         assert (settings.run_dir / "pids" / "run.pid").read_text() == f"{os.getpid()}\n"
         assert (settings.run_dir / "logs").is_dir()
 
 
-def test_two_launchers_do_not_share_a_run_directory(settings: JobSettings) -> None:
-    """
-    When a run is under way, then another in its directory is refused, before and at its start.
-    """
+def test_run_directory_of_a_living_launcher_is_refused(settings: JobSettings) -> None:
+    """When a run is in progress, then another launcher of the same node is refused in its run
+    directory, by the check before the start and at the start."""
     with run_dir_of(settings, node=0):
         with pytest.raises(UsageError, match=f"in use by another `tft run` .process {os.getpid()}"):
             check_run_dir(settings, node=0)
@@ -81,33 +77,27 @@ def test_two_launchers_do_not_share_a_run_directory(settings: JobSettings) -> No
             pass
 
 
-def test_the_launchers_of_two_nodes_share_a_run_directory(settings: JobSettings) -> None:
-    """
-    When node 0 of a job is under way, then node 1 of it may use the same directory.
-    """
+def test_launchers_of_two_nodes_share_a_run_directory(settings: JobSettings) -> None:
+    """When the launcher of node 0 runs, then the launcher of node 1 may use the same run directory."""
     with run_dir_of(settings, node=0):
         check_run_dir(settings, node=1)
         with run_dir_of(settings, node=1):
             assert (settings.run_dir / "pids" / "run-1.pid").exists()
 
 
-def test_a_run_directory_is_free_again_after_its_run(settings: JobSettings) -> None:
-    """
-    When a run is over, then its pid file does not keep the next one away.
-    """
+def test_run_directory_is_free_after_its_run_has_ended(settings: JobSettings) -> None:
+    """When a run has ended, then its run directory may be used by the next run."""
     with run_dir_of(settings, node=0):
         pass
 
     check_run_dir(settings, node=0)
 
 
-def test_a_run_lives_as_long_as_a_node_that_was_there_before_its_last_word(
+def test_run_lives_while_a_node_older_than_its_story_lives(
     settings: JobSettings,
 ) -> None:
-    """
-    When a story is told and a launcher of a node that had begun before its end lives, then the run is there to be led
-    again; not when the nodes have ended, came after the story, or the job is over.
-    """
+    """When a launcher older than the last change of the story lives, then the run can be led again.
+    It cannot when the nodes have ended, are newer than the story, or a report exists."""
     story, report = settings.run_dir / "story.jsonl", settings.run_dir / "report.json"
     mine = replace(settings, run="a1")
     assert living_run(settings.run_dir) is None
@@ -125,11 +115,9 @@ def test_a_run_lives_as_long_as_a_node_that_was_there_before_its_last_word(
         assert living_run(settings.run_dir) is None
 
 
-def test_a_run_that_is_led_again_is_not_looked_at_for_checkpoints(settings: JobSettings) -> None:
-    """
-    When the nodes of a run train while it is led from here again, then what they write into its directory stays,
-    finished or not.
-    """
+def test_continued_run_keeps_unfinished_checkpoints_of_its_nodes(settings: JobSettings) -> None:
+    """When the nodes of a run train and the run is led again, then an unfinished checkpoint in the
+    run directory is kept."""
     writing = settings.checkpoints / "step-00000008.round-1.1.partial"
     with run_dir_of(settings, node=-1):
         writing.mkdir(parents=True)
@@ -141,11 +129,9 @@ def test_a_run_that_is_led_again_is_not_looked_at_for_checkpoints(settings: JobS
         assert writing.exists()
 
 
-def test_a_run_that_may_begin_needs_no_checkpoint(settings: JobSettings) -> None:
-    """
-    When an earlier run left no checkpoint, then one that must resume is refused, and one that may begin
-    is not, unless the earlier one has completed.
-    """
+def test_run_that_may_begin_is_allowed_without_a_checkpoint(settings: JobSettings) -> None:
+    """When an earlier run left no checkpoint, then a run that must resume is refused. A run that
+    may begin is allowed, unless the earlier run has completed."""
     settings = replace(settings, resume=True)
     settings.run_dir.mkdir()
     (settings.run_dir / "story.jsonl").touch()
@@ -160,10 +146,9 @@ def test_a_run_that_may_begin_needs_no_checkpoint(settings: JobSettings) -> None
         check_run_dir(settings, node=0, may_begin=True)
 
 
-def test_an_earlier_story_is_not_written_over(settings: JobSettings) -> None:
-    """
-    When the directory holds a story, then a new run in it is refused with a way out.
-    """
+def test_new_run_is_refused_when_the_directory_has_a_story(settings: JobSettings) -> None:
+    """When the run directory has a story, then a new run is refused and the sentence names
+    `--resume`."""
     settings.run_dir.mkdir()
     (settings.run_dir / "story.jsonl").touch()
 
@@ -178,12 +163,11 @@ def test_an_earlier_story_is_not_written_over(settings: JobSettings) -> None:
         ({"adaptor": "fake"}, "written by the adaptor 'pytorch' and cannot be resumed with 'fake'"),
     ],
 )
-def test_another_job_cannot_resume_a_checkpoint(
+def test_resume_is_refused_when_world_size_or_adaptor_differs(
     settings: JobSettings, other: dict[str, Any], sentence: str
 ) -> None:
-    """
-    When the world size or the adaptor is not the checkpoint's, then both are in the sentence.
-    """
+    """When the world size or the adaptor differs from the checkpoint's, then resuming is refused
+    and the sentence names both values."""
     saved(settings)
     again = replace(settings, nproc_per_node=2, resume=True)
 
@@ -192,11 +176,9 @@ def test_another_job_cannot_resume_a_checkpoint(
         check_run_dir(replace(again, **other), node=0)
 
 
-def test_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
-    """
-    When a byte of a checkpoint has changed, then the file, the digest it should have and the one
-    it has are named.
-    """
+def test_resume_from_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
+    """When a byte of a checkpoint has changed, then resuming is refused. The sentence names the
+    file, the expected digest and the found digest."""
     file = saved(settings) / "private-rank0.bin"
     expected = checkpoint.digest_file(file.parent, file.name).digest
     file.write_bytes(b"positiom")
@@ -206,11 +188,9 @@ def test_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
         check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
 
 
-def test_a_run_begins_among_no_checkpoints_of_another(settings: JobSettings) -> None:
-    """
-    When there are checkpoints already under the name that a run is to use, then it is refused with a
-    way out: it would set them aside as it goes on from the beginning. Under another name it is not.
-    """
+def test_new_run_is_refused_when_checkpoints_of_its_name_exist(settings: JobSettings) -> None:
+    """When checkpoints with the name pattern of a new run exist, then the run is refused and the
+    sentence names `--resume`. With another name pattern the run is allowed."""
     own = replace(settings, checkpoint_dir=settings.run_dir.parent / "kept", nproc_per_node=2)
     saved(own)
 
@@ -220,13 +200,11 @@ def test_a_run_begins_among_no_checkpoints_of_another(settings: JobSettings) -> 
     check_run_dir(replace(own, checkpoint_name="second-{step}"), node=0)
 
 
-def test_the_checkpoints_of_a_run_are_found_where_it_was_told_to_put_them(
+def test_checkpoint_directory_and_name_are_read_from_job_json(
     settings: JobSettings,
 ) -> None:
-    """
-    When a run was given a directory and a name for its checkpoints, then its run directory says so; one
-    without a run has them where they are by default.
-    """
+    """When a run has its own checkpoint directory and name, then they are read from its run
+    directory. Without a run, the defaults are used."""
     own = replace(
         settings, checkpoint_dir=settings.run_dir.parent / "kept", checkpoint_name="{step}"
     )
@@ -236,10 +214,9 @@ def test_the_checkpoints_of_a_run_are_found_where_it_was_told_to_put_them(
     assert checkpoint_store_there(settings.run_dir) == checkpoint_store_of(own)
 
 
-def test_a_file_is_no_directory_for_checkpoints(settings: JobSettings) -> None:
-    """
-    When checkpoints are to be kept where a file is, then that is the sentence.
-    """
+def test_file_as_checkpoint_directory_is_refused(settings: JobSettings) -> None:
+    """When `--checkpoint-dir` is a file, then the run is refused and the sentence says that the
+    path is not a directory."""
     file = settings.run_dir.parent / "kept"
     file.touch()
 
@@ -247,10 +224,9 @@ def test_a_file_is_no_directory_for_checkpoints(settings: JobSettings) -> None:
         check_run_dir(replace(settings, checkpoint_dir=file), node=0)
 
 
-def test_a_checkpoint_that_was_not_finished_is_none(settings: JobSettings) -> None:
-    """
-    When all there is was never committed, then there is nothing to resume from.
-    """
+def test_unfinished_checkpoint_is_not_resumed(settings: JobSettings) -> None:
+    """When the only checkpoint was never committed, then resuming is refused, because no usable
+    checkpoint exists."""
     final = saved(settings)
     final.rename(checkpoint.partial(final))
 
@@ -258,13 +234,11 @@ def test_a_checkpoint_that_was_not_finished_is_none(settings: JobSettings) -> No
         check_run_dir(replace(settings, nproc_per_node=2, resume=True), node=0)
 
 
-def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself(
+def test_checkpoint_without_the_state_of_a_rank_is_passed_over(
     settings: JobSettings,
 ) -> None:
-    """
-    When the newest checkpoint lacks the rank-local state of a rank, then a run that may begin takes an older
-    one that has all of it, and is refused where there is none: it must not begin in silence.
-    """
+    """When the newest checkpoint lacks the rank-local state of a rank, then a run that may begin
+    takes an older whole checkpoint. When no such checkpoint exists, the run is refused."""
     settings = replace(settings, nproc_per_node=2, resume=True)
     newest = saved(settings, step=9, ranks=1)
     with pytest.raises(
@@ -280,10 +254,9 @@ def test_a_checkpoint_that_lacks_a_rank_is_not_what_a_job_goes_on_from_by_itself
         check_run_dir(settings, node=0)
 
 
-def test_what_a_job_goes_on_from_by_itself_is_whole(settings: JobSettings) -> None:
-    """
-    When the newest checkpoint is damaged, then a run that may begin takes an older one that is whole.
-    """
+def test_damaged_checkpoint_is_passed_over_by_a_run_that_may_begin(settings: JobSettings) -> None:
+    """When the newest checkpoint is damaged, then a run that may begin takes an older whole
+    checkpoint. A run that must resume is refused."""
     settings = replace(settings, nproc_per_node=2, resume=True)
     older, newest = saved(settings), saved(settings, step=9)
     assert resumable(checkpoint_store_of(settings)) == newest
@@ -310,20 +283,17 @@ def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     return final
 
 
-def test_a_file_is_no_run_directory(settings: JobSettings) -> None:
-    """
-    When the run directory is a file, then that is the sentence.
-    """
+def test_file_as_run_directory_is_refused(settings: JobSettings) -> None:
+    """When the run directory is a file, then the run is refused and the sentence says that the path
+    is not a directory."""
     settings.run_dir.touch()
 
     with pytest.raises(UsageError, match="is not a directory"):
         check_run_dir(settings, node=0)
 
 
-def test_what_was_run_is_kept(settings: JobSettings) -> None:
-    """
-    When a run begins, then its command and settings can be read in its directory.
-    """
+def test_command_and_settings_are_written_to_job_json(settings: JobSettings) -> None:
+    """When a run begins, then `job.json` in its run directory has the command and the settings."""
     settings.run_dir.mkdir()
     write_job(settings, ["train.py", "--steps", "60"])
 
@@ -333,10 +303,9 @@ def test_what_was_run_is_kept(settings: JobSettings) -> None:
     assert os.listdir(settings.run_dir) == ["job.json"]
 
 
-def test_the_report_of_an_earlier_run_is_not_this_ones(settings: JobSettings) -> None:
-    """
-    When a resumed run has not written its report, then the one that is there is not taken for it.
-    """
+def test_report_of_an_earlier_run_is_ignored(settings: JobSettings) -> None:
+    """When a resumed run has not written its report yet, then the report of the earlier run is
+    ignored."""
     settings.run_dir.mkdir()
     written = settings.run_dir / "report.json"
     written.write_text('{"exit_code": 3, "incidents": []}')
@@ -347,11 +316,9 @@ def test_the_report_of_an_earlier_run_is_not_this_ones(settings: JobSettings) ->
     assert report.exit_code() == 0
 
 
-def test_what_is_newer_and_passed_over_is_named(settings: JobSettings) -> None:
-    """
-    When directories of later steps lie beside the checkpoint that a job goes on from, then each is named with the
-    reason why it is not read.
-    """
+def test_newer_unusable_checkpoint_directories_are_named(settings: JobSettings) -> None:
+    """When directories of later steps exist beside the chosen checkpoint, then each directory is
+    named with the reason why it is not used."""
     store = checkpoint_store_of(settings)
     chosen = store.place(4)
     chosen.mkdir(parents=True)
@@ -365,11 +332,8 @@ def test_what_is_newer_and_passed_over_is_named(settings: JobSettings) -> None:
     assert str(store.place(6)) in found[0]
 
 
-def test_the_last_line_of_a_log_is_found_whatever_its_bytes(tmp_path: Path) -> None:
-    """
-    When a log has bytes that are no text, then its last line is shown all the same: it says why a
-    part has ended.
-    """
+def test_last_line_of_a_log_with_invalid_text_is_found(tmp_path: Path) -> None:
+    """When a log has bytes that are not valid text, then its last line is still found."""
     log = tmp_path / "agent.log"
     log.write_bytes(b"\xff\xfe\nno place for rank 3\n\n")
     assert last_line(log) == "no place for rank 3"

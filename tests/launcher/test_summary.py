@@ -18,20 +18,17 @@ def incident(**differences: Any) -> dict[str, Any]:  # Any: JSON
     }  # fmt: skip
 
 
-def test_an_incident_is_one_line() -> None:
-    """
-    When a job has recovered, then one line says from what, how, and what it cost.
-    """
+def test_incident_is_summarised_in_one_line() -> None:
+    """When a job has recovered, then one line of the summary names the fault, the strategy, the
+    lost steps and the duration."""
     assert summary([incident()], []) == [
         "incident 1: process at rank 2 in step 10: recover, 0 steps lost, 0.51 s"
     ]
 
 
-def test_a_users_own_bug_is_shown_with_rank_and_step_and_the_reasons() -> None:
-    """
-    When a job was dumped for a bug, then its traceback is there once, and why nothing else was
-    done.
-    """
+def test_software_fault_is_summarised_with_traceback_and_reasons() -> None:
+    """When a job was dumped because of a bug in the user's script, then the summary has the rank,
+    the step, the traceback once, and the reason why retry was refused."""
     fault = {"kind": "software", "rank": 1, "step": 8, "at": 0.0, "evidence": "Traceback\nBoom: x"}
     tried = [{"strategy": "retry", "why_not": "a user's own bug is not retried: Boom: x"}]
     lines = summary([incident(faults=[fault], strategy="dump", tried=tried, steps_lost=1)], [])
@@ -44,10 +41,9 @@ def test_a_users_own_bug_is_shown_with_rank_and_step_and_the_reasons() -> None:
     ]
 
 
-def test_a_stall_without_a_culprit_and_a_request_to_stop_have_words_too() -> None:
-    """
-    When no rank can be named, or there is no fault at all, then the line says so.
-    """
+def test_fault_without_a_rank_and_stop_request_are_summarised() -> None:
+    """When a fault has no known rank, then its line says `at no one rank`. When an incident has no
+    fault, its line says `asked to stop`."""
     nobody = {"kind": "network", "rank": None, "step": 3, "at": 0.0, "evidence": "silence"}
     (first,) = summary([incident(faults=[nobody], strategy="retry")], [])
     (second,) = summary([incident(faults=[], strategy="dump")], [])
@@ -55,18 +51,16 @@ def test_a_stall_without_a_culprit_and_a_request_to_stop_have_words_too() -> Non
     assert "asked to stop: dump" in second
 
 
-def test_an_end_without_a_checkpoint_counts_no_steps() -> None:
-    """
-    When nothing was left but the end, then the line says that nothing was saved.
-    """
+def test_exit_without_a_checkpoint_is_summarised_as_nothing_saved() -> None:
+    """When the strategy was `exit`, then the line says that nothing was saved and counts no lost
+    steps."""
     (line,) = summary([incident(strategy="exit")], [])
     assert line.endswith("exit, nothing was saved, 0.51 s")
 
 
-def test_checkpoints_that_there_are_not_are_told_with_the_reason() -> None:
-    """
-    When periodic checkpoints could not be written, then each reason is one line, with the first step.
-    """
+def test_missed_checkpoints_are_summarised_with_the_reason() -> None:
+    """When periodic checkpoints could not be written, then one line for each reason names the first
+    step and the number of later ones."""
     missed = {"rank": 3, "why": "OSError: No space left on device", "step": 20}
     assert summary([], [{**missed, "times": times} for times in (1, 2, 3)]) == [
         "no checkpoint of step 20: rank 3: OSError: No space left on device",

@@ -33,21 +33,17 @@ def endings(start: Start, scenes: list[Scene]) -> list[int | None]:
     return codes
 
 
-def test_a_spec_fires_once_per_job(start: Start, tmp_path: Path) -> None:
-    """
-    When the process that replaces a killed one computes the same step, then it lives; and so
-    does the next one, after the job was resumed.
-    """
+def test_spec_fires_once_per_job(start: Start, tmp_path: Path) -> None:
+    """When a spec has killed a rank, then its successor survives the same step, and so does the
+    process after a resume of the job."""
     chaos = ("kill:rank=0,step=2",)
     scenes = [Scene(run_dir=tmp_path, chaos=chaos, incarnation=i, first=2) for i in range(3)]
 
     assert endings(start, scenes) == [-signal.SIGKILL, 0, 0]
 
 
-def test_a_count_fires_at_one_step_after_the_other(start: Start, tmp_path: Path) -> None:
-    """
-    When a spec has `count=2`, then it fires at its step and at the next, and then no more.
-    """
+def test_spec_with_a_count_fires_at_successive_steps(start: Start, tmp_path: Path) -> None:
+    """When a spec has `count=2`, then it fires at its step and at the next step, and then no more."""
     chaos = ("kill:rank=0,step=2,phase=update,count=2",)
     scenes = [Scene(run_dir=tmp_path, chaos=chaos, incarnation=i, first=2) for i in range(3)]
 
@@ -55,20 +51,18 @@ def test_a_count_fires_at_one_step_after_the_other(start: Start, tmp_path: Path)
     assert sorted(firing.step for firing in Ledger(tmp_path).firings()) == [2, 3]
 
 
-def test_equal_specs_fire_one_after_the_other(start: Start, tmp_path: Path) -> None:
-    """
-    When the same spec is given twice, then the replacement meets the second one.
-    """
+def test_equal_specs_fire_one_for_each_process(start: Start, tmp_path: Path) -> None:
+    """When the same spec is given twice, then the first kills the rank and the second kills its
+    successor. The third process survives."""
     chaos = ("kill:rank=0,step=2", "kill:rank=0,step=2")
     scenes = [Scene(run_dir=tmp_path, chaos=chaos, incarnation=i, first=2) for i in range(3)]
 
     assert endings(start, scenes) == [-signal.SIGKILL, -signal.SIGKILL, 0]
 
 
-def test_a_repair_can_be_struck_again_and_again(start: Start, tmp_path: Path) -> None:
-    """
-    When phase `repair` has a count, then the replacement dies of the same incident too.
-    """
+def test_repair_spec_with_a_count_also_kills_the_successor(start: Start, tmp_path: Path) -> None:
+    """When a spec with `phase=repair` has `count=2`, then it kills the rank and also its successor
+    in the same incident."""
     chaos = ("kill:rank=0,phase=repair,count=2",)
     orders = (("regroup", 1),)
     scenes = [
@@ -127,13 +121,11 @@ def victims(tmp_path: Path) -> Iterator[Victims]:
         ("agent=1", "agent-1", 1),
     ],
 )
-def test_a_process_of_tft_is_killed_when_its_step_is_done(
+def test_tft_process_is_killed_by_its_agent_after_the_named_step(
     tmp_path: Path, victims: Victims, target: str, name: str, node: int
 ) -> None:
-    """
-    When the first rank has completed the step, then the process dies by the hand of its own
-    node's agent, not before; the one that is started in its place lives.
-    """
+    """When the named step is complete, then the agent of the same node kills the tft process, and
+    not earlier. The process that is started in its place survives."""
     specs = [parse(f"kill:{target},step=20")]
     first = victims.start(name)
 
@@ -155,10 +147,9 @@ def test_a_process_of_tft_is_killed_when_its_step_is_done(
     assert second.wait(PATIENCE) == 0
 
 
-def test_a_process_that_is_not_up_is_struck_when_it_is(tmp_path: Path, victims: Victims) -> None:
-    """
-    When the target is being started again, then the strike waits for it, and for its next step.
-    """
+def test_kill_waits_until_the_target_process_runs(tmp_path: Path, victims: Victims) -> None:
+    """When the target process does not run at the named step, then the kill is delayed until the
+    process runs and completes its next step."""
     specs = [parse("kill:broker,step=20,count=2")]
 
     strike_processes(specs, tmp_path, 0, 20)
@@ -190,10 +181,8 @@ def fired(run_dir: Path, index: int, spec: str, at: float) -> None:
     assert Ledger(run_dir).enter(index, 1, firing)
 
 
-def test_a_firing_is_entered_once(tmp_path: Path) -> None:
-    """
-    When a firing stands in the ledger, then nobody else can enter it.
-    """
+def test_firing_is_entered_in_the_ledger_once(tmp_path: Path) -> None:
+    """When a firing is already in the ledger, then entering it a second time is refused."""
     fired(tmp_path, 0, "kill:rank=2", 10.0)
 
     with pytest.raises(AssertionError):
@@ -202,10 +191,9 @@ def test_a_firing_is_entered_once(tmp_path: Path) -> None:
     assert [firing.at for firing in Ledger(tmp_path).firings()] == [10.0]
 
 
-def test_the_moment_of_a_fault_is_that_of_the_newest_firing_before_it(tmp_path: Path) -> None:
-    """
-    When a rank was struck twice, then a fault belongs to the last strike before it was seen.
-    """
+def test_fault_has_the_time_of_the_newest_firing_before_it(tmp_path: Path) -> None:
+    """When two specs fired at the same rank, then a fault gets the time of the last firing before
+    the fault was detected."""
     fired(tmp_path, 0, "kill:rank=2", 10.0)
     fired(tmp_path, 1, "kill:rank=2,step=9", 20.0)
     ledger = Ledger(tmp_path)
@@ -231,12 +219,11 @@ def test_the_moment_of_a_fault_is_that_of_the_newest_firing_before_it(tmp_path: 
         ("kill:broker", set()),
     ],
 )
-def test_a_fault_is_explained_by_what_can_cause_it(
+def test_fault_is_matched_only_with_firings_that_can_cause_it(
     tmp_path: Path, spec: str, kinds: set[str]
 ) -> None:
-    """
-    When a fault of another kind or of another rank is seen, then chaos does not claim it.
-    """
+    """When a fault has another kind or another rank than a firing can cause, then the ledger gives
+    no time for that fault."""
     fired(tmp_path, 0, spec, 10.0)
     ledger = Ledger(tmp_path)
     all_kinds = ("process", "node", "memory", "network", "numeric", "hang", "software")

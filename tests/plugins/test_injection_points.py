@@ -60,10 +60,9 @@ def killed(start: Start, scene: Scene) -> dict[str, Any]:  # Any: JSON
     return firing
 
 
-def test_forward_is_inside_the_model_call(start: Start, tmp_path: Path) -> None:
-    """
-    When a rank dies in `forward`, then it has entered the model in that step and not left it.
-    """
+def test_forward_kill_happens_inside_the_model_call(start: Start, tmp_path: Path) -> None:
+    """When a rank is killed in `forward`, then the rank has entered the model in that step and has
+    not left it."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2",))
 
     firing = killed(start, scene)
@@ -73,10 +72,9 @@ def test_forward_is_inside_the_model_call(start: Start, tmp_path: Path) -> None:
     assert firing["evidence"] == {"computed": "layers.0"}
 
 
-def test_backward_is_after_a_gradient_and_before_the_last(start: Start, tmp_path: Path) -> None:
-    """
-    When a rank dies in `backward`, then at least one parameter has its gradient and not all.
-    """
+def test_backward_kill_happens_when_some_gradients_exist(start: Start, tmp_path: Path) -> None:
+    """When a rank is killed in `backward`, then at least one parameter has its gradient, but not
+    all parameters have theirs."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=backward",))
 
     firing = killed(start, scene)
@@ -89,11 +87,11 @@ def test_backward_is_after_a_gradient_and_before_the_last(start: Start, tmp_path
     assert firing["evidence"] == {"gradients": 2, "of": 4}
 
 
-def test_collective_is_outside_while_every_peer_is_inside(start: Start, tmp_path: Path) -> None:
-    """
-    When a rank dies in `collective`, then every peer, however slow, had launched its collective of
-    that step and was waiting in it, and the victim had launched none.
-    """
+def test_collective_kill_happens_when_all_peers_wait_in_the_all_reduce(
+    start: Start, tmp_path: Path
+) -> None:
+    """When a rank is killed in `collective`, then every peer, even a slow one, has launched its
+    collective and waits in it. The killed rank has launched none in that step."""
     chaos = ("kill:rank=1,step=3,phase=collective", "slow:rank=2,step=3,factor=100")
     scenes = [Scene(run_dir=tmp_path, chaos=chaos, rank=rank, world=3) for rank in range(3)]
 
@@ -113,13 +111,11 @@ def test_collective_is_outside_while_every_peer_is_inside(start: Start, tmp_path
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_update_is_when_some_parameters_have_changed_and_others_not(
+def test_update_kill_happens_when_some_parameters_have_changed(
     start: Start, tmp_path: Path, groups: int
 ) -> None:
-    """
-    When a rank dies in `update`, then the window is open, and the memory it leaves behind differs
-    from what it was in some parameters and not in others.
-    """
+    """When a rank is killed in `update`, then the update window is open. Some parameters in the
+    memory of the rank have changed and others have not."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=update",), groups=groups)
 
     firing = killed(start, scene)
@@ -134,12 +130,11 @@ def test_update_is_when_some_parameters_have_changed_and_others_not(
     assert firing["evidence"] == {"changed": 2, "of": 4}
 
 
-def test_between_is_after_the_window_and_before_the_next_batch(
+def test_between_kill_happens_after_the_window_and_before_the_next_batch(
     start: Start, tmp_path: Path
 ) -> None:
-    """
-    When a rank dies in `between`, then the step's window has closed and no batch was taken since.
-    """
+    """When a rank is killed in `between`, then the update window of the step has closed, and no
+    batch was taken since."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=between",))
 
     firing = killed(start, scene)
@@ -149,12 +144,11 @@ def test_between_is_after_the_window_and_before_the_next_batch(
     assert firing["evidence"] == {"window_closed": 2}
 
 
-def test_tail_is_after_all_that_the_loop_does_and_before_the_step_ends(
+def test_tail_kill_happens_after_the_tail_and_before_the_end_of_the_step(
     start: Start, tmp_path: Path
 ) -> None:
-    """
-    When a rank dies in `tail`, then it has done what stands behind the window, and the step has not ended.
-    """
+    """When a rank is killed in `tail`, then the rank has done the work of the tail, and the step
+    has not ended."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=tail",))
 
     firing = killed(start, scene)
@@ -164,13 +158,11 @@ def test_tail_is_after_all_that_the_loop_does_and_before_the_step_ends(
     assert firing["evidence"] == {"window_closed": 2}
 
 
-def test_evaluation_is_inside_the_model_behind_the_end_of_the_step(
+def test_evaluation_kill_happens_inside_the_model_after_the_step(
     start: Start, tmp_path: Path
 ) -> None:
-    """
-    When a rank dies in `evaluation`, then its step has ended, and what is called after that has called the model and is
-    inside it; no batch of the next step was taken.
-    """
+    """When a rank is killed in `evaluation`, then its step has ended and the rank is inside the
+    model again. No batch of the next step was taken."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=2,phase=evaluation",), evaluates=True)
 
     firing = killed(start, scene)
@@ -180,13 +172,11 @@ def test_evaluation_is_inside_the_model_behind_the_end_of_the_step(
     assert (firing["step"], firing["evidence"]) == (2, {"computed": "layers.0"})
 
 
-def test_forward_is_in_the_step_and_not_in_an_evaluation_before_it(
+def test_forward_kill_does_not_happen_in_an_earlier_evaluation(
     start: Start, tmp_path: Path
 ) -> None:
-    """
-    When a rank dies in `forward`, then it is inside the model for this step: what was called after the step before, and
-    called the model too, is over.
-    """
+    """When the loop evaluates the model before a step, then a `forward` kill happens inside the
+    model in the step itself, after the evaluation has ended."""
     scene = Scene(run_dir=tmp_path, chaos=("kill:rank=0,step=3,phase=forward",), evaluates=True)
 
     firing = killed(start, scene)
@@ -196,11 +186,9 @@ def test_forward_is_in_the_step_and_not_in_an_evaluation_before_it(
     assert firing["step"] == 3
 
 
-def test_repair_is_at_an_order_of_an_incident(start: Start, tmp_path: Path) -> None:
-    """
-    When a rank dies in `repair`, then it was about to carry out that order of an incident: the
-    same order at the start of the job is not one.
-    """
+def test_repair_kill_happens_at_an_order_of_an_incident(start: Start, tmp_path: Path) -> None:
+    """When a rank is killed in `repair`, then the rank was about to carry out that order of an
+    incident. The same order at the start of the job does not kill the rank."""
     scene = Scene(
         run_dir=tmp_path,
         chaos=("kill:rank=0,phase=repair",),
@@ -218,10 +206,8 @@ def test_repair_is_at_an_order_of_an_incident(start: Start, tmp_path: Path) -> N
     assert firing["evidence"] == {"order": "regroup", "incident": 1}
 
 
-def test_a_repair_waits_for_the_step_it_names(start: Start, tmp_path: Path) -> None:
-    """
-    When `repair` names a step that the incident has not come to, then nothing happens.
-    """
+def test_repair_kill_does_not_happen_at_another_step(start: Start, tmp_path: Path) -> None:
+    """When a `repair` spec names a step at which no incident happens, then the rank is not killed."""
     scene = Scene(
         run_dir=tmp_path,
         chaos=("kill:rank=0,phase=repair,step=9",),
@@ -234,13 +220,11 @@ def test_a_repair_waits_for_the_step_it_names(start: Start, tmp_path: Path) -> N
     assert (process.exitcode, firings(tmp_path)) == (0, {})
 
 
-def test_a_replacement_learns_the_step_of_an_incident_from_the_others(
+def test_successor_gets_the_step_of_an_incident_from_other_ranks(
     start: Start, tmp_path: Path
 ) -> None:
-    """
-    When `repair` names a step, and the victim is a process that has no state yet, then it is
-    struck in an incident that met the others at that step.
-    """
+    """When a `repair` spec names a step and the target is a successor without state, then the
+    successor is killed in an incident that other ranks met at that step."""
     chaos = ("kill:rank=0,phase=repair,step=25",)
     orders: tuple[tuple[OrderName, int], ...] = (("stop", 2), ("regroup", 2))
     survivor = Scene(run_dir=tmp_path, chaos=chaos, rank=1, first=25, last=25, orders=orders)
@@ -252,13 +236,11 @@ def test_a_replacement_learns_the_step_of_an_incident_from_the_others(
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "update", "between", "tail"])
-def test_an_exception_leaves_the_loop_and_the_rank_can_go_on(
+def test_raised_fault_is_caught_once_and_the_rank_continues(
     start: Start, tmp_path: Path, phase: str
 ) -> None:
-    """
-    When a fault is raised, then it says its kind to whoever catches it, once; the step can be
-    computed again with the same objects.
-    """
+    """When a spec raises a fault, then the fault has its kind and is raised once. The rank computes
+    the step again with the same objects."""
     scene = Scene(run_dir=tmp_path, chaos=(f"raise:rank=0,step=2,phase={phase},kind=memory",))
 
     process = start(scene)
@@ -270,10 +252,8 @@ def test_an_exception_leaves_the_loop_and_the_rank_can_go_on(
     assert len(firings(tmp_path)) == 1
 
 
-def test_a_bug_of_the_users_own_says_no_kind(start: Start, tmp_path: Path) -> None:
-    """
-    When `kind=bug` is raised, then it is an ordinary exception that names no fault.
-    """
+def test_raised_bug_is_an_exception_without_a_fault_kind(start: Start, tmp_path: Path) -> None:
+    """When a spec has `kind=bug`, then the rank raises an ordinary exception without a fault kind."""
     scene = Scene(run_dir=tmp_path, chaos=("raise:rank=0,step=2,kind=bug",))
 
     process = start(scene)
@@ -282,13 +262,9 @@ def test_a_bug_of_the_users_own_says_no_kind(start: Start, tmp_path: Path) -> No
     assert "raised ValueError None" in scene.places(2)
 
 
-def test_a_stopped_update_is_finished_when_the_process_is_continued(
-    start: Start, tmp_path: Path
-) -> None:
-    """
-    When a rank is stopped in the middle of an update and later continued, then it ends with the
-    very state of one that was never stopped.
-    """
+def test_stopped_update_is_completed_after_sigcont(start: Start, tmp_path: Path) -> None:
+    """When a rank is stopped in the middle of an update and later continued, then its final state
+    is equal to that of a rank that was never stopped."""
     undisturbed = Scene(run_dir=tmp_path, chaos=(), rank=0)
     disturbed = Scene(run_dir=tmp_path, chaos=("stop:rank=1,step=2,phase=update",), rank=1)
     start(undisturbed).join(PATIENCE)
@@ -306,10 +282,9 @@ def test_a_stopped_update_is_finished_when_the_process_is_continued(
     assert disturbed.places(5) == undisturbed.places(5)
 
 
-def test_a_hang_blocks_the_training_thread_and_no_other(start: Start, tmp_path: Path) -> None:
-    """
-    When the training thread hangs, then no signal wakes it, and another thread still runs Python.
-    """
+def test_hang_blocks_only_the_training_thread(start: Start, tmp_path: Path) -> None:
+    """When the training thread hangs, then a signal does not wake the thread, and another thread
+    still runs Python."""
     scene = Scene(run_dir=tmp_path, chaos=("hang:rank=0,step=2",))
     process = start(scene)
     until(lambda: bool(firings(tmp_path)), process)
@@ -324,11 +299,9 @@ def test_a_hang_blocks_the_training_thread_and_no_other(start: Start, tmp_path: 
     assert scene.places(2) == ["batch taken", "model entered"]
 
 
-def test_a_hang_that_keeps_the_gil_lets_no_other_thread_run(start: Start, tmp_path: Path) -> None:
-    """
-    When the GIL is held, then another thread of Python wakes up again and again and gets nothing
-    done.
-    """
+def test_hang_with_the_gil_held_blocks_all_python_threads(start: Start, tmp_path: Path) -> None:
+    """When the training thread hangs and holds the GIL, then another Python thread wakes up
+    repeatedly but makes no progress."""
     scene = Scene(run_dir=tmp_path, chaos=("hang:rank=0,step=2,gil=held",))
     process = start(scene)
     until(lambda: bool(firings(tmp_path)), process)
@@ -348,11 +321,11 @@ def test_a_hang_that_keeps_the_gil_lets_no_other_thread_run(start: Start, tmp_pa
 
 
 @pytest.mark.parametrize("part", ["param", "exp_avg", "exp_avg_sq"])
-def test_one_bit_of_the_named_state_flips(start: Start, tmp_path: Path, part: str) -> None:
-    """
-    When a bit is flipped, then exactly one bit of all the rank's state differs, in the part that
-    was named, and the rank goes on.
-    """
+def test_bitflip_changes_one_bit_of_the_named_state(
+    start: Start, tmp_path: Path, part: str
+) -> None:
+    """When a `bitflip` spec fires, then exactly one bit of the rank's state differs, in the named
+    part, and the rank continues."""
     scene = Scene(run_dir=tmp_path, chaos=(f"bitflip:rank=0,step=2,target={part}",))
 
     process = start(scene)
@@ -364,11 +337,9 @@ def test_one_bit_of_the_named_state_flips(start: Start, tmp_path: Path, part: st
     assert flips == [none, none | {part: 1}, none]
 
 
-def test_a_slow_rank_is_slow_from_its_step_on(start: Start, tmp_path: Path) -> None:
-    """
-    When a rank is made slow, then from that step on its forward takes that many times as long as
-    the model itself; that is one firing.
-    """
+def test_slow_rank_stays_slow_from_its_step_on(start: Start, tmp_path: Path) -> None:
+    """When a `slow` spec fires, then from that step on the forward pass takes at least the given
+    factor times as long as the model. This is one firing."""
     scene = Scene(run_dir=tmp_path, chaos=("slow:rank=0,step=2,factor=3",))
 
     process = start(scene)

@@ -45,11 +45,9 @@ def strategies(talk: Negotiation) -> list[str]:
 # ---------------------------------------------------------------- retry and recover
 
 
-def test_a_memory_fault_is_negotiated_and_retried() -> None:
-    """
-    When a rank's memory fails, then the scheduler hears who, that all have stopped, what can be
-    done; it chooses; and after one more step of everyone it hears that it has worked.
-    """
+def test_scheduler_chooses_retry_after_a_memory_fault() -> None:
+    """When the memory of a rank fails, then the scheduler gets the rank, the completed stop and the
+    strategies. The scheduler chooses retry and gets the result after one more step."""
     talk = agreeable("retry")
     talk.job.fault(2, "memory")
     talk.settle()
@@ -65,10 +63,8 @@ def test_a_memory_fault_is_negotiated_and_retried() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_broken_link_is_a_type_of_its_own() -> None:
-    """
-    When a connection breaks, then the scheduler hears that it is the network.
-    """
+def test_network_fault_is_reported_with_the_network_type() -> None:
+    """When a connection breaks, then the fault that the scheduler gets has the network type."""
     talk = agreeable("retry")
     talk.job.fault(1, "network")
     talk.settle()
@@ -77,11 +73,9 @@ def test_a_broken_link_is_a_type_of_its_own() -> None:
     assert strategies(talk) == ["retry"]
 
 
-def test_the_clusters_own_view_joins_the_incident() -> None:
-    """
-    When a process dies and the cluster knows that its node's other process is as good as lost,
-    then that one is ended too, both are replaced, and the scheduler hears of both.
-    """
+def test_rank_that_the_scheduler_reports_joins_the_incident() -> None:
+    """When a process dies and the scheduler reports a second rank as lost, then the second process
+    is ended. Both ranks are replaced, and the scheduler gets both faults."""
     talk = Negotiation(placement=TWO_NODES)
     talk.on("stop_complete", lambda us: us.on_global_rank({2: PROCESS, 3: PROCESS}))
     talk.on("strategies", lambda us: us.change_strategy("recover"))
@@ -101,11 +95,9 @@ def test_the_clusters_own_view_joins_the_incident() -> None:
     assert {f.to for f in talk.job.orders(Fetch)} == {(2,), (3,)}
 
 
-def test_the_cluster_may_see_a_fault_first() -> None:
-    """
-    When the scheduler stops the training for a fault that the job has not seen, then it is an
-    incident like any other.
-    """
+def test_scheduler_can_report_a_fault_before_the_job() -> None:
+    """When the scheduler stops the training for a fault that the job has not detected, then an
+    incident begins and is recovered as usual."""
     talk = agreeable("recover")
     talk.negotiator.stop_train({3: PROCESS})
     talk.settle()
@@ -117,11 +109,9 @@ def test_the_cluster_may_see_a_fault_first() -> None:
     assert strategies(talk) == ["recover"]
 
 
-def test_a_retry_that_does_not_help_is_followed_by_what_is_chosen_next() -> None:
-    """
-    When the fault comes back after a retry, then the scheduler hears that replacing is still
-    possible (405), reads the new list, and chooses again.
-    """
+def test_scheduler_chooses_again_when_retry_fails() -> None:
+    """When the fault returns after a retry, then the scheduler gets result 405 and the new list of
+    strategies, and chooses again."""
     talk = agreeable("retry")
     talk.job.fault(2, "memory")
     talk.settle()
@@ -138,11 +128,9 @@ def test_a_retry_that_does_not_help_is_followed_by_what_is_chosen_next() -> None
     assert strategies(talk) == ["recover"]
 
 
-def test_a_replacement_that_does_not_help_can_be_dumped() -> None:
-    """
-    When the new process dies again and again, then the scheduler hears that saving is still
-    possible (406), has it saved, and hears that it was.
-    """
+def test_scheduler_can_choose_dump_when_recover_fails() -> None:
+    """When the successor dies too, then the scheduler gets result 406 and chooses dump. The job is
+    dumped, and the scheduler gets the result."""
     talk = agreeable("recover", respawns=1)
     talk.job.kill(1)
     talk.settle()
@@ -159,11 +147,9 @@ def test_a_replacement_that_does_not_help_can_be_dumped() -> None:
     assert (talk.job.over.result, talk.job.over.code) == ("dumped", 3)
 
 
-def test_where_nothing_is_left_the_end_is_all_that_is_offered() -> None:
-    """
-    When the only holder of a shard dies, then the scheduler hears that nothing is there to go on
-    with (404), the one thing it can choose, and that the job has failed (499).
-    """
+def test_only_exit_is_offered_when_a_shard_is_lost() -> None:
+    """When the only holder of a shard dies, then the scheduler gets code 404 and only the strategy
+    exit. The job then fails."""
     talk = agreeable("exit", groups={"a": (0, 1), "b": (2,), "c": (3,)})
     talk.job.kill(3)
     talk.settle()
@@ -177,10 +163,9 @@ def test_where_nothing_is_left_the_end_is_all_that_is_offered() -> None:
     assert (talk.job.over.result, talk.job.over.code) == ("failed", 4)
 
 
-def test_a_strategy_that_was_not_offered_ends_the_dialogue() -> None:
-    """
-    When the scheduler chooses what it was not offered, then it hears so (499), and the job ends.
-    """
+def test_job_fails_when_the_scheduler_chooses_an_unoffered_strategy() -> None:
+    """When the scheduler chooses a strategy that was not offered, then the scheduler gets result
+    499, and the job fails."""
     talk = agreeable("upgrade")
     talk.job.fault(2, "memory")
     talk.settle()
@@ -193,12 +178,9 @@ def test_a_strategy_that_was_not_offered_ends_the_dialogue() -> None:
 # ---------------------------------------------------------------- down and up
 
 
-def test_a_job_is_downgraded_and_upgraded_by_choice() -> None:
-    """
-    When a node is lost and the scheduler has the job go on without its ranks, then it hears which
-    those are (201), and that it has worked; when the node is back, it is asked whether they are
-    to come back, and hears that they have.
-    """
+def test_scheduler_downgrades_the_job_and_upgrades_it_later() -> None:
+    """When a node is lost and the scheduler chooses downgrade, then it gets the lost ranks (201)
+    and the result. When the node is back, the scheduler chooses upgrade, and the ranks return."""
     talk = agreeable("downgrade", placement=TWO_NODES, columns=COLUMNS)
     talk.job.lose_node(1)
     talk.settle()
@@ -227,11 +209,9 @@ def test_a_job_is_downgraded_and_upgraded_by_choice() -> None:
     assert talk.job.machine.members == {0, 1, 2, 3}
 
 
-def test_an_upgrade_may_be_said_before_anybody_is_back() -> None:
-    """
-    When the scheduler says `upgrade` while the job goes on with fewer ranks, then they come back when they are
-    ready, and it is not asked again; before a downgrade that word is nothing.
-    """
+def test_upgrade_chosen_before_the_ranks_return_needs_no_question() -> None:
+    """When the scheduler chooses upgrade while ranks are missing, then the ranks return when they
+    are ready, without another question. Before a downgrade, upgrade has no effect."""
     talk = agreeable("downgrade", placement=TWO_NODES, columns=COLUMNS)
     talk.negotiator.change_strategy("upgrade")
     assert not talk.negotiator.growing
@@ -249,10 +229,9 @@ def test_an_upgrade_may_be_said_before_anybody_is_back() -> None:
     assert not talk.negotiator.growing
 
 
-def test_those_who_have_to_leave_with_the_lost_are_named() -> None:
-    """
-    When one rank is lost and its column leaves, then the scheduler hears of both ranks.
-    """
+def test_downgrade_names_the_ranks_that_leave_with_a_lost_rank() -> None:
+    """When one rank is lost and its column leaves the job, then the scheduler gets both ranks of
+    the column."""
     talk = agreeable("downgrade", placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=COLUMNS)
     talk.job.lose_node(2)
     talk.settle()
@@ -262,11 +241,9 @@ def test_those_who_have_to_leave_with_the_lost_are_named() -> None:
 # ---------------------------------------------------------------- time
 
 
-def test_a_scheduler_may_take_its_time_over_the_clusters_view() -> None:
-    """
-    When the scheduler first has to look at its cluster, then everyone waits, and the dialogue
-    goes on when it has.
-    """
+def test_job_waits_for_the_scheduler_to_report_its_ranks() -> None:
+    """When the scheduler has not yet reported the lost ranks, then the job waits. The negotiation
+    continues after the report."""
     talk = Negotiation()
     talk.on("strategies", lambda us: us.change_strategy("retry"))
     talk.job.fault(2, "memory")
@@ -282,11 +259,9 @@ def test_a_scheduler_may_take_its_time_over_the_clusters_view() -> None:
     assert strategies(talk) == ["retry"]
 
 
-def test_a_scheduler_may_wait_for_a_new_node() -> None:
-    """
-    When a node is lost and the scheduler is getting another, then everyone waits for its choice;
-    once the node is there, recovering is offered.
-    """
+def test_recover_is_offered_when_a_new_node_joins() -> None:
+    """When a node is lost and the scheduler makes no choice, then the job waits. When a new node
+    has joined, the scheduler is also offered recover."""
     talk = Negotiation(placement=TWO_NODES, columns=COLUMNS)
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
     talk.job.lose_node(1)
@@ -308,11 +283,9 @@ def test_a_scheduler_may_wait_for_a_new_node() -> None:
     assert {talk.job.ranks[r].node for r in (2, 3)} == {5}
 
 
-def test_a_scheduler_that_is_never_heard_of_again_is_not_waited_for() -> None:
-    """
-    When the scheduler answers nothing, then everyone waits as long as the policy has patience,
-    and the job then does what it would have done without one.
-    """
+def test_job_chooses_a_strategy_when_the_scheduler_does_not_answer() -> None:
+    """When the scheduler does not answer, then the job waits at most for the patience of the
+    policy. The job then follows the strategy that it takes without a scheduler."""
     talk = Negotiation(patience=90.0)
     talk.job.fault(2, "memory")
     talk.settle()
@@ -325,11 +298,9 @@ def test_a_scheduler_that_is_never_heard_of_again_is_not_waited_for() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_scheduler_that_takes_over_is_told_of_the_incident_that_is_open() -> None:
-    """
-    When another scheduler comes while the choice of the one before is awaited, then it is told all of the
-    incident, and what it chooses is done.
-    """
+def test_new_scheduler_gets_all_messages_of_the_open_incident() -> None:
+    """When another scheduler takes over while a choice is awaited, then the new scheduler gets all
+    messages of the incident, and its choice is followed."""
     talk = Negotiation()
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
     talk.job.fault(2, "memory")
@@ -345,11 +316,9 @@ def test_a_scheduler_that_takes_over_is_told_of_the_incident_that_is_open() -> N
     assert strategies(talk) == ["recover"]
 
 
-def test_a_scheduler_that_is_not_there_costs_no_job() -> None:
-    """
-    When the plugin cannot reach its scheduler and raises, then that is logged, and the job goes
-    on as it would have done.
-    """
+def test_job_recovers_when_the_scheduler_cannot_be_reached() -> None:
+    """When the plugin cannot reach its scheduler and raises, then the failure is logged, and the
+    job follows the strategy that it takes without a scheduler."""
     talk = Negotiation()
     talk.orchestrator.broken = True
     talk.job.fault(2, "memory")
@@ -363,11 +332,9 @@ def test_a_scheduler_that_is_not_there_costs_no_job() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_fault_that_joins_reopens_the_dialogue() -> None:
-    """
-    When a process dies while the scheduler's choice is awaited, then it hears of both, and is
-    offered what is possible now.
-    """
+def test_second_fault_is_reported_with_new_strategies() -> None:
+    """When a process dies while the scheduler's choice is awaited, then the scheduler gets both
+    faults and a new list of strategies."""
     talk = Negotiation()
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
     talk.job.fault(2, "memory")
@@ -400,11 +367,9 @@ def switching(**facts: Any) -> Negotiation:  # Any: as in `trained`
     return talk
 
 
-def test_a_pod_is_switched_while_the_job_trains() -> None:
-    """
-    When the scheduler has a second process made ready for a rank, then the job trains on; when
-    it is ready, the scheduler is offered the migration, chooses it, and hears that it has worked.
-    """
+def test_pod_is_switched_while_the_job_trains() -> None:
+    """When the scheduler has a successor prepared for a rank, then the job continues to train. When
+    the successor is ready, the scheduler is offered migration, chooses it and gets the result."""
     talk = switching()
     talk.job.script.slow = {3}
     talk.settle()
@@ -419,11 +384,9 @@ def test_a_pod_is_switched_while_the_job_trains() -> None:
     assert strategies(talk) == ["migrate"]
 
 
-def test_a_pod_that_is_deleted_before_the_switch_is_chosen_is_switched_all_the_same() -> None:
-    """
-    When the scheduler deletes the old pod first and chooses then, then it is told of no other fault, and
-    the process that was made ready follows the one that is gone.
-    """
+def test_pod_deleted_before_the_choice_is_still_switched() -> None:
+    """When the scheduler deletes the old pod before it chooses migration, then no other fault is
+    reported, and the prepared successor takes the rank."""
     talk = switching(placement={0: (0, 1, 2), 1: (3,), 2: ()})
     talk.on("strategies", lambda us: None)
     talk.settle()
@@ -438,11 +401,9 @@ def test_a_pod_that_is_deleted_before_the_switch_is_chosen_is_switched_all_the_s
 
 
 @pytest.mark.parametrize("state", ["healthy", "pausing", "freezing", "clearing", "choosing"])
-def test_a_switch_can_be_called_off_in_every_phase(state: str) -> None:
-    """
-    When the scheduler stops the switch before it has chosen it, then all go on with the processes they
-    have, and it is asked nothing about that.
-    """
+def test_switch_can_be_cancelled_in_every_state(state: str) -> None:
+    """When the scheduler cancels a switch before it has chosen migration, then all ranks keep their
+    processes. The scheduler gets no migration result."""
     talk = switching()
     talk.on("strategies", lambda us: None)
     talk.job.script.slow = {3} if state == "healthy" else set()
@@ -457,10 +418,9 @@ def test_a_switch_can_be_called_off_in_every_phase(state: str) -> None:
     )
 
 
-def test_a_switch_waits_until_there_is_a_place() -> None:
-    """
-    When the new pod comes after the scheduler has said so, then the switch begins when it is there.
-    """
+def test_switch_waits_until_the_new_pod_has_joined() -> None:
+    """When the new pod joins after the scheduler has announced the switch, then the switch begins
+    when the pod has joined."""
     talk = switching(placement=TWO_NODES, spare={2: 1})
     talk.settle()
     talk.train()
@@ -472,10 +432,9 @@ def test_a_switch_waits_until_there_is_a_place() -> None:
     assert talk.job.ranks[3].node == 2
 
 
-def test_a_switch_that_cannot_be_is_refused_at_once() -> None:
-    """
-    When the program cannot take part in it, then the scheduler hears so, and the job trains on.
-    """
+def test_switch_is_refused_when_the_adaptor_cannot_migrate() -> None:
+    """When the adaptor cannot take part in a switch, then the scheduler gets result 406 at once,
+    and the job stays healthy."""
     talk = switching(strategies=("retry", "recover", "dump"))
     talk.settle()
     why = "the adaptor of ranks [0, 1, 2, 3] cannot take part"
@@ -483,10 +442,9 @@ def test_a_switch_that_cannot_be_is_refused_at_once() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_new_process_that_dies_before_the_switch_ends_it() -> None:
-    """
-    When the second process ends while it gets ready, then the scheduler hears so once, and the job trains on.
-    """
+def test_switch_ends_when_the_successor_dies() -> None:
+    """When the successor dies before it is ready, then the scheduler gets result 406 once, and the
+    job stays healthy."""
     talk = switching()
     talk.job.script.slow = {3}
     talk.settle()
@@ -498,11 +456,9 @@ def test_a_new_process_that_dies_before_the_switch_ends_it() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_fault_in_the_switch_is_negotiated_like_any_other() -> None:
-    """
-    When another rank loses its memory while the migration is being chosen, then the scheduler is told of
-    that and asked anew.
-    """
+def test_fault_during_a_switch_is_negotiated() -> None:
+    """When the memory of another rank fails while the choice of migration is awaited, then the
+    scheduler gets that fault and a new list of strategies."""
     talk = switching()
     talk.on("strategies", lambda us: None)
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
@@ -522,11 +478,9 @@ def test_a_fault_in_the_switch_is_negotiated_like_any_other() -> None:
 # ---------------------------------------------------------------- pause, dump
 
 
-def test_a_link_is_switched_over_in_a_pause() -> None:
-    """
-    When the scheduler pauses the job, then it hears when everyone stands, and after its word to
-    go on, that they do.
-    """
+def test_scheduler_pauses_and_continues_the_job() -> None:
+    """When the scheduler pauses the job to switch a link, then it gets a message when the job is
+    paused. It gets another message when the job has continued."""
     talk = Negotiation()
     talk.negotiator.pause_train()
     talk.settle()
@@ -539,11 +493,9 @@ def test_a_link_is_switched_over_in_a_pause() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_fault_in_a_pause_is_negotiated_like_any_other() -> None:
-    """
-    When a process dies while the link is switched over, then the scheduler is asked; the pause
-    begins again after that, and ends on its word.
-    """
+def test_fault_during_a_pause_is_negotiated_and_the_pause_resumes() -> None:
+    """When a process dies during a pause, then the scheduler is asked for a strategy. The job is
+    paused again afterwards, and continues when the scheduler says so."""
     talk = agreeable("recover")
     talk.negotiator.pause_train()
     talk.settle()
@@ -562,11 +514,9 @@ def test_a_fault_in_a_pause_is_negotiated_like_any_other() -> None:
     assert talk.job.doing == "healthy"
 
 
-def test_a_cluster_that_is_drained_has_the_job_saved() -> None:
-    """
-    When the scheduler asks for a last checkpoint, then there is nothing to negotiate: it hears
-    that it is written.
-    """
+def test_dump_from_the_scheduler_needs_no_negotiation() -> None:
+    """When the scheduler asks for a last checkpoint, then nothing is negotiated. The scheduler gets
+    the result when the checkpoint is written."""
     talk = Negotiation()
     talk.negotiator.dump()
     talk.settle()
@@ -577,10 +527,8 @@ def test_a_cluster_that_is_drained_has_the_job_saved() -> None:
     assert (talk.job.over.result, talk.job.over.code) == ("dumped", 3)
 
 
-def test_a_job_that_completes_is_no_result_of_a_recovery() -> None:
-    """
-    When training is done, then there is nothing to report to a scheduler.
-    """
+def test_completed_job_sends_no_message_to_the_scheduler() -> None:
+    """When training is complete, then the scheduler gets no message."""
     talk = Negotiation()
     talk.job.finish()
     talk.settle()

@@ -24,10 +24,8 @@ from tft_chaos.spec import (
 from tft.errors import UsageError
 
 
-def test_a_spec_says_what_happens_to_whom_when_and_where() -> None:
-    """
-    When every key is given, then every field has its value.
-    """
+def test_spec_with_all_keys_sets_all_fields() -> None:
+    """When a spec has every key, then every field has the given value."""
     assert parse("kill:rank=2,step=30,phase=update,count=3") == Spec(
         text="kill:rank=2,step=30,phase=update,count=3",
         action=Kill(),
@@ -39,10 +37,9 @@ def test_a_spec_says_what_happens_to_whom_when_and_where() -> None:
     )
 
 
-def test_what_is_not_said_is_the_first_forward_once() -> None:
-    """
-    When only action and target are given, then it fires once, in the forward of step 1.
-    """
+def test_spec_without_keys_fires_once_in_the_first_forward() -> None:
+    """When a spec has only an action and a target, then it fires once, in the forward pass of step
+    1."""
     spec = parse("kill:rank=0")
 
     assert (spec.step, spec.phase, spec.count) == (1, "forward", 1)
@@ -66,9 +63,7 @@ def test_what_is_not_said_is_the_first_forward_once() -> None:
     ],
 )
 def test_each_action_has_its_own_key(text: str, action: object) -> None:
-    """
-    When an action is given with its own key, then that is what it carries.
-    """
+    """When an action is given with its own key, then the parsed action has the value of that key."""
     assert parse(text).action == action
 
 
@@ -81,24 +76,21 @@ def test_each_action_has_its_own_key(text: str, action: object) -> None:
         ("kill:agent=1", Process(name="agent-1", node=1)),
     ],
 )
-def test_a_process_of_tft_is_struck_by_the_agent_of_its_node(text: str, target: object) -> None:
-    """
-    When the target is no rank, then its pid file and its node are known.
-    """
+def test_target_that_is_a_tft_process_has_a_name_and_a_node(text: str, target: object) -> None:
+    """When the target is a broker, controller, store or agent, then the parsed target has the name
+    of its pid file and its node."""
     assert parse(text).target == target
 
 
-def test_a_bit_flips_between_two_steps() -> None:
-    """
-    When no phase is given for `bitflip`, then it is the only one in which a state is whole.
-    """
+def test_bitflip_has_phase_between_by_default() -> None:
+    """When a `bitflip` spec has no phase, then its phase is `between`, the only phase in which the
+    state is complete."""
     assert parse("bitflip:rank=1,target=param").phase == "between"
 
 
-def test_a_repair_is_struck_in_any_incident_and_at_any_order_that_is_named() -> None:
-    """
-    When phase `repair` is given without a step, then the first incident will do.
-    """
+def test_repair_spec_without_a_step_fires_in_the_first_incident() -> None:
+    """When a spec has `phase=repair` and no step, then it fires in the first incident. The key
+    `order` names the order at which it fires."""
     assert parse("kill:rank=1,phase=repair").step == 0
     assert parse("kill:rank=1,phase=repair,order=fetch").order == "fetch"
 
@@ -148,20 +140,17 @@ def test_a_repair_is_struck_in_any_incident_and_at_any_order_that_is_named() -> 
         ("raise:store,kind=bug", "'raise' acts inside a rank; 'store' can only be killed or"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence(text: str, sentence: str) -> None:
-    """
-    When a part of a spec is wrong, then the sentence quotes it and says what may stand there.
-    """
+def test_invalid_spec_is_refused_with_the_wrong_part(text: str, sentence: str) -> None:
+    """When a part of a spec is wrong, then the spec is refused. The sentence quotes the wrong part
+    and names the allowed values."""
     with pytest.raises(UsageError) as refused:
         parse(text)
 
     assert str(refused.value).startswith(f"--chaos {text}: {sentence}")
 
 
-def test_the_option_may_be_given_several_times() -> None:
-    """
-    When `tft run` has the plugin's option, then every spec given arrives, in order.
-    """
+def test_chaos_option_can_be_given_several_times() -> None:
+    """When `--chaos` is given several times, then all specs arrive in their order."""
     seen: list[tuple[str, ...]] = []
     command = click.Command(
         "run", params=list(tft_options()), callback=lambda chaos: seen.append(chaos)
@@ -172,10 +161,9 @@ def test_the_option_may_be_given_several_times() -> None:
     assert (result.exit_code, seen) == (0, [("kill:rank=1", "kill:broker")])
 
 
-def test_the_specs_travel_in_the_environment() -> None:
-    """
-    When a run has chaos, then one variable carries it; when it has none, nothing is added.
-    """
+def test_specs_are_passed_in_one_environment_variable() -> None:
+    """When a run has specs, then one environment variable has all of them. When a run has no spec,
+    no variable is added."""
     specs = ("kill:rank=3,step=30", "kill:agent=1")
     options = {"chaos": specs, "nnodes": 2, "nproc_per_node": 2}
 
@@ -190,9 +178,7 @@ def test_the_specs_travel_in_the_environment() -> None:
         ("kill:agent=2", "--chaos kill:agent=2: the job has the agents 0 to 1, no agent 2"),
     ],
 )
-def test_who_is_not_in_the_job_is_no_target(text: str, sentence: str) -> None:
-    """
-    When a spec is aimed at a rank or an agent that the job will not have, then it is refused.
-    """
+def test_target_outside_the_job_is_refused(text: str, sentence: str) -> None:
+    """When a spec names a rank or an agent that the job does not have, then the spec is refused."""
     with pytest.raises(UsageError, match=sentence):
         tft_environment({"chaos": (text,), "nnodes": 2, "nproc_per_node": 2})

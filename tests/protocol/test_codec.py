@@ -69,29 +69,25 @@ def spoilt_body(**changes: object) -> bytes:
 
 
 @given(message=messages, sender=st.text(), number=st.integers(0, 2**63 - 1))
-def test_every_message_survives_the_wire(message: Message, sender: str, number: int) -> None:
-    """
-    When any message is encoded and decoded, then it is the same message.
-    """
+def test_encoded_message_is_decoded_unchanged(message: Message, sender: str, number: int) -> None:
+    """When any message is encoded and decoded, then the result is equal to the message."""
     envelope = Envelope(job="job", sender=sender, number=number, message=message)
 
     assert codec.decode(codec.encode(envelope)) == envelope
 
 
 @given(message=messages)
-def test_every_message_survives_a_line_of_json(message: Message) -> None:
-    """
-    When any message goes through JSON, then it is the same message: maps by rank included.
-    """
+def test_message_survives_json_unchanged(message: Message) -> None:
+    """When any message is written as JSON and read again, then the result is equal to the message,
+    including maps by rank."""
     kind, body = codec.to_plain(message)
 
     assert codec.from_plain(kind, json.loads(json.dumps(body))) == message
 
 
-def test_a_map_by_rank_keeps_its_numbers_through_json() -> None:
-    """
-    When a map's keys are ranks, then JSON, which has only text for keys, does not change them.
-    """
+def test_map_by_rank_keeps_integer_keys_after_json() -> None:
+    """When the keys of a map are ranks, then they are integers again after JSON, which writes keys
+    as text."""
     save = Save(
         epoch=1,
         incident=1,
@@ -110,10 +106,9 @@ def test_a_map_by_rank_keeps_its_numbers_through_json() -> None:
     assert codec.from_plain(kind, json.loads(json.dumps(body))) == save
 
 
-def test_the_wire_is_the_map_that_is_documented() -> None:
-    """
-    When a frame is read with any MessagePack library, then it has the fields of `docs/reference/wire.md`.
-    """
+def test_frame_has_the_documented_fields() -> None:
+    """When a frame is read with a plain MessagePack library, then it has the fields of
+    `docs/reference/wire.md`."""
     assert msgpack.unpackb(codec.encode(ENVELOPE)) == {
         "v": VERSION,
         "job": "job",
@@ -136,10 +131,9 @@ def test_the_wire_is_the_map_that_is_documented() -> None:
     }
 
 
-def test_text_that_is_no_unicode_does_not_keep_a_report_back() -> None:
-    """
-    When a traceback names a file whose name is no UTF-8, then the report goes out, escaped.
-    """
+def test_text_that_is_not_valid_unicode_is_sent_escaped() -> None:
+    """When the text of a message is not valid Unicode, then the message is sent with that text
+    escaped."""
     strange = replace(ENVELOPE, sender="caf\udce9")
 
     assert codec.decode(codec.encode(strange)).sender == "caf\\udce9"
@@ -148,10 +142,9 @@ def test_text_that_is_no_unicode_does_not_keep_a_report_back() -> None:
 # ---------------------------------------------------------------- what is refused
 
 
-def test_another_version_is_refused_naming_both_and_the_sender() -> None:
-    """
-    When a peer speaks another version, then the sentence says which, whose, and what to do.
-    """
+def test_message_of_another_version_is_refused() -> None:
+    """When a peer has another version of the protocol, then its message is refused. The sentence
+    names both versions, the sender, and the remedy."""
     with pytest.raises(MalformedMessage) as refusal:
         codec.decode(spoilt(v=VERSION + 1, body="whatever shape that version has"))
 
@@ -200,10 +193,9 @@ def test_another_version_is_refused_naming_both_and_the_sender() -> None:
     ],
     ids=range(20),
 )
-def test_what_is_no_message_is_refused_with_a_sentence(frame: bytes, complaint: str) -> None:
-    """
-    When a frame is not a message of this version, then the error says what is wrong with it.
-    """
+def test_invalid_frame_is_refused_with_the_reason(frame: bytes, complaint: str) -> None:
+    """When a frame is not a message of this version, then it is refused and one sentence gives the
+    reason."""
     with pytest.raises(MalformedMessage) as refusal:
         codec.decode(frame)
 
@@ -212,18 +204,14 @@ def test_what_is_no_message_is_refused_with_a_sentence(frame: bytes, complaint: 
 
 
 @given(st.binary(max_size=200) | plain.map(codec.pack))
-def test_no_bytes_whatever_raise_anything_else(frame: bytes) -> None:
-    """
-    When anything at all comes in, then it is refused like any malformed message.
-    """
+def test_arbitrary_bytes_raise_only_malformed_message(frame: bytes) -> None:
+    """When arbitrary bytes arrive, then decoding raises `MalformedMessage` and no other exception."""
     with pytest.raises(MalformedMessage):
         codec.decode(frame)
 
 
-def test_a_line_of_a_story_with_an_unknown_field_is_refused() -> None:
-    """
-    When a story's line has a field that the message does not have, then it is not read past.
-    """
+def test_story_line_with_an_unknown_field_is_refused() -> None:
+    """When a line of a story has a field that its message does not have, then the line is refused."""
     with pytest.raises(MalformedMessage, match="Unknown field"):
         codec.from_plain("Lead", {"epoch": 1, "heard": {}, "mood": "good"})
 
@@ -233,24 +221,20 @@ def test_a_line_of_a_story_with_an_unknown_field_is_refused() -> None:
 
 @given(plain)
 def test_plain_values_survive_packing(content: object) -> None:
-    """
-    When plain values are packed and unpacked, then they are the same.
-    """
+    """When plain values are packed and unpacked, then the result is equal to the values."""
     assert codec.unpack(codec.pack(content)) == content
 
 
-def test_what_is_not_plain_is_named() -> None:
-    """
-    When something that is no plain value is packed, then the error names its type.
-    """
+def test_packing_a_value_that_is_not_plain_names_its_type() -> None:
+    """When a value that is not plain is packed, then packing is refused and the error names the
+    type of the value."""
     with pytest.raises(UsageError, match="'set'"):
         codec.pack({"seen": {1, 2}})
 
 
-def test_what_nests_without_end_is_refused_on_the_way_out() -> None:
-    """
-    When a value holds itself, then packing it is an error, not the end of the process.
-    """
+def test_packing_a_value_that_contains_itself_is_refused() -> None:
+    """When a value contains itself, then packing is refused with an error, and the process does not
+    end."""
     ring: list[object] = []
     ring.append(ring)
 

@@ -65,20 +65,18 @@ def in_words(kind: typing.Any) -> str:  # Any: a type expression
     return {int: "integer", float: "float", str: "text", bool: "boolean"}[kind]
 
 
-def test_every_message_and_record_has_its_place_on_the_page() -> None:
-    """
-    When a message is added, renamed or moved, then the page's headings follow, in its order.
-    """
+def test_headings_of_the_wire_page_are_the_messages_and_records() -> None:
+    """When messages and records are defined, then the headings of `wire.md` name all of them in the
+    same order."""
     headings = re.findall(r"^### (\w+)$", PAGE.read_text(), re.MULTILINE)
 
     assert headings == [kind.__name__ for kind in (*MESSAGES, *RECORDS)]
 
 
 @pytest.mark.parametrize("kind", [*MESSAGES, *RECORDS], ids=lambda kind: kind.__name__)
-def test_every_field_is_on_the_page_with_its_type(kind: type) -> None:
-    """
-    When a field is added, renamed or changes its type, then the page's table says so.
-    """
+def test_wire_page_has_every_field_with_its_type(kind: type) -> None:
+    """When a message or record has fields, then its table on the page has each field, its type and
+    a description."""
     rows = tables()[kind.__name__]
 
     assert [row[:2] for row in rows] == [
@@ -87,10 +85,9 @@ def test_every_field_is_on_the_page_with_its_type(kind: type) -> None:
     assert all(len(row) == 3 and row[2] for row in rows)
 
 
-def test_the_envelope_is_on_the_page() -> None:
-    """
-    When the envelope has another field, or the version is another, then the page says so.
-    """
+def test_wire_page_describes_the_envelope_and_the_version() -> None:
+    """When the envelope has fields and a version, then the page has the same fields, the same
+    version and the limit of a frame."""
     frame = codec.encode(
         Envelope(job="job", sender="run", number=0, message=Lead(epoch=1, heard={}))
     )
@@ -101,10 +98,8 @@ def test_the_envelope_is_on_the_page() -> None:
     assert f"at most {codec.FRAME_LIMIT // 2**20} MiB" in PAGE.read_text()
 
 
-def test_every_topic_is_on_the_page() -> None:
-    """
-    When a topic is added or renamed, then the page's table says so.
-    """
+def test_wire_page_lists_every_topic() -> None:
+    """When topics are defined, then the table of topics on the page has exactly these topics."""
     fixed = {name for name in vars(topics).values() if isinstance(name, bytes)}
     expected = {f"`{name.decode()}`" for name in {*fixed, topics.presence("SENDER")}}
 

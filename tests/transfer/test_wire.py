@@ -66,20 +66,19 @@ def sink(mouthful: int = 1 << 30) -> tuple[bytearray, Callable[[Views], int]]:
 
 
 @pytest.mark.parametrize("said", WORDS, ids=lambda said: type(said).__name__)
-def test_what_is_said_is_heard(said: Hello | Offer | Refusal | Request) -> None:
-    """
-    When a frame comes byte by byte, then it says what was said.
-    """
+def test_frame_read_byte_by_byte_gives_the_message_sent(
+    said: Hello | Offer | Refusal | Request,
+) -> None:
+    """When a frame is read one byte at a time, then the reader gives the message that was sent."""
     assert read_frame(stream(frame(said), mouthful=1), 1000) == said
 
 
 @given(st.sampled_from(WORDS), st.data())
-def test_any_flipped_bit_of_a_frame_shows(
+def test_frame_with_a_flipped_bit_is_rejected(
     said: Hello | Offer | Refusal | Request, data: st.DataObject
 ) -> None:
-    """
-    When one bit of a frame is flipped, then it is malformed, or seems longer than what comes.
-    """
+    """When one bit of a frame is flipped, then reading the frame raises `MalformedMessage`, or
+    `EOFError` because the frame seems longer than the bytes that arrive."""
     whole = bytearray(frame(said))
     position = data.draw(st.integers(0, len(whole) - 1))
     whole[position] ^= 1 << data.draw(st.integers(0, 7))
@@ -88,10 +87,9 @@ def test_any_flipped_bit_of_a_frame_shows(
         read_frame(stream(bytes(whole)), 1000)
 
 
-def test_a_frame_that_is_too_long_is_not_read() -> None:
-    """
-    When a frame is longer than its reader wants, then it is refused by its length alone.
-    """
+def test_frame_longer_than_the_limit_is_refused() -> None:
+    """When a frame is longer than the limit of its reader, then the reader refuses the frame after
+    reading the length alone."""
     with pytest.raises(MalformedMessage, match="a frame of 1001 bytes came where at most 1000"):
         read_frame(stream((1001).to_bytes(4, "big") + bytes(16)), 1000)
 
@@ -101,13 +99,11 @@ def test_a_frame_that_is_too_long_is_not_read() -> None:
     st.integers(1, 50),
     st.data(),
 )
-def test_any_chunk_of_any_run_arrives(
+def test_received_chunk_fills_exactly_its_part_of_the_buffers(
     buffers: list[bytes], mouthful: int, data: st.DataObject
 ) -> None:
-    """
-    When a chunk is sent, then exactly its part of the receiver's buffers is written, however the
-    bytes are cut on the way and whatever buffers it lies in.
-    """
+    """When a chunk is sent, then exactly its part of the receiver's buffers is written. This holds
+    for any split of the bytes on the connection and for any set of buffers."""
     whole = b"".join(buffers)
     if not whole:
         return
@@ -129,10 +125,9 @@ def test_any_chunk_of_any_run_arrives(
 
 
 @pytest.mark.parametrize("position", [0, 1234, 299_999, 300_000, 300_015])
-def test_any_flipped_bit_of_a_chunk_shows(position: int) -> None:
-    """
-    When a bit of a chunk, or of its digest, is flipped on the way, then it is not good.
-    """
+def test_chunk_with_a_flipped_bit_is_reported_as_wrong(position: int) -> None:
+    """When one bit of a chunk or of its digest is flipped on the connection, then the receiver
+    reports the chunk as wrong."""
     chunk = Request(offset=0, length=300_000)
     sent, send = sink()
     send_chunk(Run([memoryview(bytes(300_000))]), chunk, KEY, send)
@@ -142,11 +137,9 @@ def test_any_flipped_bit_of_a_chunk_shows(position: int) -> None:
     assert not receive_chunk(room, chunk, KEY, stream(bytes(sent)))
 
 
-def test_the_right_bytes_of_another_place_are_wrong() -> None:
-    """
-    When a source sends another chunk than the one that was asked for, or one of another offer,
-    then it is not good, although its bytes may be equal.
-    """
+def test_chunk_of_another_offset_or_offer_is_reported_as_wrong() -> None:
+    """When a source sends a chunk of another offset or of another offer, then the receiver reports
+    the chunk as wrong, even if its bytes are equal."""
     run = Run([memoryview(bytearray(100))])
     sent, send = sink()
     send_chunk(run, Request(offset=10, length=10), KEY, send)
@@ -159,11 +152,9 @@ def test_the_right_bytes_of_another_place_are_wrong() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, SMALLEST_CHUNK, 10_000_000, 100 * CHUNK + 1])
 @pytest.mark.parametrize("sources", [1, 2, 5])
-def test_chunks_cover_a_run_once(size: int, sources: int) -> None:
-    """
-    When a run is cut, then its chunks are in order, without gap or overlap; and a shard of
-    10 MB has several for each of two sources.
-    """
+def test_chunks_cover_a_run_without_gap_or_overlap(size: int, sources: int) -> None:
+    """When a run is cut into chunks, then the chunks are in order, without gap or overlap. A run of
+    10 MB has at least three chunks."""
     cut = chunks(size, sources)
 
     at = 0
