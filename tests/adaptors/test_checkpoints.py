@@ -122,8 +122,8 @@ def test_resumed_job_is_bitwise_equal(
     job: NewJob, tmp_path: Path, recipe: Recipe, completed: int
 ) -> None:
     """When fresh processes load a checkpoint saved in the middle of a step and their own rank-local
-    state, then all later losses, gradients and digests are equal to those without the interruption.
-    """
+    state, then the job continues bitwise equal. All later losses, gradients and digests are those
+    of the saved job."""
     saved = job(3, recipe)
     saved.all("train", completed)
     privates = saved.all("private", completed)

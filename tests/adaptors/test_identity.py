@@ -96,8 +96,8 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
 def test_job_is_bitwise_equal_after_the_loss_of_a_rank(
     job: NewJob, undisturbed: Undisturbed, recipe: str, completed: int, victim: int
 ) -> None:
-    """When a rank is killed in the step after `completed` steps, then every later loss, every later
-    gradient and the final digest are equal to those of the undisturbed run."""
+    """When a rank is killed in the step after `completed` steps, then every later loss, every
+    all-reduced gradient and the final digest are equal to those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
 

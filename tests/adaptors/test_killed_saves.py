@@ -131,8 +131,9 @@ def chosen(places: list[str], kills: int) -> list[int]:
 def test_save_killed_at_any_point_leaves_a_whole_checkpoint(
     saving: Save, tmp_path: Path, again: bool, kills: int
 ) -> None:
-    """When the writer of a checkpoint is killed at any point, then a whole checkpoint remains, and
-    a partly written one is never accepted. The next save works and leaves no partial directory."""
+    """When the writer of a checkpoint is killed at any point, then the earlier checkpoint is
+    unchanged or replaced by a whole one of the same step. The new checkpoint is whole or absent, a
+    partial one is never accepted, and the next save works."""
     step = EARLIER if again else STEP
     clean, run_dir = tmp_path / "clean", tmp_path / "run"
     assert saving(clean, EARLIER, None)[0] == 0

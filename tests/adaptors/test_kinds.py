@@ -111,7 +111,8 @@ def compiled_experts() -> Made:
 
 def test_average_of_a_compiled_module_is_in_the_shard_of_the_module() -> None:
     """When experts are compiled and a moving average has wrapper words in its names, then their
-    average is in the shard of the experts. Equal name ends or other shapes do not change this."""
+    average is in the shard of the experts. A state with the name of a parameter but another shape
+    is not matched with it."""
     maker = adopt_make({"make": compiled_experts}, None)
     maker.shards(0, WORLD)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
@@ -252,8 +253,8 @@ def test_job_with_several_shards_is_bitwise_equal_after_losses(
     completed: int,
     victims: tuple[int, ...],
 ) -> None:
-    """When ranks are killed and each shard still has a holder, then every later loss, every later
-    gradient and the final digest are equal to those of the undisturbed run."""
+    """When ranks are killed and each shard still has a holder, then every later loss, every
+    all-reduced gradient and the final digest are equal to those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
     disturbed.lose(victims, completed)

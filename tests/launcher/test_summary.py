@@ -27,8 +27,8 @@ def test_incident_is_summarised_in_one_line() -> None:
 
 
 def test_software_fault_is_summarised_with_traceback_and_reasons() -> None:
-    """When a job was dumped because of a bug in the user's script, then the summary has the rank,
-    the step, the traceback once, and the reason why retry was refused."""
+    """When a job was dumped because of a bug in the user's script, then the summary names the rank
+    and the step. It has the traceback once, and the reason why retry was refused."""
     fault = {"kind": "software", "rank": 1, "step": 8, "at": 0.0, "evidence": "Traceback\nBoom: x"}
     tried = [{"strategy": "retry", "why_not": "a user's own bug is not retried: Boom: x"}]
     lines = summary([incident(faults=[fault], strategy="dump", tried=tried, steps_lost=1)], [])

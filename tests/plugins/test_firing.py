@@ -149,7 +149,7 @@ def test_tft_process_is_killed_by_its_agent_after_the_named_step(
 
 def test_kill_waits_until_the_target_process_runs(tmp_path: Path, victims: Victims) -> None:
     """When the target process does not run at the named step, then the kill is delayed until the
-    process runs and completes its next step."""
+    process runs and the next step is complete."""
     specs = [parse("kill:broker,step=20,count=2")]
 
     strike_processes(specs, tmp_path, 0, 20)

@@ -1,3 +1,4 @@
 """
-The story of a run: recorded, judged again, and printed.
+The story of a run: the recorded events of the job machine. This package records a story, judges it
+again with the present job machine, and prints it.
 """

@@ -1,11 +1,12 @@
 """
-Stories judged again: the events of a run through the job machine, and the commands it gives now.
+Judge a story again: feed the recorded events of a run to the job machine of this version, and
+compare its commands with the recorded ones.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
-    write_story(path, opened, told)       writes a run that was not real (of a simulated cluster) in
-                                          the same form, for `tft replay` and `as_test`
-    as_test(replay, name) -> str          returns a test to be pasted
+    write_story(path, opened, told)       writes the run of a simulated cluster in the same form,
+                                          for `tft replay` and `as_test`
+    as_test(replay, name) -> str          returns the text of a test, to be pasted into a test file
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,7 +59,8 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        True if the recorded commands are different. False if the commands were not recorded.
+        True if the machine now gives other commands for this event than the recorded ones. False if
+        the commands were not recorded.
         """
         return self.told.then is not None and self.told.then != fingerprint(self.commands)
 
@@ -66,7 +68,7 @@ class Turn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """
-    A run that was judged again.
+    A recorded run, and the result of feeding its events to the job machine of this version.
     """
 
     run: Run
@@ -82,7 +84,7 @@ class Replay:
     @property
     def differences(self) -> list[Turn]:
         """
-        The turns whose recorded commands are different.
+        The events for which the machine now gives other commands than the recorded ones.
         """
         return [turn for turn in self.turns if turn.differs]
 
@@ -91,7 +93,9 @@ class Replay:
         """
         True if this version gives exactly the recorded commands.
 
-        Also true if the machine failed at an event without recorded commands.
+        If the machine raises an exception at an event, `same` is False when the commands of that
+        event were recorded. When they were not recorded, the failure does not count as a
+        difference.
         """
         known = self.failed_at is not None and self.failed_at.then is not None
         return not self.differences and not known
@@ -127,7 +131,7 @@ class Replay:
 
 def replayed(text: str) -> Replay:
     """
-    Return the last run of a story, judged again, from the story's text.
+    Judge the last run of a story again, and return the result. `text` is the text of the story.
     """
     [run] = runs_of(f"{text.strip()}\n".encode(), "the story", -1).values()
     return replay(run)
@@ -135,8 +139,8 @@ def replayed(text: str) -> Replay:
 
 def replay(run: Run) -> Replay:
     """
-    Run the events of a run through the machine of this version, with the limits of the recorded
-    run.
+    Feed the events of a recorded run to the job machine of this version, and return the result. The
+    machine gets the arguments of the recorded run, including the limits of its policy.
     """
     machine = run.opened.machine()
     turns: list[Turn] = []
@@ -159,10 +163,11 @@ def write_story(
     path: Path, opened: Opened, told: Iterable[tuple[Event, Sequence[Command] | None]]
 ) -> None:
     """
-    Append a run to a story.
+    Append a run to a story file.
 
-    `told` holds each event with the commands that followed it; None for the event at which the
-    machine failed. `opened` holds the arguments of the machine (`Opened.machine` makes a machine).
+    `opened` holds the arguments of the job machine. `told` holds each event with the commands that
+    followed the event. The commands are None for the event at which the machine raised an
+    exception.
     """
     with Story(path) as story:
         story.opened(opened)
@@ -172,12 +177,12 @@ def write_story(
 
 def as_test(replay: Replay, name: str) -> str:
     """
-    Return a test that feeds the run to the machine and expects what this version makes of it.
-    Whoever pastes the test replaces the expectation with the correct result.
+    Return the text of a test. The test feeds the run to the machine and expects the result that
+    this version gives. Whoever pastes the test replaces the expectation with the correct result.
 
-    The recorded commands are left out, because a test of a wrong behaviour must not keep them. The
-    name of the job, which opened its ports, is replaced. Captured rank-local state is cut to eight
-    characters.
+    The test does not contain the recorded commands, because they may be the wrong behaviour that
+    the test is about. The name of the job is replaced, because the name opened the job's ports.
+    Captured rank-local state is cut to eight characters.
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.told)]

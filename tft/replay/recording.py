@@ -40,8 +40,8 @@ OWN: dict[str, type[DeadlinePassed | Stalled | Led]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """
-    All arguments of the machine of a run. All of them are recorded, so that a changed default
-    cannot change how an old story is judged.
+    All arguments of the job machine of a run. Every argument is recorded, so that a later change of
+    a default value cannot change the result of judging an old story.
     """
 
     job: str
@@ -81,7 +81,7 @@ class Opened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """
-    One event of a story.
+    One event of a story, with the fingerprint of the commands that followed it.
     """
 
     line: int
@@ -103,8 +103,8 @@ class Run:
 def fingerprint(commands: Sequence[Command]) -> str:
     """
     Return a short text that identifies commands: the number of commands of each kind, and a digest
-    of their content. The text is empty when there are no commands. A `Tell` is not counted, because
-    it only logs and is not carried out.
+    of their content. The text is empty when there are no commands. Commands of the kind `Tell` are
+    left out, because they only write to the log.
     """
     done = [command for command in commands if not isinstance(command, Tell)]
     if not done:
@@ -147,8 +147,8 @@ class Story:
 
     def _mend(self) -> None:
         """
-        Cut off an unfinished last line, whose writer died while writing. No command was sent for
-        the event of that line.
+        Cut off an unfinished last line of the file. The controller that wrote the line died while
+        writing it. No command was sent for the event of that line.
         """
         if not self._path.exists():
             return
@@ -167,8 +167,8 @@ class Story:
     def event(self, event: Event, then: Sequence[Command] | None) -> None:
         """
         Write one event and the fingerprint of the commands `then`. `then` is None when the machine
-        raised an exception at the event. When this method returns, the kernel has the line, and the
-        commands may be sent.
+        raised an exception at the event. When this method returns, the kernel has received the
+        line. Only after that may the commands be sent.
         """
         self._write(event_line(event, None if then is None else fingerprint(then)))
 
@@ -254,8 +254,9 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
     """
-    Return the runs of a story by their place in the story, from 1. `which` selects one run by its
-    place; -1 is the last run. `name` names the story in error messages.
+    Read the runs of a story. Return them by their number in the story, counted from 1. `which`
+    selects one run by its number; -1 selects the last run, None all runs. `name` names the story in
+    error messages.
 
     Raises `StoryCorrupt` when the story is damaged. Raises `UsageError` when the run does not
     exist, or was written by another version of tft.

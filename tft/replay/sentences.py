@@ -1,7 +1,9 @@
 """
-The words in which reports and commands are shown to an operator.
+Functions that describe reports and commands in plain sentences, for an operator who reads the
+timeline of a run.
 
-An unknown message is shown by its name and fields, so a new message needs no change here.
+A message of an unknown kind is shown by its name and fields, so a new kind of message needs no
+change here.
 """
 
 import signal
@@ -81,7 +83,8 @@ LONG = 100
 
 def alike(messages: Sequence[Alike]) -> str:
     """
-    Return what these ranks did: the rest of a sentence whose subject is the ranks.
+    Return the predicate of a sentence about several ranks, such as `trained step 5`. The ranks have
+    sent equal reports, and the caller puts their names in front of the predicate.
     """
     message = messages[0]
     match message:
@@ -111,7 +114,8 @@ def alike(messages: Sequence[Alike]) -> str:
 
 def particulars(messages: Sequence[Alike]) -> str:
     """
-    Return what each rank said about itself, if it matters for a decision; otherwise an empty text.
+    Return the details that differ between the reports of several ranks, such as the step that each
+    rank holds. The text is empty when the details do not matter for a decision.
     """
     answers = [message for message in messages if isinstance(message, Answered)]
     match messages[0]:
@@ -152,7 +156,7 @@ def _where(position: Position) -> str:
 
 def sentence(message: Report) -> str:
     """
-    Return a sentence for a report that is shown on its own.
+    Return a sentence for a report that has a line of its own in the timeline.
     """
     match message:
         case NodeJoined(node=node, host=host, ranks=ranks):
@@ -201,7 +205,8 @@ def _advice(message: Advised) -> str:
 
 def _spread(message: Faulted | Noticed) -> str:
     """
-    Return whose copies are in doubt, in addition to this rank's own.
+    Return a text about copies that may be wrong besides those of the reporting rank: copies on
+    other ranks, and copies of later steps. The text is empty when there are none.
     """
     spread = ", which may have spread" if message.polluted else ""
     older = f", after step {message.not_after}" if message.not_after is not None else ""
@@ -256,8 +261,9 @@ def commanded(commands: Sequence[Command]) -> list[str]:
 
 def _command(command: Command) -> tuple[str, Collection[int]]:
     """
-    Return a sentence in which `{who}` stands for the ranks of the command, and these ranks. The
-    sentence is empty if another line shows the command already.
+    Return a sentence for a command, and the ranks of the command. The sentence contains `{who}` in
+    the place of the ranks. The sentence is empty if another line of the timeline already shows the
+    command.
     """
     match command:
         case Tell(event=event, facts=facts):
@@ -314,7 +320,7 @@ def _other(command: object) -> tuple[str, Collection[int]]:
 
 def fault_in_words(fault: Fault) -> str:
     """
-    Return a fault in words, without its evidence.
+    Return a description of a fault: its kind, rank and step, without the evidence for the fault.
     """
     where = "no one rank" if fault.rank is None else f"rank {fault.rank}"
     return f"{fault.kind} at {where} in step {fault.step}"
@@ -337,7 +343,7 @@ def ranks_of(ranks: Collection[int]) -> str:
 
 def span(seconds: float) -> str:
     """
-    Return a duration in words.
+    Return a duration as text, such as `1.50 s`. `seconds` is the duration.
     """
     if seconds >= 1:
         return f"{seconds:.2f} s"

@@ -1,8 +1,8 @@
 """
-The lines of a replayed run for a reader: what happened and when, the decisions and their reasons,
-and the durations.
+The timeline of a replayed run, as lines of text: the events with their times, the decisions with
+their reasons, and the durations.
 
-Answers of many ranks to one order are one line, at the time of the last answer.
+When many ranks answer one order, one line shows all answers, at the time of the last answer.
 
 All times come from the controller's clock. Times of other machines cannot be compared with it.
 """
@@ -49,8 +49,8 @@ def timeline(replay: Replay) -> list[str]:
     """
     Return the lines of the timeline, without line ends.
 
-    The start of the job comes first, then each incident, and what lies between incidents. Times of
-    an incident are seconds from its first evidence.
+    The start of the job comes first. Then come the incidents, and between them the events outside
+    of incidents. Times in an incident are seconds since the event that opened the incident.
     """
     return _Timeline(replay).told()
 
@@ -58,7 +58,7 @@ def timeline(replay: Replay) -> list[str]:
 @dataclass(slots=True, kw_only=True)
 class _Chorus:
     """
-    The reports of several ranks that one line shows.
+    Reports of several ranks that the timeline shows in one line.
     """
 
     last: Turn
@@ -68,7 +68,7 @@ class _Chorus:
 @dataclass(slots=True, kw_only=True)
 class _Asked:
     """
-    An order and the ranks that have been given it so far.
+    An order, the time when it was first sent, and the ranks to which it has been sent so far.
     """
 
     at: float
@@ -87,7 +87,7 @@ class _Timeline:
 
     def told(self) -> list[str]:
         """
-        Return all lines.
+        Return all lines of the timeline.
         """
         within: int | None = None
         for turn in self._replay.turns:
@@ -136,8 +136,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remember which ranks were given which order, for the line that names the ranks that carried
-        it out.
+        Remember to which ranks each order was sent, and when. The line about the answers uses this
+        to say `all` ranks, and how long the ranks took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -162,7 +162,8 @@ class _Timeline:
 
     def _together(self, key: Key, turn: Turn) -> str:
         """
-        Return one line for all ranks at the last report of a chorus; an empty text before it.
+        Return the line for a group of reports that the timeline shows together. Return an empty
+        text unless `turn` is the last report of the group.
         """
         chorus = self._choruses[key]
         if chorus.last is not turn:
@@ -194,8 +195,8 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
 
 def _key(turn: Turn) -> Key | None:
     """
-    Return the key that reports share which are shown in one line; None for a report with a line of
-    its own.
+    Return the key of a turn's report. Reports with the same key are shown in one line. Return None
+    for a report that has a line of its own, and for an event that is not a report.
     """
     event = turn.told.event
     return _key_of(event.message, turn.before) if isinstance(event, Received) else None
@@ -221,7 +222,8 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
 
 def _incident_of(turn: Turn) -> int:
     """
-    Return the incident that a turn opens, closes or belongs to; 0 if it belongs to none.
+    Return the number of the incident that a turn opens, closes or belongs to. Return 0 if the turn
+    belongs to no incident.
     """
     opened = turn.after.incident if turn.after.open else 0
     return opened or (turn.before.incident if turn.before.open else 0)

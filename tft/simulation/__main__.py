@@ -1,5 +1,6 @@
 """
-`python -m tft.simulation --seeds 0:2000`: run many schedules and say what came of them.
+`python -m tft.simulation --seeds 0:2000`: run the simulated schedules of many seeds, and print a
+summary of the results.
 """
 
 import argparse
@@ -13,8 +14,8 @@ from tft.simulation.shrink import explain
 
 def main() -> int:
     """
-    Run the seeds that the command line names. Return 0 when every invariant held in every run,
-    otherwise 1.
+    Run the seeds that the command line names. Return the exit status: 0 when every invariant held
+    in every run, otherwise 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tft.simulation", description=__doc__)
     parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")

@@ -1,6 +1,7 @@
 """
-An auditor that watches the leading job machine. Each decision of the machine needs a reason in the
-reports that the machine was given, and is checked against the truth that the machine cannot see.
+The auditor of a simulated run. It checks each decision of the leading controller's job machine. The
+reports that the machine was given must contain a reason for the decision. The decision is also
+compared with the real state of the simulated cluster, which the machine cannot see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,8 +62,8 @@ NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
 
 class Auditor:
     """
-    The auditor is called with every event before the leading machine judges it, and with the
-    commands of the machine after that.
+    Checks the decisions of the leading job machine. Call `hears` with every event before the
+    machine judges it. Call `judges` with the commands of the machine after that.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -166,8 +167,9 @@ class Auditor:
 
     def _not_forgotten(self, machine: Machine, report: Exited | Faulted | Noticed) -> None:
         """
-        Check that a fault of a member opens an incident or joins the open one, and stays in it.
-        Raises `Broken` when the fault is in no incident.
+        Check that a reported fault of a member belongs to the open incident. Faults of the kinds
+        `network`, `software` and `straggler` are not checked. Raises `Broken` when the fault is in
+        no incident.
         """
         rank = report.rank
         if self._state in SETTLED or machine.outcome is not None or rank not in machine.members:
@@ -192,8 +194,9 @@ class Auditor:
 
     def _followed(self, machine: Machine, advised: Advised) -> None:
         """
-        Check that advice is followed where it can be, and remember the strategies that it rules
-        out. Raises `Broken` when advice that could be followed is not.
+        Check that the machine follows the advice of the recovery plugins if it offered the advised
+        strategy. Remember the strategies that the advice rules out. Raises `Broken` when the
+        machine chose another strategy.
         """
         incident, consult = machine.incident, self._consult
         if self._state is not S.CHOOSING or consult is None:
@@ -214,8 +217,8 @@ class Auditor:
 
     def _opened(self, machine: Machine, event: Event) -> None:
         """
-        Check that an incident has a cause. Raises `Broken` when nothing but harmless mishaps has
-        happened.
+        Check that a new incident has a cause. Raises `Broken` when no mishap has happened so far,
+        or only mishaps that need no reaction (`HARMLESS`).
         """
         self._number = machine.incident.number
         self._vetoed.clear()
@@ -280,8 +283,8 @@ class Auditor:
 
     def _answered_by_all(self, order: RankOrder) -> None:
         """
-        Check that every rank has carried out the orders that come first, in the same round. Raises
-        `Broken` when an answer is missing.
+        Check that every rank has carried out the orders that must precede `order` in the same round
+        (see `NEEDS`). Raises `Broken` when an answer is missing.
         """
         ledger, key = self._ledger, (order.incident, order.round)
         name = ORDER_NAMES[type(order)]
@@ -300,8 +303,8 @@ class Auditor:
 
     def _sources_hold(self, order: Fetch) -> None:
         """
-        Check that every source of a shard holds the shard at the step of the fetch. Raises `Broken`
-        when a source does not.
+        Check that every rank that a fetch order names as a source of a shard holds that shard at
+        the step of the order. Raises `Broken` when a source does not.
         """
         for transfer in order.transfers:
             for source in transfer.sources:
@@ -318,8 +321,9 @@ class Auditor:
 
     def _verdicts(self, event: Event) -> None:
         """
-        Check that the verdict of a check takes effect. A request to resume overrules the verdict.
-        Raises `Broken` when the verdict has no effect.
+        Check that the job does not go on when a check has found a rank bad in the current round. A
+        request to resume overrules the verdict. Raises `Broken` when the job goes on without such a
+        request.
         """
         if isinstance(event, Received) and isinstance(event.message, ResumeRequested):
             return
@@ -339,9 +343,10 @@ class Auditor:
         got: Content,
     ) -> None:
         """
-        Check that a rank which has ended a step does not get a shard as others held it in the tail
-        of that step. `had` holds the shards of the rank before the fetch. Raises `Broken` when the
-        rank is set back.
+        Check a fetched shard of a rank that had already ended `step` with sound content. The rank
+        must not receive the content that other ranks had in the tail of that step. `had` holds the
+        shards of the rank before the fetch, `got` is the fetched content. Raises `Broken` when the
+        content is of the tail.
         """
         stages = self._stage.truth.stages(step, shard)
         if self._copies.suspects(process.rank) or had.get(shard) != stages[-1]:
@@ -356,8 +361,8 @@ class Auditor:
 
     def _spawned(self, order: Spawn) -> None:
         """
-        Check that no rank gets a second process while the first one is wanted, and that no process
-        starts on an isolated node. Raises `Broken` otherwise.
+        Check that no rank gets a second process while its first process is ready and not to be
+        replaced. Check that no process starts on an isolated node. Raises `Broken` otherwise.
         """
         rank, before = order.rank, order.incarnation - 1
         ledger = self._ledger
@@ -432,8 +437,8 @@ class Auditor:
 
     def _take_out(self) -> None:
         """
-        Record the effect of the verdicts of a check. They decide even if a fault has cut the check
-        short before all ranks were through it.
+        Record the effects of the verdicts of a check, such as isolated nodes. The verdicts count
+        even if a fault has interrupted the check before all ranks had answered.
         """
         ledger = self._ledger
         for rank, answer in ledger.answers.get("check", {}).items():

@@ -1,6 +1,6 @@
 """
-An independent estimate of what a job could have done: the newest step that is really sound, and
-whether a job that ends could have gone on.
+An independent estimate of the chances of a job. It computes the newest step for which every shard
+has a sound copy, and whether a job that ends could have continued.
 """
 
 from tft.core.job.machine import Machine
@@ -16,8 +16,8 @@ S = State
 
 class Chances:
     """
-    This class claims less than the machine could know, never more. Where it is in doubt or out of
-    reach whether content is sound, the machine is not blamed.
+    Checks the agreed step of a job, and whether the job may end. The estimate never claims more
+    than the machine could know. When it is uncertain whether content is sound, the check passes.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger, copies: Copies) -> None:
@@ -35,9 +35,9 @@ class Chances:
 
     def newest(self, machine: Machine, order: Regroup | Save | Load) -> None:
         """
-        Check that the job agrees on the newest step of which every shard has a sound copy. Where
-        there is no such step, it must agree on the step of the newest checkpoint. Raises `Broken`
-        otherwise.
+        Check that the machine has chosen the newest step for which every shard has a sound copy.
+        Where such a step does not exist, the machine must choose the step of the newest checkpoint.
+        Raises `Broken` otherwise.
         """
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         best = self._newest_held(machine)
@@ -59,8 +59,9 @@ class Chances:
 
     def rolled_back(self, machine: Machine) -> None:
         """
-        Drop the checkpoints later than the ceiling, since all ranks go back to the agreed step.
-        Newer checkpoints may belong to steps that are void.
+        Forget the checkpoints of steps later than the ceiling of the incident. The ceiling is the
+        latest step whose state is not in doubt. All ranks go back, so later checkpoints may be
+        void.
         """
         ceiling = machine.incident.spread.ceiling
         if ceiling is not None:
@@ -69,8 +70,9 @@ class Chances:
 
     def none_left(self, machine: Machine) -> None:
         """
-        Check that a job ends only when it cannot go on. It can go on when sound copies and free
-        places exist and no limit is reached. Raises `Broken` otherwise.
+        Check that a job ends only when it cannot continue. The job can continue if every shard has
+        a sound copy, lost ranks can be replaced, and no limit is reached. Raises `Broken`
+        otherwise.
         """
         incident, policy = machine.incident, self._stage.schedule.policy
         if self._may_end or policy.advised:
@@ -147,8 +149,8 @@ class Chances:
 
     def _to_be_found(self, machine: Machine) -> int | None:
         """
-        Return the step of the checkpoint that all ranks would find themselves. Return None when
-        there is none.
+        Return the step of the newest checkpoint that all ranks have kept on their own and could
+        load. Return None when such a checkpoint does not exist.
         """
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:

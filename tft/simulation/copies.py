@@ -1,6 +1,6 @@
 """
-An independent check of the comparison of copies: which differences it has to find, and which
-content the job must not go on from.
+An independent check of how the job machine compares the copies of a shard. It checks which
+differences the machine has to find, and from which content the job must not continue.
 """
 
 from collections import Counter
@@ -31,8 +31,8 @@ Digests = tuple[tuple[str, str], ...]
 
 class Copies:
     """
-    Compares the reports about copies with the real content of the ranks. Where it is in doubt which
-    copies are right, the machine is not blamed.
+    Compares the reports about copies with the real content of the ranks. When it is uncertain which
+    copies are right, the check passes.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger) -> None:
@@ -67,7 +67,8 @@ class Copies:
 
     def judged(self, machine: Machine, report: object) -> None:
         """
-        Record a report that was judged. Only the process that holds its rank counts.
+        Record a report that the machine has judged. A report counts only if it comes from the
+        process that currently holds its rank.
         """
         match report:
             case Checkpointed(compared=True) if self._process(machine, report.rank) is not None:
@@ -97,8 +98,9 @@ class Copies:
 
     def stopped(self, ceiling: int | None) -> None:
         """
-        Work out which digests count, since all ranks have left the loop and reported what they
-        hold. Copies later than `ceiling` were not sound before and do not count.
+        Compute which digests of each shard count as right: those of the majority of the ranks. Call
+        this when all ranks have left the loop and reported the digests of their state. Copies of
+        steps later than `ceiling` are known to be unsound and are ignored.
         """
         self._most.clear()
         votes: dict[tuple[str, int], list[Answered]] = {}
@@ -132,7 +134,7 @@ class Copies:
 
     def _said(self) -> list[Answered]:
         """
-        Return the answers of the living ranks to the last comparison of copies.
+        Return the answers of the living ranks to the `compare` order of the current round.
         """
         ledger = self._ledger
         return [
@@ -144,8 +146,9 @@ class Copies:
 
     def differ(self, machine: Machine, facts: Mapping[str, object], *, stopped: bool) -> None:
         """
-        Check the event `copies_differ`. Raises `Broken` when the event calls a rank wrong that
-        holds the majority's digests. A rank that is called wrong may be ended for it.
+        Check the event `copies_differ`, which names the ranks with right and with wrong copies.
+        Raises `Broken` when a rank named as wrong holds the digests of the majority. From now on
+        the auditor accepts that a rank named as wrong is ended.
         """
         shard, step = str(facts["shard"]), int(str(facts["step"]))
         right: list[int] = facts["right"]  # type: ignore[assignment] # ranks
@@ -191,8 +194,9 @@ class Copies:
         self, machine: Machine, wrong: int, right: list[int], shard: str, step: int
     ) -> None:
         """
-        Check that a rank which has ended a step is not called wrong because others were left in its
-        tail. Raises `Broken` otherwise.
+        Check the rank `wrong`, which is said to have a wrong copy of `step`. Raises `Broken` when
+        this rank has the content of the end of the step, while a rank in `right` has content of the
+        step's tail.
         """
         process = self._process(machine, wrong)
         stages = self._stage.truth.stages(step, shard)
@@ -211,7 +215,7 @@ class Copies:
 
     def ordered(self, machine: Machine, order: RankOrder) -> None:
         """
-        Check an order to ranks that goes out.
+        Check an order that the machine sends to ranks.
         """
         match order:
             case Regroup() if order.step:
@@ -229,7 +233,7 @@ class Copies:
 
     def resumed(self, step: int) -> None:
         """
-        Reset the record, since all ranks go on after `step`.
+        Reset the record, because all ranks resume training after the end of `step`.
         """
         self._compared, self._bar = step, None
         self._unlike.clear()
@@ -239,8 +243,9 @@ class Copies:
 
     def closed(self, machine: Machine) -> None:
         """
-        Check, at the end of an incident, that it reported an inexact step. Raises `Broken` when the
-        job goes on from an inexact step and this was not reported.
+        Check, at the end of an incident, that the incident reported an inexact step. A step is
+        inexact when all ranks continue from content of its tail instead of its end. Raises `Broken`
+        when this was not reported.
         """
         told, inexact = machine.incident.exactness.sentences, self._inexact
         self._inexact = None
@@ -258,8 +263,9 @@ class Copies:
 
     def _gone_on_from(self, machine: Machine, step: int) -> None:
         """
-        Check that the members hold equal copies of the end of the step. Where no rank has it, they
-        go on from equal content of the step's tail. Raises `Broken` otherwise.
+        Check that all members hold equal copies of the content from which they continue. This is
+        the content of the end of `step`. If no rank has it, equal content of the step's tail is
+        accepted. Raises `Broken` otherwise.
         """
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():

@@ -28,8 +28,8 @@ class Disk:
 
     def found(self, world: int, not_after: int | None) -> int | None:
         """
-        Return the newest step that all `world` ranks have kept on their own and that is not later
-        than `not_after`. Return None when there is none.
+        Return the newest step, not later than `not_after`, of which all `world` ranks have written
+        a checkpoint of their own. Return None when such a step does not exist.
         """
         whole = [step for step, parts in self.own.items() if len(parts) == world]
         return max((s for s in whole if not_after is None or s <= not_after), default=None)

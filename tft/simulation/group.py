@@ -1,10 +1,10 @@
 """
-Process groups: how ranks form them, how they train a step in them, and what happens when a member
-is missing.
+Process groups of simulated ranks: how ranks form a group, train a step in it, and fail when a
+member is missing.
 
 An all-reduce is complete only when every member has contributed. The result arrives at each member
-at a different time. So a fault finds some members a step ahead of others. The same holds for the
-collective in the tail of a step, where there is one.
+at a different time. So a fault can find some members a step ahead of others. The same holds for the
+collective in the tail of a step, if the schedule has one.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ PHASES = ("all-reduce", "average")
 
 class Group:
     """
-    The members that one regroup order has joined.
+    A process group: the ranks that have carried out the same regroup order.
     """
 
     def __init__(self, stage: Stage, members: dict[int, ProcessPart]) -> None:
@@ -37,7 +37,8 @@ class Group:
 
     def build(self, process: ProcessPart) -> None:
         """
-        Build the wrapper of a member. The build is complete when all members have come.
+        Let a member begin to build its wrapper of the model. The build is complete when all members
+        have begun it.
         """
         if self.broken:
             return self._stage.clock.after(0.01, process.shut_out, "the group is broken")
@@ -87,9 +88,9 @@ class Group:
 
     def _is_wrong(self, process: ProcessPart, step: int) -> bool:
         """
-        Return whether a rank's state is not that of the end of `step`, so that all-reducing with
-        the rank spreads wrong data. Silent corruptions do not count: they stay with the rank and
-        with the ranks that copy from it.
+        Return whether a rank's state differs from the right state of the end of `step`. An
+        all-reduce with such a rank spreads wrong data. Silent corruptions do not count: they stay
+        with the rank and with the ranks that copy from it.
         """
         value = self._stage.truth.value
         return any(
@@ -99,7 +100,7 @@ class Group:
 
     def _spoil(self, step: int) -> None:
         """
-        Spread wrong data to all members with the update of this step.
+        Record that the all-reduces of `step` spread wrong data to all members.
         """
         self._spoilt = True
         for process in self.members.values():
@@ -111,8 +112,8 @@ class Group:
 
     def _summed(self, step: int) -> None:
         """
-        Deliver the completed all-reduces to the members, in up to three cohorts at different times.
-        From now on no member needs another to finish the step.
+        Deliver the results of the completed all-reduces to the members, in up to three groups at
+        different times. From now on each member can finish the step without the others.
         """
         stage, spoilt = self._stage, self._spoilt
         arrived = list(self._arrived.values())
@@ -166,7 +167,8 @@ class Group:
 
     def _cohorts(self, processes: list[ProcessPart]) -> list[list[ProcessPart]]:
         """
-        Split processes into one to three cohorts that take equally long.
+        Split processes into one to three groups. The processes of a group take the same time for
+        the next part of the step.
         """
         cohorts = 1 + self._stage.rng.randrange(3)
         return [some for n in range(cohorts) if (some := processes[n::cohorts])]
@@ -226,8 +228,9 @@ class Group:
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
-        Remove a member that has ended or has shut its end. The group is broken from then on: no
-        operation that needs all members can complete.
+        Remove a member that has ended or has closed its connections. From then on the group is
+        broken: no operation that needs all members can complete. With `loud`, members that wait for
+        the others may get an exception.
         """
         if self.members.get(process.rank) is not process or (self.broken and not loud):
             return
@@ -239,7 +242,7 @@ class Group:
 
     def _raise(self) -> None:
         """
-        Fail the members that wait for an operation that cannot complete any more.
+        Raise an exception in the members that wait for an operation that can no longer complete.
         """
         waiting = [*self._arrived.values(), *self._averaging.values()]
         self._arrived, self._averaging = {}, {}
@@ -274,7 +277,8 @@ class Groups:
 
     def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
         """
-        Register a process that waits to form a group of `members` processes.
+        Let a process wait at a store until `members` processes have joined under `name`. They then
+        form a group.
         """
         meeting = self._meetings.setdefault((store, name), _Meeting())
         if process.rank in meeting.waiting:
@@ -299,7 +303,7 @@ class Groups:
 
     def close(self, store: tuple[str, int]) -> None:
         """
-        Fail all processes that wait at a store that is gone.
+        Fail the current order of all processes that wait at a store, because the store has closed.
         """
         for key in [key for key in self._meetings if key[0] == store]:
             for process in self._meetings.pop(key).waiting.values():

@@ -1,6 +1,6 @@
 """
-Orders as a simulated training thread carries them out. Each order takes time. Some need the other
-ranks. Any may fail, hang, or be cut short when the process ends.
+How a simulated training thread carries out orders. Each order takes time. Some orders need the
+other ranks. Every order may fail, hang, or be interrupted when the process ends.
 """
 
 from collections.abc import Iterable, Mapping
@@ -55,7 +55,8 @@ def begin(process: ProcessPart, execute: Execute) -> None:
 
 def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) -> None:
     """
-    Fail an order with the text `failure`, after `takes` seconds. The state may be torn by then.
+    Let an order fail with the text `failure`, `takes` seconds from now. A failed fetch or load
+    leaves the state of the rank torn.
     """
     order = execute.order
     if isinstance(order, Fetch):
@@ -70,7 +71,8 @@ def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) ->
 
 def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
     """
-    Begin an order that will not fail at once. Its end is `takes` seconds later than usual.
+    Begin an order that does not fail at its start. The order takes `takes` seconds longer than
+    usual.
     """
     stage, order = process.stage, execute.order
     match order:
@@ -122,7 +124,8 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
 
 def abandon(process: ProcessPart) -> None:
     """
-    Cut short the order in which the training thread hangs, if the order can be cut short.
+    Interrupt the order in which the training thread hangs. Only a fetch, a regroup or a rebuild can
+    be interrupted.
     """
     task = process.thread.task
     if task is None:
@@ -219,8 +222,8 @@ def _fetch(
 
 def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | None:
     """
-    Return the shard from the first source that lives, can be reached and holds the step. Return
-    None when there is no such source.
+    Return the content of a shard from the first source that lives and holds the step. Return None
+    when no source does.
     """
     stage, step = process.stage, order.step
     for source in transfer.sources:
@@ -315,8 +318,8 @@ def _private(process: ProcessPart, step: int, incident: int) -> int | None:
 
 def _told(process: ProcessPart) -> dict[int, str]:
     """
-    Return the data positions that a rank has captured, when the rank cannot save. Another rank is
-    to write them.
+    Return the data positions that a rank has captured, by step. A rank that cannot save reports
+    them, so that another rank can write them.
     """
     return {step: f"{captured:x}" for step, captured in process.page.private().items()}
 

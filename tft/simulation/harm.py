@@ -1,6 +1,6 @@
 """
-The effect of each mishap: on a process, a node, the network or a controller, and as a request of a
-person or a plugin.
+The effects of the mishaps. A mishap strikes a process, a node, the network or a controller, or it
+is a request of a person or a plugin.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,7 @@ class Armed(Protocol):
 
     def expect(self, seconds: float) -> None:
         """
-        Record that something has effects for `seconds` from now on.
+        Record that an effect lasts for `seconds` from now on.
         """
 
 
@@ -85,7 +85,7 @@ class Harm:
 
     def does(self, mishap: Mishap) -> Done:
         """
-        Carry out a mishap, and return whether it happened.
+        Carry out a mishap. Return `done`, `later` or `nobody` (see `Done`).
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:
@@ -172,8 +172,8 @@ class Harm:
 
     def _flip(self, mishap: Mishap, process: ProcessPart) -> Done:
         """
-        Change the content of a shard of a rank, or the content that the rank is fetching. The rank
-        does not notice the change.
+        Change the content of a shard of a rank, without a report or an exception. If the rank is
+        fetching, change the fetched content later.
         """
         if (
             process.thread.phase == "working"
@@ -189,7 +189,7 @@ class Harm:
 
     def miscopied(self, process: ProcessPart) -> None:
         """
-        Apply a pending silent corruption after a fetch, if the rank has one.
+        Apply the silent corruption that waits for the end of a rank's fetch, if the rank has one.
         """
         mishap, process.memory.miscopies = process.memory.miscopies, None
         if mishap is not None:
@@ -208,7 +208,8 @@ class Harm:
 
     def _impostor(self, process: ProcessPart) -> Done:
         """
-        Start the script of a rank a second time, with the environment of the first process.
+        Start a second process of a rank's script, with the environment of the first process. No
+        order asked for the second process.
         """
         if process.thread.phase == "starting":
             return "nobody"  # the first process to come is taken for the ordered one
@@ -317,8 +318,8 @@ class Harm:
 
     def _switch(self, mishap: Mishap) -> None:
         """
-        Request other hardware for a rank, and with a `kind` also for the next one. With a `number`,
-        withdraw the request after a while.
+        Request that a rank move to other hardware. If the mishap has a `kind`, request the same for
+        the next rank. If the mishap has a `number`, withdraw the request after `lasting` seconds.
         """
         stage = self._stage
         report, last = stage.outside.report, stage.schedule.world - 1
@@ -331,7 +332,7 @@ class Harm:
 
     def _notice(self, mishap: Mishap) -> None:
         """
-        Notice a fault of a rank from outside. With `lasting` above 1, a
+        Report a fault of a rank as seen by somebody outside the job. With `lasting` above 1, a
         `numeric` or `corruption` notice reports bad numbers in all ranks (`polluted`).
         """
         kind: FaultKind = mishap.kind  # type: ignore[assignment] # one of NOTICED
@@ -360,8 +361,8 @@ class Harm:
 
     def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
         """
-        Return the advice of recovery plugins that are consulted, each with its delay in seconds.
-        The advice is random.
+        Return random advice of the recovery plugins that are asked. Each piece of advice comes with
+        its delay in seconds.
         """
         count = self._stage.rng.choice((0, 1, 1, 1, 2))
         return [self._advises(consult) for _ in range(count)]

@@ -43,8 +43,9 @@ class Broken(Exception):
 
 class Invariants:
     """
-    The invariants, one method each. Each method is called where its invariant could be broken, and
-    raises `Broken` when it is.
+    The invariants. Each method checks one invariant, or records what a later check needs. The
+    simulation calls it at the moment when the invariant could be broken. A check raises `Broken`
+    when its invariant does not hold.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -70,7 +71,8 @@ class Invariants:
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
-        Check that no two leaders are obeyed in one epoch.
+        Check that ranks obey only one controller in one epoch. `leader` is the number of a
+        controller that a rank obeys in `epoch`.
         """
         first = self._leader_of.setdefault(epoch, leader)
         if first != leader:
@@ -80,8 +82,9 @@ class Invariants:
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that all ranks agree on one step in a round of an incident and that each shard has one
-        saver. Record the ranks that repair, since no rank may train meanwhile.
+        Check an order that a rank begins to carry out. All ranks must agree on one step in each
+        round, and each shard must have one saver. If the order is a repair, record the rank: no
+        rank may train during a repair.
         """
         step: int | None
         match order:
@@ -128,8 +131,8 @@ class Invariants:
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Check that a rank obeys only orders for its own incarnation, and only those of the newest
-        leader and the newest round.
+        Check that a rank obeys only orders for its own incarnation. The order must not be older
+        than the epoch `epoch`, or than the incident and round in `key`.
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
@@ -146,7 +149,8 @@ class Invariants:
 
     def saved_by_one(self, key: tuple[int, int], shard: str, rank: int) -> None:
         """
-        Check that each shard of a last checkpoint is saved by one rank only.
+        Check that each shard of a last checkpoint is saved by one rank only. `key` is incident and
+        round.
         """
         first = self._savers.setdefault((*key, shard), rank)
         if first != rank:
@@ -157,7 +161,7 @@ class Invariants:
 
     def finished(self, process: ProcessPart) -> None:
         """
-        Record that a rank has carried out its order.
+        Record that a rank has carried out its order, and so is not under repair any more.
         """
         self._repairing.pop(id(process), None)
 
@@ -212,8 +216,9 @@ class Invariants:
 
     def lost_told(self, incident: Incident) -> None:
         """
-        Check that the steps lost by finding a checkpoint are reported. One step less is accepted,
-        for a checkpoint that was finished after the fault.
+        Check that an incident reports the steps lost by returning to a checkpoint that the ranks
+        found themselves. The report may count one step less, since such a checkpoint may be
+        finished after the fault.
         """
         steps = self._found.get((incident.number, incident.round))
         if steps is None:
@@ -249,7 +254,7 @@ class Invariants:
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rollback leads to the data position of the agreed step.
+        Check that a rank has the data position of the agreed step after a rollback.
         """
         self._positioned(process, step, "rolled back right")
         here = process.node.number
@@ -269,14 +274,15 @@ class Invariants:
 
     def ended_step(self, process: ProcessPart, step: int) -> None:
         """
-        Check that at the end of a step, too, the content is that of the undisturbed run.
+        Check that the content at the end of a step is that of the undisturbed run.
         """
         self._whole(process, step, "losses of the undisturbed run", late=True)
 
     def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
-        Check that a last checkpoint holds every shard, and the rank-local state of every rank for
-        which it can still be known (see `_remembered`), and that each is right.
+        Check that a last checkpoint holds every shard and that each part is right. It must also
+        hold the rank-local state of every rank for which the state can still be known (see
+        `_remembered`).
         """
         schedule = self._stage.schedule
         wanted: dict[str, Written] = {
@@ -329,7 +335,8 @@ class Invariants:
 
     def short(self, members: frozenset[int] | None = None) -> list[int]:
         """
-        Return the ranks (of `members`, or all) that have not done every step.
+        Return the ranks that have not trained every step. Look only at the ranks in `members`, or
+        at all ranks if it is None.
         """
         return [
             process.rank
@@ -370,7 +377,8 @@ class Invariants:
 
     def _wanted(self, rank: int) -> bool:
         """
-        Return whether a rank is a member. A rank that was left behind may do anything.
+        Return whether a rank is a member of the job. Ranks without which the job went on are not
+        members, and no invariant binds them.
         """
         return any(rank in leader.machine.members for leader in self._leading())
 
@@ -387,8 +395,8 @@ class Invariants:
 
     def _leading(self) -> list[LeaderPart]:
         """
-        Return the controllers that lead in the newest epoch. A leader that was superseded without
-        noticing it does not count.
+        Return the controllers that lead in the newest epoch. A controller that still leads an older
+        epoch, without knowing of the newer one, is left out.
         """
         leading = [leader for leader in self._stage.cluster.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)
@@ -396,13 +404,13 @@ class Invariants:
 
     def _remembered(self, step: int) -> list[int]:
         """
-        Return the ranks whose data position of a step was captured on a node that was not given up.
-        The page stays on the node when a process ends, and is reported then.
+        Return the ranks whose data position of `step` is still known: it is on the page of the
+        rank, on a node that the newest leader knows. The page stays on the node when the process of
+        the rank ends.
 
-        Suppose a rank has moved since. Another page may then hold data positions of steps that the
-        rank has done elsewhere. A process that did not reach those steps captured them on its way,
-        so they do not count. A node was given up when the newest leader does not know it any more.
-        A leader that was superseded without noticing it knows nodes that are gone.
+        A rank may have moved to another node. Data positions on its old page count only for steps
+        before the move. A leader that was superseded without noticing it may know nodes that are
+        gone, so only the newest leader is asked.
         """
         newest = self._stage.story.epoch
         known = [
@@ -423,12 +431,13 @@ class Invariants:
         self, content: Content, order: RankOrder | None = None, *, late: bool = False
     ) -> bool:
         """
-        Return whether wrong content is excused. It is excused when the wrong content has spread and
-        the controller does not know it yet, or did not know it when it sent `order`. Such an order
-        may still be on its way when the controller learns of the wrong content and begins another
-        round. With `late`, the controller may have learnt of it at any time. Content that a silent
-        corruption changed is always excused here: the comparison of copies has to find it where it
-        can, see `copies.py`.
+        Return whether the controller could not know that `content` is wrong.
+
+        Content of a polluted update is excused until the controller knows of that update. It is
+        also excused if `order` was sent in an earlier round than the one in which the controller
+        learnt of the update. With `late`, content of a polluted update is always excused. Content
+        that a silent corruption changed is always excused here: `copies.py` checks whether the
+        comparison of copies finds it.
         """
         stage = self._stage
         if content.flipped:
@@ -449,9 +458,9 @@ class Invariants:
         stage: int = -1,
     ) -> None:
         """
-        Raise `Broken` when a shard of a rank is not that of `step`. With `tail`, a shard of any
-        moment of the tail of the step is right too. Otherwise only the moment `stage` is right, an
-        index of `Truth.stages` (-1: the end of the step).
+        Check that every shard of a rank has the right content of `step`. `stage` selects the
+        moment: an index of `Truth.stages`, where -1 is the end of the step. With `tail`, every
+        moment of the step's tail is right. Raises `Broken` with the name `promise` otherwise.
         """
         for name, content in process.memory.content.items():
             stages = self._stage.truth.stages(step, name)

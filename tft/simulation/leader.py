@@ -1,6 +1,6 @@
 """
-A simulated controller, built around the real job machine. It leads, or stands by until no leader is
-heard.
+A simulated controller around the real job machine. The controller leads the job, or it is a standby
+that waits until the leader falls silent.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ number n waits `PATIENCE * (1 + 0.4 * n)` seconds, so not all claim at once."""
 
 def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
     """
-    Start a controller that leads from now on, or stands by.
+    Start a controller that leads from now on. With `stands_by`, start it as a standby.
     """
     if stage.over is not None:
         return
@@ -62,7 +62,7 @@ def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
 @dataclass(slots=True)
 class _Timers:
     """
-    What the clock will call for a controller.
+    The calls that a controller has requested from the clock and that are still to come.
     """
 
     news: bool = False
@@ -113,7 +113,8 @@ class Leader:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Note that a controller leads. A newer epoch ends this controller when it leads.
+        Handle the message of a controller that leads. If this controller leads in an older epoch,
+        it ends.
         """
         self._lease.heard(lead.epoch, self._stage.clock.now)
         if self.leads and lead.epoch > self.epoch:
@@ -123,7 +124,8 @@ class Leader:
 
     def lead(self, epoch: int) -> bool:
         """
-        Claim an epoch and go on from the story. Return False when another controller has the epoch.
+        Claim an epoch, judge all events of the story again, and lead from there. Return False when
+        another controller has the epoch.
         """
         story, now = self._stage.story, self._stage.clock.now
         told = list(story.events)
@@ -158,7 +160,8 @@ class Leader:
 
     def hear_beat(self, beat: Beat) -> None:
         """
-        Handle the beat of a node, and report stalls and lost nodes.
+        Handle the heartbeat of a node. Report a stall when no rank moves, and nodes that have sent
+        no heartbeat for too long.
         """
         if not self.leads:
             return
@@ -207,8 +210,8 @@ class Leader:
 
     def _learn(self, report: Faulted | Noticed) -> None:
         """
-        Record whether the controller knows by now that a wrong update has spread, and up to which
-        step the state is right.
+        Record whether the controller now knows that a wrong update has spread. It knows when it has
+        set or heard of a latest sound step before that update.
         """
         stage, incident = self._stage, self.machine.incident
         if stage.pollution.step is None or stage.pollution.known:
@@ -304,8 +307,8 @@ class Leader:
 
     def _look(self) -> None:
         """
-        Set a timer for the next deadline of the job machine. The call comes `NEWS` seconds after an
-        event, since the machine may have changed its deadline.
+        Set a timer for the next deadline of the job machine. This method is called `NEWS` seconds
+        after an event, since the event may have changed the deadline.
         """
         self._timers.looking = False
         deadline = self.machine.next_deadline() if self.leads else None

@@ -1,7 +1,7 @@
 """
-A record of the reports that the leading job machine was given and of the orders it sent in a run:
-which rank was asked, which has answered, and which was named as a cause. The record is kept apart
-from the machine itself.
+The record of a run from which the auditor judges the leading job machine. It holds the reports that
+the machine was given and the orders that it sent: which ranks were asked, which have answered, and
+which were named as a cause. The record does not use the machine's own notes.
 """
 
 from collections.abc import Iterable
@@ -47,7 +47,7 @@ DOUBTFUL = ("memory", "corruption", "numeric")
 @dataclass(slots=True)
 class Told:
     """
-    The steps that a rank's process has last reported to hold.
+    The steps that a rank's process holds, according to its last report.
     """
 
     incarnation: int
@@ -159,8 +159,8 @@ class Ledger:
 
     def _joined(self, report: NodeJoined) -> None:
         """
-        Record that a node joined. Another agent than before means that the processes on the node,
-        and the pages, went with the agent before it.
+        Record that the agent of a node has reported. If it is another agent than before, the
+        processes and pages of the node are gone.
         """
         before = self.agents.get(report.node)
         self.agents[report.node] = report.pid
@@ -194,7 +194,7 @@ class Ledger:
 
     def name(self, rank: int, incarnation: int) -> None:
         """
-        Record that a report names this process of a rank.
+        Record that a report names this process of a rank as having a fault.
         """
         self.named.add(rank)
         if (rank, incarnation) in self.processes.sites:
@@ -206,7 +206,8 @@ class Ledger:
 
     def over(self) -> None:
         """
-        Clear the reports of an incident that is over. They explain nothing in the next one.
+        Forget the ranks and nodes that the reports of the finished incident named. They are no
+        reason for decisions in the next incident.
         """
         self.named.clear()
         self.hurt.clear()
@@ -263,8 +264,8 @@ class Ledger:
 
     def is_late(self, rank: int, at: float) -> bool:
         """
-        Return whether a rank is late at the moment `at`: its answer or its start has taken longer
-        than the policy allows.
+        Return whether a rank is late at the moment `at`. A rank is late if its answer to an order,
+        or its start, takes longer than the policy allows.
         """
         policy = self.stage.schedule.policy
         for name, book in self.asked.items():

@@ -174,8 +174,8 @@ def _ends(process: ProcessPart, step: int) -> None:
 
 def _keep(process: ProcessPart, step: int) -> None:
     """
-    Write the checkpoints that are due at the end of `step`: the periodic one, and the one that the
-    ranks keep on their own.
+    Write the checkpoints that are due at the end of `step`. One kind is the periodic checkpoint of
+    the job. The other kind is written by each rank on its own and not reported.
     """
     stage = process.stage
     if stage.schedule.checkpoints and not step % stage.schedule.checkpoints:
@@ -198,7 +198,7 @@ def _goes_on(process: ProcessPart, step: int) -> bool:
 def _checkpoint(process: ProcessPart, step: int) -> None:
     """
     Write this rank's part of a periodic checkpoint. The last rank to write starts the commit. For
-    every third checkpoint, one rank has no room and reports the failure instead.
+    every third checkpoint, one rank finds the disk full and reports the failure instead.
     """
     stage, disk = process.stage, process.stage.disk
     if process.group is None or process.collectives.cut:
@@ -269,8 +269,9 @@ def _commit(process: ProcessPart, directory: str, step: int) -> None:
 
 def _wrong(copies: Mapping[int, Digests]) -> tuple[int, ...] | None:
     """
-    Return the ranks whose copy of a shard differs from the majority. Return an empty tuple when a
-    shard has no majority, and None when all copies are equal.
+    Return the ranks whose copy of a shard differs from the majority of the copies. `copies` holds
+    the digests of each rank. Return an empty tuple when the copies of a shard differ and no
+    majority exists. Return None when all copies are equal.
     """
     wrong: set[int] = set()
     decided = True
@@ -294,7 +295,7 @@ def fault(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = 
 
 def faulted(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
     """
-    Return the report of an exception.
+    Return the report of an exception. `text` is the text of the exception.
     """
     return Faulted(
         rank=process.rank, incarnation=process.incarnation, kind=kind,
@@ -316,8 +317,8 @@ def _finish(process: ProcessPart) -> None:
 
 def leave(process: ProcessPart, message: Faulted | Finished | None) -> None:
     """
-    Start leaving the loop, and post `message` once the thread is out. Without a message the thread
-    leaves because of an order.
+    Let the training thread start to leave the loop. When it has left, post `message`. Without a
+    message, the thread leaves because of an order.
     """
     process.thread.phase = "leaving"
     if not isinstance(message, Finished):

@@ -1,6 +1,6 @@
 """
-The network of a simulated cluster: which party reaches which, how long a message takes, and which
-messages are lost, doubled or reordered.
+The network of a simulated cluster. It decides which party can reach which other party, and how long
+a message takes. It also decides which messages are lost, doubled or reordered.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ than these intervals. All reports are sent to it anew."""
 
 class Link:
     """
-    The connection of one party to the broker.
+    The connection of one party, such as a node or a controller, to the broker.
     """
 
     __slots__ = ("deaf", "down", "mute", "up")
@@ -61,9 +61,9 @@ class Network:
 
     def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        Return the moments at which a beat sent now arrives. A beat is never lost unless nothing
-        gets through. There are so few beats here that a lost one would count for ten of a real
-        agent's.
+        Return the moments at which a heartbeat sent now arrives. A heartbeat is lost only if
+        nothing gets through. Simulated heartbeats are rare: losing one would be like losing ten of
+        a real agent's.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -104,7 +104,7 @@ class Hearer(Protocol):
 
 class Hearers(Protocol):
     """
-    Those who hear reports.
+    The cluster, as senders of reports see it.
     """
 
     @property
@@ -116,7 +116,7 @@ class Hearers(Protocol):
 
 class Post(Protocol):
     """
-    The parts of a run through which reports go.
+    The parts of a simulated run that are needed to send reports.
     """
 
     clock: Clock

@@ -1,5 +1,5 @@
 """
-Many schedules run on several processes, and a tally of their results.
+Run many schedules in several processes, and count their results.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ SHARE = 50
 @dataclass(slots=True)
 class Tally:
     """
-    The tally of many runs.
+    The counts of the results of many runs.
     """
 
     runs: int = 0

@@ -21,7 +21,7 @@ CHANCES = 40
 @dataclass(slots=True)
 class _Armed:
     """
-    The mishaps that wait for their moment, and what was seen so far of the moments.
+    The mishaps that wait for their moment, and how often each order and state was seen so far.
     """
 
     phases: dict[tuple[int, int, str], list[list[Mishap]]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Mishaps:
     @property
     def faults(self) -> list[Mishap]:
         """
-        The mishaps that happened and were not requested.
+        The mishaps that have happened, without those that are requests.
         """
         return [mishap for mishap in self.happened if mishap.what not in ASKED]
 
@@ -88,7 +88,8 @@ class Mishaps:
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Let the mishaps of a phase of a step happen on a rank. Return True when the rank goes on.
+        Let the mishaps happen that the schedule has set for this rank, step and phase. Return True
+        when the rank can go on with the step.
         """
         if not self._armed.phases:
             return True
@@ -103,8 +104,8 @@ class Mishaps:
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
-        Let the mishaps of an order happen on a rank that begins to carry it out. Return True when
-        the rank goes on.
+        Let the mishaps happen that the schedule has set for the moment when this rank begins this
+        order. Return True when the rank can go on with the order.
         """
         if self._armed.orders:
             for rank in (process.rank, ANY):
@@ -116,7 +117,8 @@ class Mishaps:
 
     def entered(self, state: State) -> None:
         """
-        Let the mishaps of a state happen that the job machine has entered.
+        Let the mishaps happen that the schedule has set for the state which the job machine has
+        entered.
         """
         for come_back in self._armed.until.pop(state, ()):
             come_back()
@@ -143,8 +145,8 @@ class Mishaps:
 
     def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
         """
-        Call `come_back` after the mishap's `lasting` seconds, and also when the state `until` is
-        entered.
+        Call `come_back` after the mishap's `lasting` seconds. If the mishap has a state `until`,
+        call `come_back` also when the job machine enters that state.
         """
         self._stage.clock.after(mishap.lasting, come_back)
         if mishap.until:
@@ -171,7 +173,7 @@ class Mishaps:
 
     def expect(self, seconds: float) -> None:
         """
-        Record that something has effects for `seconds` from now on.
+        Record that an effect lasts for `seconds` from now on.
         """
         self.last = max(self.last, self._stage.clock.now + seconds)
 

@@ -1,6 +1,6 @@
 """
-A simulated node: its agent starts and ends processes as ordered, and reports when they end. The
-launcher (`outside.py`) reports the events that no agent can report.
+A simulated node. The agent of the node starts and ends processes as ordered, and reports when they
+end. The launcher (`outside.py`) reports the events that no agent can report.
 """
 
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class Node:
 
     def start(self) -> None:
         """
-        Start the agent: report the node, begin to send beats, and open the store.
+        Start the agent: report the node, begin to send heartbeats, and open the store.
         """
         if not self.alive or self.started:
             return
@@ -142,7 +142,7 @@ class Node:
 
     def hosts(self, rank: int) -> bool:
         """
-        Return whether the node may have a process of this rank.
+        Return whether a process of this rank may run on the node.
         """
         return rank in self._ours.rank_states or any(
             each.rank == rank for each in self._ours.strangers
@@ -190,7 +190,7 @@ class Node:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle an acknowledgement of the leader, and pass it to the processes.
+        Handle the acknowledgement that the leading controller sends, and pass it to the processes.
         """
         if not self.alive:
             return
@@ -363,7 +363,7 @@ class Node:
 
     def beats_again(self) -> None:
         """
-        Let the beats of the node through again.
+        Let the heartbeats of the node reach the controller again.
         """
         self.connection.beats = True
 

@@ -1,5 +1,5 @@
 """
-The page of a rank, which its node keeps when the process of the rank ends.
+The page of a rank: memory on the node that stays when the process of the rank ends.
 """
 
 from tft.protocol.messages import Position
@@ -28,8 +28,8 @@ class Page:
 
     def capture(self, step: int, data: int, *, closed: bool) -> None:
         """
-        Keep the data position of a step. The page keeps two steps whose update window has closed
-        and two whose window has not.
+        Record the data position `data` of a step. `closed` is True if the update window of the step
+        has closed. The page keeps two steps of each kind.
         """
         slots = self._closed if closed else self._open
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
@@ -44,7 +44,7 @@ class Page:
 
     def private(self) -> dict[int, int]:
         """
-        Return the captured data positions, by step. A capture after the update window wins over one
-        before it.
+        Return the captured data positions, by step. If a step was captured before and after its
+        update window, return the later capture.
         """
         return dict([*self._open, *self._closed])

@@ -128,8 +128,8 @@ class Process:
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle a `Lead` of the controller. The first one that acknowledges this process makes it get
-        ready.
+        Handle a `Lead` message of the controller. When a `Lead` acknowledges this process for the
+        first time, the process gets ready.
         """
         heard = self.mail.heard(lead)
         if heard and not self.life.accepted and not self.life.stopped:
@@ -146,7 +146,8 @@ class Process:
 
     def _ready(self) -> None:
         """
-        Send `Ready`, as a script does when it calls `Session.run`, and begin an order that waits.
+        Send `Ready`, as a script does when it calls `Session.run`. If an order waits for the
+        training thread, begin it.
         """
         if not self.life.alive or self.life.stopped or self.thread.stuck:
             return
@@ -260,8 +261,8 @@ class Process:
 
     def look_at_gate(self) -> None:
         """
-        Let a thread that waits at the step gate into its update window, or out of the loop, when
-        the lock allows it.
+        Let a thread that waits at the step gate go on, if its orders allow this. The thread enters
+        its update window, or it leaves the loop.
         """
         if self.thread.phase != "gate" or self.thread.stuck or not self.steps.lets_go():
             return
@@ -298,7 +299,8 @@ class Process:
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Report that the training thread has carried out an order, or that it failed to.
+        Handle the end of an order on the training thread. `failure` is None if the thread has
+        carried out the order; `work` is the result.
         """
         if task is None or self.thread.task is not task or not self.life.alive or self.thread.stuck:
             return
@@ -311,8 +313,8 @@ class Process:
 
     def shut_out(self, why: str) -> None:
         """
-        Fail the current order with a `ConnectionError`: the training thread waits for something
-        that will not come.
+        Let the current order fail with a `ConnectionError`. The training thread waits for an
+        operation that can no longer complete. `why` is the text of the error.
         """
         self.done(self.thread.task, f"ConnectionError: {why}")
 

@@ -1,6 +1,6 @@
 """
-What one simulated process of a rank holds: its life, its steps, its training thread, its memory and
-its part in the collectives.
+The data of one simulated process of a rank. The data are grouped by subject: the process itself,
+its steps, its training thread, its memory, and its part in the collectives.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ Phase = Literal[
 @dataclass(slots=True)
 class Life:
     """
-    The process as its node sees it.
+    The state of the process that its node sees: whether it lives, and whether it has joined the
+    job.
     """
 
     alive: bool = True
@@ -40,7 +41,7 @@ class Life:
 @dataclass(slots=True)
 class Steps:
     """
-    The position of the training thread, and how far it may go.
+    The position of the training thread, and the steps up to which it may train.
     """
 
     completed: int = 0
@@ -69,8 +70,8 @@ class Steps:
 
     def lets_go(self) -> bool:
         """
-        Return whether a thread at the next update window need not wait on: the lock allows the next
-        step, or the thread has to leave the loop before it.
+        Return whether a thread that waits at the step gate may stop waiting. It may when its next
+        step is allowed, or when it has to leave the loop before that step.
         """
         return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
 
@@ -78,7 +79,7 @@ class Steps:
 @dataclass(slots=True)
 class TrainingThread:
     """
-    What the training thread does.
+    The phase of the training thread, and its orders.
     """
 
     phase: Phase = "starting"
@@ -96,7 +97,7 @@ class TrainingThread:
 @dataclass(slots=True)
 class Memory:
     """
-    The state that the rank holds.
+    The state that the rank holds in memory, with its copies.
     """
 
     content: dict[str, Content]
@@ -118,7 +119,7 @@ class Memory:
 @dataclass(slots=True)
 class Collectives:
     """
-    The rank's part in the all-reduces, and the device that computes them.
+    The rank's part in the all-reduces, and the state of its device.
     """
 
     cut: bool = True

@@ -1,7 +1,7 @@
 """
-Schedules written by hand for moments that random schedules rarely reach. In each state of the job
-machine there is a request, a node that comes or goes, or a new controller, and a delayed report
-arrives.
+Schedules written by hand, for moments that random schedules rarely reach. Each state of the job
+machine gets requests, nodes that come or go, and new controllers. Reports that arrive late reach
+the machine in each state too.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,8 @@ def rare() -> tuple[Schedule, ...]:
 
 def _visits() -> Iterator[Schedule]:
     """
-    Yield, for every state, a schedule with each thing that may be said or may happen at any time.
+    Yield, for every state of the job machine, one schedule for each request or mishap that can come
+    at any time. The request or mishap comes in that state.
     """
     visitors = (
         Mishap(what="come", target=SPARE), Mishap(what="node", target=SPARE), Mishap(what="store"),
@@ -75,8 +76,8 @@ def _on_the_way_to(state: State) -> Schedule:
 def _old_news() -> Iterator[Schedule]:
     """
     Yield schedules in which a node cannot be reached while its ranks train, finish, or lose their
-    peers. The node is given up. The ranks' reports are heard when the node can be reached again, in
-    every state.
+    peers. The controller gives the node up. The reports of its ranks arrive later, one schedule for
+    each state of the job machine.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -94,8 +95,8 @@ def _old_news() -> Iterator[Schedule]:
 
 def _news_of_a_start() -> Iterator[Schedule]:
     """
-    Yield schedules in which a node cannot be reached while its ranks start. Their progress is heard
-    when other processes have long been started in their place.
+    Yield schedules in which a node cannot be reached while its ranks start. The reports of their
+    start arrive when other processes have long replaced them.
     """
     for state in State:
         base = _on_the_way_to(state)
@@ -106,9 +107,9 @@ def _news_of_a_start() -> Iterator[Schedule]:
 
 def _old_ends() -> Iterator[Schedule]:
     """
-    Yield schedules in which some ranks had finished without being heard, when all other ranks were
-    lost and the job went back to a checkpoint. The end is heard while the last steps are trained
-    again.
+    Yield schedules with late reports that a rank has finished. The ranks of an unreachable node had
+    finished when all other ranks were lost and the job went back to a checkpoint. Their reports
+    arrive while the last steps are trained again.
     """
     for state in (S.PAUSING, S.PAUSED):
         pause = Mishap(what="pause", when="state", name="resuming", number=1, lasting=1.0)
@@ -127,7 +128,8 @@ def _old_ends() -> Iterator[Schedule]:
 
 def _waits() -> Iterator[Schedule]:
     """
-    Yield schedules in which limits pass, and ranks fall silent, in states that are rarely so long.
+    Yield schedules in which limits of the policy pass, or ranks hang, in states that rarely last
+    long enough for that.
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
@@ -149,9 +151,9 @@ def _waits() -> Iterator[Schedule]:
 
 def _searches() -> Iterator[Schedule]:
     """
-    Yield schedules in which all ranks search for a checkpoint of their own, since a rank is lost
-    and no other rank holds its state. Each other mishap happens during the search, when the first
-    or the last rank begins it.
+    Yield schedules in which all ranks search for a checkpoint of their own, because a lost rank
+    held state that no other rank holds. Each schedule adds one mishap during the search. The mishap
+    comes when the first or the last rank begins the search.
     """
     lost = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=4)
     base = replace(CALM, topology="strided", copies=1, own=2)

@@ -55,9 +55,9 @@ class Outcome:
 
 def run(schedule: Schedule) -> Outcome:
     """
-    Run a schedule to its end and return the result. A broken invariant, an `InternalError`, an
-    `AssertionError`, and a key, value, index or attribute error are reported in `Outcome.broken`;
-    they are not raised.
+    Run a schedule to its end and return the result. `Outcome.broken` reports a broken invariant, an
+    `InternalError`, an `AssertionError`, or a key, value, index or attribute error. None of these
+    is raised.
     """
     stage = set_up(schedule)
     promise = how = ""
@@ -123,8 +123,8 @@ def set_up(schedule: Schedule) -> Stage:
 
 def until_over(stage: Stage) -> None:
     """
-    Run events until the job is over and no node has work left, or until `FAREWELL` seconds after
-    the end of the job. Raises `Broken` when an invariant does not hold.
+    Run events until the job is over. Then run until no agent is left, at most `FAREWELL` virtual
+    seconds. Raises `Broken` when an invariant does not hold.
     """
     clock, ends = stage.clock, stage.checks.invariants.ends
     while stage.over is None and clock.tick():

@@ -112,7 +112,7 @@ which the job must be over after the last mishap (`invariants.BOUND`)."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
     """
-    The disturbance of messages by the network.
+    How the network disturbs messages: delay, loss, doubling and reordering.
     """
 
     delay: float = 0.005
@@ -126,7 +126,7 @@ class Trouble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mishap:
     """
-    One thing that goes wrong or is requested, once.
+    One fault or one request in a run. A mishap happens at most once.
     """
 
     what: What
@@ -320,8 +320,9 @@ def draw(seed: int) -> Schedule:
 
 def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
     """
-    Give 40 % of the schedules a tail, and move about 60 % of their phase mishaps into it. The
-    separate generator leaves all other schedules as they were before tails were added.
+    Give 40 % of the schedules a tail, and move about 60 % of the mishaps at phases into the tail.
+    The generator `rng` is used only here. So the schedules without a tail are the same as before
+    tails were added.
     """
     if rng.random() >= 0.4:
         return schedule
@@ -342,9 +343,9 @@ def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
 
 def _with_flips(schedule: Schedule, rng: Random) -> Schedule:
     """
-    Give 30 % of the schedules one or two silent corruptions, which no exception reports. A
-    corruption replaces the last fault when the schedule has five or more faults. The separate
-    generator leaves all other draws unchanged.
+    Give 30 % of the schedules one or two silent corruptions, which no exception reports. If a
+    schedule has five or more faults, a corruption replaces the last fault. The generator `rng` is
+    used only here, so all other draws stay the same.
     """
     if rng.random() >= 0.3:
         return schedule
@@ -381,8 +382,8 @@ def _flip(rng: Random, schedule: Schedule) -> Mishap:
 def _that_reloads(schedule: Schedule, rng: Random) -> Schedule:
     """
     Let the ranks of 20 % of the schedules keep checkpoints on their own, mostly with a single copy
-    of each shard. Move half of the mishaps of orders to the order `reload`. The separate generator
-    leaves all other schedules as they were before such checkpoints were added.
+    of each shard. Move half of the mishaps at orders to the order `reload`. The generator `rng` is
+    used only here. So all other schedules are the same as before such checkpoints were added.
     """
     if rng.random() >= 0.2:
         return schedule

@@ -83,8 +83,9 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
 
 def explain(schedule: Schedule, stories: Path) -> str:
     """
-    Return a text with the broken invariant, the paths of the stories of the full and of the
-    smallest run, and the smallest schedule as code.
+    Return a text about a schedule that breaks an invariant. The text names the broken invariant and
+    the story files of the full run and of the smallest run. It ends with the smallest schedule as
+    code.
     """
     outcome = run(schedule)
     smallest = shrink(schedule)

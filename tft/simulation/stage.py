@@ -1,9 +1,9 @@
 """
-The parts of a simulated cluster, each as the other parts see it, and the stage on which they meet.
+Protocols for the parts of a simulated cluster, and the stage that holds all parts.
 
-A part gets the stage and finds the other parts there. The protocols keep the modules of the parts
-apart: no part imports a part that stands on it. The class of a part explains its attributes and
-methods in full.
+Each part gets the stage and finds the other parts through it. The protocols keep the modules apart:
+a part imports the protocols here, and not the modules of parts that depend on it. The class of a
+part explains its attributes and methods in full.
 """
 
 from collections import Counter
@@ -89,19 +89,20 @@ class ProcessPart(Protocol):
 
     def look_at_gate(self) -> None:
         """
-        Let a thread that waits at the step gate into its update window, or out of the loop, when
-        the lock allows it.
+        Let a thread that waits at the step gate go on, if its orders allow this. The thread enters
+        its update window, or it leaves the loop.
         """
 
     def done(self, task: Execute | None, failure: str | None, work: Work = NOTHING) -> None:
         """
-        Report that the training thread has carried out an order, or that it failed to.
+        Handle the end of an order on the training thread. `failure` is None if the thread has
+        carried out the order; `work` is the result.
         """
 
     def shut_out(self, why: str) -> None:
         """
-        Fail the current order with a `ConnectionError`: the training thread waits for something
-        that will not come.
+        Let the current order fail with a `ConnectionError`. The training thread waits for an
+        operation that can no longer complete. `why` is the text of the error.
         """
 
     def tell_done(self, task: Execute, failure: str | None, work: Work = NOTHING) -> None:
@@ -155,7 +156,7 @@ class GroupPart(Protocol):
 
     def build(self, process: ProcessPart) -> None:
         """
-        Build the wrapper of a member.
+        Let a member begin to build its wrapper of the model.
         """
 
     def enter(self, processes: list[ProcessPart], step: int) -> None:
@@ -170,7 +171,7 @@ class GroupPart(Protocol):
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
-        Remove a member that has ended or has shut its end.
+        Remove a member that has ended or has closed its connections.
         """
 
 
@@ -181,7 +182,8 @@ class GroupsPart(Protocol):
 
     def join(self, store: tuple[str, int], name: str, process: ProcessPart, members: int) -> None:
         """
-        Register a process that waits to form a group of `members` processes.
+        Let a process wait at a store until `members` processes have joined under `name`. They then
+        form a group.
         """
 
     def leave(self, process: ProcessPart) -> None:
@@ -191,7 +193,7 @@ class GroupsPart(Protocol):
 
     def close(self, store: tuple[str, int]) -> None:
         """
-        Fail all processes that wait at a store that is gone.
+        Fail the current order of all processes that wait at a store, because the store has closed.
         """
 
 
@@ -241,7 +243,7 @@ class NodePart(Protocol):
 
     def start(self) -> None:
         """
-        Start the agent: report the node, begin to send beats, and open the store.
+        Start the agent: report the node, begin to send heartbeats, and open the store.
         """
 
     def comes_back(self) -> None:
@@ -256,7 +258,7 @@ class NodePart(Protocol):
 
     def hosts(self, rank: int) -> bool:
         """
-        Return whether the node may have a process of this rank.
+        Return whether a process of this rank may run on the node.
         """
 
     def process(self, rank: int) -> ProcessPart | None:
@@ -281,7 +283,7 @@ class NodePart(Protocol):
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle an acknowledgement of the leader, and pass it to the processes.
+        Handle the acknowledgement that the leading controller sends, and pass it to the processes.
         """
 
     def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:
@@ -296,7 +298,7 @@ class NodePart(Protocol):
 
     def beats_again(self) -> None:
         """
-        Let the beats of the node through again.
+        Let the heartbeats of the node reach the controller again.
         """
 
     def vanish(self) -> None:
@@ -318,7 +320,7 @@ class LeaderPart(Protocol):
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Note that a controller leads.
+        Handle the message of a controller that leads.
         """
 
     def hear(self, sender: str, number: int, report: Report) -> None:
@@ -328,7 +330,7 @@ class LeaderPart(Protocol):
 
     def hear_beat(self, beat: Beat) -> None:
         """
-        Handle the beat of a node, and report stalls and lost nodes.
+        Handle the heartbeat of a node, and report stalls and lost nodes.
         """
 
     def advise(self, advised: Advised) -> None:
@@ -351,12 +353,13 @@ class HarmPart(Protocol):
 
     def miscopied(self, process: ProcessPart) -> None:
         """
-        Apply a pending silent corruption after a fetch, if the rank has one.
+        Apply the silent corruption that waits for the end of a rank's fetch, if the rank has one.
         """
 
     def advice(self, consult: Consult) -> list[tuple[float, Advised]]:
         """
-        Return the advice of recovery plugins that are consulted, each with its delay in seconds.
+        Return random advice of the recovery plugins that are asked. Each piece of advice comes with
+        its delay in seconds.
         """
 
 
@@ -377,27 +380,31 @@ class MishapsPart(Protocol):
     @property
     def faults(self) -> list[Mishap]:
         """
-        The mishaps that happened and were not requested.
+        The mishaps that have happened, without those that are requests.
         """
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Let the mishaps of a phase of a step happen on a rank.
+        Let the mishaps happen that the schedule has set for this rank, step and phase. Return True
+        when the rank can go on with the step.
         """
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
-        Let the mishaps of an order happen on a rank that begins to carry it out.
+        Let the mishaps happen that the schedule has set for the moment when this rank begins this
+        order. Return True when the rank can go on with the order.
         """
 
     def entered(self, state: State) -> None:
         """
-        Let the mishaps of a state happen that the job machine has entered.
+        Let the mishaps happen that the schedule has set for the state which the job machine has
+        entered.
         """
 
     def notices(self, process: ProcessPart, step: int) -> bool:
         """
-        Let a rank check the numbers that it has computed.
+        Let a rank check the numbers that it has computed. Return True when the numbers are bad and
+        the rank leaves its loop with a fault.
         """
 
     def spread(self, process: ProcessPart) -> None:
@@ -440,21 +447,22 @@ class InvariantsPart(Protocol):
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
-        Check that no two leaders are obeyed in one epoch.
+        Check that ranks obey only one controller in one epoch. `leader` is the number of a
+        controller that a rank obeys in `epoch`.
         """
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that all ranks agree on one step in a round of an incident and that each shard has one
-        saver.
+        Check an order that a rank begins to carry out. All ranks must agree on one step in each
+        round, and each shard must have one saver.
         """
 
     def heeded(
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Check that a rank obeys only orders for its own incarnation, and only those of the newest
-        leader and the newest round.
+        Check that a rank obeys only orders for its own incarnation. The order must not be older
+        than the epoch `epoch`, or than the incident and round in `key`.
         """
 
     def finished(self, process: ProcessPart) -> None:
@@ -479,7 +487,8 @@ class InvariantsPart(Protocol):
 
     def lost_told(self, incident: Incident) -> None:
         """
-        Check that the steps lost by finding a checkpoint are reported.
+        Check that an incident reports the steps lost by returning to a checkpoint that the ranks
+        found themselves.
         """
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
@@ -496,7 +505,7 @@ class InvariantsPart(Protocol):
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rollback leads to the data position of the agreed step.
+        Check that a rank has the data position of the agreed step after a rollback.
         """
 
     def trained(self, process: ProcessPart, step: int) -> None:
@@ -507,13 +516,13 @@ class InvariantsPart(Protocol):
 
     def ended_step(self, process: ProcessPart, step: int) -> None:
         """
-        Check that at the end of a step, too, the content is that of the undisturbed run.
+        Check that the content at the end of a step is that of the undisturbed run.
         """
 
     def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
-        Check that a last checkpoint holds every shard, and the rank-local state of every rank for
-        which it can still be known (see `_remembered`), and that each is right.
+        Check that a last checkpoint holds every shard and that each part is right. It must also
+        hold the rank-local state of every rank for which the state can still be known.
         """
 
     def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
@@ -523,7 +532,8 @@ class InvariantsPart(Protocol):
 
     def short(self, members: frozenset[int] | None = None) -> list[int]:
         """
-        Return the ranks (of `members`, or all) that have not done every step.
+        Return the ranks that have not trained every step. Look only at the ranks in `members`, or
+        at all ranks if it is None.
         """
 
     def ends(self) -> None:
@@ -562,8 +572,8 @@ class AuditorPart(Protocol):
         got: Content,
     ) -> None:
         """
-        Check that a rank which has ended a step does not get a shard as others held it in the tail
-        of that step.
+        Check a fetched shard of a rank that had already ended `step` with sound content. The rank
+        must not receive the content that other ranks had in the tail of that step.
         """
 
 
@@ -588,7 +598,8 @@ class Cluster:
 @dataclass(slots=True)
 class Pollution:
     """
-    The update that has spread wrong content to all ranks, and what the controller knows of it.
+    The update that has spread wrong content to all ranks, and whether the controller knows of this
+    update.
     """
 
     step: int | None = None
@@ -603,7 +614,7 @@ class Pollution:
 @dataclass(slots=True)
 class Checks:
     """
-    What watches a run.
+    The parts that check a run.
     """
 
     invariants: InvariantsPart
@@ -643,8 +654,8 @@ class Stage:
 
     def serving(self, address: str) -> ProcessPart | None:
         """
-        Return the living process that serves its shards at `address`. Return None when there is
-        none.
+        Return the living process that gives out its shards at `address`. Return None when no such
+        process exists.
         """
         process = self.cluster.by_address.get(address)
         return process if process is not None and process.life.alive else None

@@ -1,6 +1,6 @@
 """
-The story that all controllers of a simulated cluster share. Only the leader writes the story. A
-controller that was superseded by another one does not.
+The story that all controllers of a simulated cluster share. Only the controller of the newest epoch
+can write the story.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ EARLIER = "/run/checkpoints/earlier"
 
 class SharedStory:
     """
-    A story with compare-and-set: an entry is taken only from the newest epoch, and each epoch
-    begins once.
+    A story with compare-and-set. It accepts an event only from the controller of the newest epoch,
+    and each epoch can be claimed once.
     """
 
     def __init__(self, *, tells_all: bool = False) -> None:
@@ -38,7 +38,7 @@ class SharedStory:
 
     def append(self, event: Event, epoch: int) -> bool:
         """
-        Append an event. Return False, and write nothing, when another controller has taken over.
+        Append an event. Return False, without writing, when another controller has the epoch.
         """
         newer = isinstance(event, Led) and epoch > self.epoch
         if not newer and (epoch != self.epoch or isinstance(event, Led)):
@@ -56,8 +56,8 @@ class SharedStory:
 
     def differs(self, schedule: Schedule) -> str:
         """
-        Write the story down, read it and judge it once more. Return the events whose commands
-        differ, or the failure of the replay. Return an empty text when nothing differs.
+        Write the story as text, read the text, and judge its events again. Return the events whose
+        commands differ, or the failure of the replay. Return an empty text when no commands differ.
         """
         if self.then is None:
             return ""
@@ -69,7 +69,7 @@ class SharedStory:
 
 def opened(schedule: Schedule) -> Opened:
     """
-    Return the entry with which the job of a schedule begins.
+    Return the first entry of the story: the arguments of the job machine for a schedule.
     """
     return Opened(
         job="simulated",

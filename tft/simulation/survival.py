@@ -1,5 +1,5 @@
 """
-Faults that a job has to survive: a single one, where some rank has the state that is needed.
+Faults that a job has to survive: a single fault, if other ranks still hold the needed state.
 """
 
 from tft.core.job.commands import JobOver
@@ -38,7 +38,8 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
 
 def _asked_for(stage: Stage) -> bool:
     """
-    Return whether somebody wanted the end of the job, or ruled out a way to prevent it.
+    Return whether a request, a check or a recovery plugin has brought about the end of the job, or
+    may have prevented its recovery.
     """
     happened = stage.mishaps.happened
     return (
@@ -71,9 +72,9 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
 
 def _known(stage: Stage, node: int) -> set[int]:
     """
-    Return the nodes that had reported to the controllers before `node` was lost. It is unknown
-    whether a node that comes later will come at all: a job that has no place for a rank by then
-    does not wait.
+    Return the nodes that had reported to the controllers before `node` was lost. Only these nodes
+    count as replacements. A job without a place for a rank does not wait for a node that may never
+    come.
     """
     known: set[int] = set()
     agent = 0
@@ -91,8 +92,9 @@ def _known(stage: Stage, node: int) -> set[int]:
 
 def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
     """
-    Return whether other known nodes hold the state of a lost node and have room for its ranks, and
-    whether those ranks can start anew.
+    Return whether the job can move the ranks of a lost node. Other known nodes must hold the state
+    of the lost node and have room for its ranks. The rank-local state of these ranks must be
+    derivable.
     """
     gone = set(schedule.placement()[node])
     room = sum(schedule.spare(n) for n in schedule.placement() if n in known - {node})
@@ -102,8 +104,9 @@ def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
 
 def _heard_late(stage: Stage, target: int) -> bool:
     """
-    Return whether the address of a node's new store was heard of late, or not at all for as long.
-    Reports are taken in the order in which they were sent, so earlier reports delayed this one.
+    Return whether the controllers heard the address of a node's new store too late: more than
+    `SHORT` seconds after the store opened, or not at all. Earlier reports can delay this report,
+    because reports are taken in the order in which they were sent.
     """
     node = stage.cluster.nodes[target % stage.schedule.nodes]
     heard = [

@@ -1,5 +1,6 @@
 """
-The content of the shards, and the truth that no part of the cluster can see.
+The content of the simulated shards, and the truth about the right content, which no part of the
+cluster can see.
 """
 
 from typing import NamedTuple
@@ -62,13 +63,13 @@ Written = Content | float
 class Truth:
     """
     The right content of every shard, and the right data position of every rank, at the end of each
-    step of the undisturbed run. The truth follows decisions that change the run: batches left out,
-    and steps trained with fewer ranks. It also follows content that nobody can know to be wrong, or
-    that is reported as inexact.
+    step of the undisturbed run. Decisions of the job change the truth: batches left out, and steps
+    trained with fewer ranks. Content that no part of the cluster can recognize as wrong becomes the
+    truth, and so does content that is reported as inexact.
 
-    In the tail of a step a shard changes three times. First it is as the update window has left it:
-    its settings are still those of the step before. Then it has its new settings. At the end of the
-    step it is whole.
+    In the tail of a step a shard takes three contents in turn. After the update window, its
+    settings are still those of the step before. Then the shard has its new settings. At the end of
+    the step the shard is complete.
     """
 
     def __init__(self, seed: int, *, tails: bool = False) -> None:
@@ -108,13 +109,14 @@ class Truth:
 
     def bend(self, step: int, shard: str, content: Content) -> None:
         """
-        Declare `content` right for a shard at the end of `step`: all ranks go on from there.
+        Make `content` the right content of a shard at the end of `step`, because all ranks continue
+        with it.
         """
         self._bends.setdefault(shard, {})[step] = content
 
     def _next(self, content: Content, step: int) -> Content:
         """
-        Return the content that the update of `step`, with its tail, makes of `content`.
+        Return the content that follows from `content` by the update and the tail of `step`.
         """
         facts = (content.model, self._data[step], self._without_after(step - 1))
         return Content(hash(facts), content.settings + 1)
@@ -128,14 +130,15 @@ class Truth:
 
     def begin(self, step: int) -> int:
         """
-        Return how many batches are used up when the step after `step` begins. Batches that were
-        left out count too.
+        Return how many batches have been used when the step after `step` begins, including the
+        batches that were left out.
         """
         return self.data(step) + self._left_out.get(step, 0)
 
     def leave_out(self, step: int, batches: int) -> None:
         """
-        Record the decision to go on from the end of `step` and to leave out `batches` batches.
+        Record the decision that the job continues from the end of `step` and leaves out the next
+        `batches` batches.
         """
         if batches != self._left_out.get(step, 0) or any(at > step for at in self._left_out):
             self._forget_after(step)
@@ -178,8 +181,9 @@ class Truth:
 
     def goes_on(self, content: Content, before: Content, after: Content, step: int) -> Content:
         """
-        Return the content that a rank makes of its own `content` while the right content goes from
-        `before` to `after` in `step`.
+        Return the next content of a rank that holds `content`. The right content changes from
+        `before` to `after` in `step`. A rank with the right content gets `after`; wrong content
+        stays wrong.
         """
         if content == before:
             return after
@@ -195,8 +199,8 @@ class Truth:
 
     def unbend_after(self, step: int) -> None:
         """
-        Go back to `step` for all ranks: drop the contents that `bend` declared right for later
-        steps.
+        Drop the contents that `bend` made right for steps later than `step`, because all ranks go
+        back to `step`.
         """
         for bends in self._bends.values():
             for later in [at for at in bends if at > step]:

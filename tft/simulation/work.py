@@ -10,7 +10,8 @@ from tft.protocol.messages import SavedFile, Verdict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """
-    The result of an order.
+    The result of an order: saved files, the verdict of a check, rank-local state, or digests. Most
+    orders fill only some fields.
     """
 
     files: tuple[SavedFile, ...] = ()

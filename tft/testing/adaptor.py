@@ -1,12 +1,14 @@
 """
-An adaptor without a framework, for tests: real processes, real sockets, a state of a few numbers.
+An adaptor without a framework, for tests. It uses real processes and real sockets, and a state of a
+few numbers. It is installed under the name `fake`.
 
-It tests everything outside a framework: a job of four ranks runs after about a second. The model is
-any object with `values`, an `array` of doubles. The ranks add numbers with `group().add(x)`, which
-waits for all ranks, as a collective does, and hangs if one rank is missing. All ranks have the same
-state, unless the model is adopted with `apart`; then each rank has a shard of its own. Copies of
-the last two complete steps are kept. A function that is adopted as `reload` loads a checkpoint of
-the script's own. The adaptor is installed under the name `fake`.
+The adaptor tests every part of tft outside a framework. A job of four ranks takes about a second to
+start. The model is any object with `values`, an `array` of doubles. The ranks add numbers with
+`group().add(x)`. Like a collective, this call waits for all ranks, and hangs if a rank is missing.
+
+All ranks have the same state, unless the model is adopted with `apart`; then each rank has a shard
+of its own. Each rank keeps copies of the last two complete steps. A function that is adopted as
+`reload` loads a checkpoint that the script itself wrote.
 """
 
 import array
@@ -39,7 +41,8 @@ class Model(Protocol):
 
 class Group:
     """
-    The connection of one rank to the ranks of one regroup, through the store.
+    A process group of one rank: the connection to the other ranks of the last regroup, through the
+    store.
     """
 
     def __init__(self, name: str, host: str, port: int, world: int) -> None:
@@ -63,7 +66,8 @@ class Group:
 
     def meet(self, number: float = 0.0) -> float:
         """
-        Do the same as `add`, but without a call of `contributing`: this is not part of the step.
+        Do the same as `add`, but without calling `contributing`, for calls that are not part of the
+        step.
         """
         self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
@@ -90,8 +94,8 @@ class Group:
 
 class Store(socketserver.ThreadingTCPServer):
     """
-    The rendezvous store. It adds up the numbers that all ranks send under one key, and answers all of
-    them when the last number has come.
+    The rendezvous store. It adds the numbers that the ranks send under one key. When the number of
+    the last rank has arrived, it answers all ranks with the sum.
     """
 
     daemon_threads = True
@@ -125,7 +129,7 @@ class _Answer(socketserver.StreamRequestHandler):
 
 class _Adopted:
     """
-    The state of this process; there is only one.
+    The objects that the script of this process has adopted. Each process has one instance.
     """
 
     model: Model | None = None
@@ -141,7 +145,7 @@ class _Adopted:
 
     def contributing(self) -> None:
         """
-        Does nothing. Replaced by the function that `tft_watch` receives.
+        Do nothing. `tft_watch` replaces this method by the function that it receives.
         """
 
 

@@ -9,8 +9,8 @@ The contract of an adaptor, as tests that the author of an adaptor runs.
         training = MyTraining
 
 The tests start real processes that call the hooks of the adaptor in the order in which a worker
-calls them. A job whose ranks were killed, damaged, rolled back or loaded must end bit for bit as
-one that was left alone.
+calls them. Some tests disturb a job: they kill, damage, roll back or load its ranks. The job must
+end bit for bit as an undisturbed job.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ Record = tuple[list[list[object]], list[dict[str, str]]]
 
 class AdaptorContract:
     """
-    The tests of an adaptor. A subclass names its `training`.
+    The tests of an adaptor. A subclass sets `training`, the class of its training.
     """
 
     training: ClassVar[type[Training]]
@@ -48,7 +48,8 @@ class AdaptorContract:
 
     def test_needed_hooks_are_there(self) -> None:
         """
-        When an adaptor lacks a needed hook, tft refuses each rank of it.
+        The adaptor implements every needed hook. If one is missing, tft refuses each rank of the
+        job.
         """
         hook = self.training.hooks()
         missing = [name for name in NEEDED_HOOKS if not getattr(hook, name).get_hookimpls()]
@@ -56,7 +57,8 @@ class AdaptorContract:
 
     def test_hooks_that_belong_together_are_there_together(self) -> None:
         """
-        When an adaptor keeps copies, tft asks it for their steps and for one of them.
+        An adaptor implements all hooks of a set that belong together, or none of them. If an
+        adaptor keeps copies, for example, tft asks it for their steps and restores them.
         """
         hook = self.training.hooks()
         for group in (
@@ -68,8 +70,8 @@ class AdaptorContract:
 
     def test_an_unknown_object_is_refused(self) -> None:
         """
-        When a script hands over an object that the adaptor does not know, it is not ignored: the
-        job would lose its state in the first incident.
+        An object that the adaptor does not know is refused with `UsageError`. If it were ignored,
+        the job would lose its state in the first incident.
         """
         with Ranks(self.training, 1) as ranks:
             refusal = ranks[0].ask("adopt_more")
@@ -82,7 +84,8 @@ class AdaptorContract:
 
     def test_two_undisturbed_jobs_are_identical(self) -> None:
         """
-        When two undisturbed jobs differ, no comparison with a disturbed one says anything.
+        Two undisturbed jobs give the same results. The other tests compare disturbed jobs with an
+        undisturbed job, and need this.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -91,8 +94,8 @@ class AdaptorContract:
 
     def test_reading_the_state_changes_nothing(self) -> None:
         """
-        When the state is captured, compared and given away between two steps, the job ends as if
-        that had not happened.
+        Capturing, comparing and giving away the state between two steps does not change the result
+        of the job.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -114,7 +117,8 @@ class AdaptorContract:
 
     def test_all_holders_of_a_shard_name_the_same_holders(self) -> None:
         """
-        When ranks disagree about the holders of a shard, tft takes copies from ranks without one.
+        All holders of a shard name the same ranks as its holders. If they disagree, tft takes
+        copies from ranks that have none.
         """
         with self.begun() as ranks:
             told = ranks.all("shards")
@@ -130,7 +134,8 @@ class AdaptorContract:
 
     def test_copies_of_a_shard_have_equal_digests(self) -> None:
         """
-        When the digests of equal copies differ, every incident ends in a return to a checkpoint.
+        Equal copies of a shard have equal digests. If the digests differ, every incident ends in a
+        return to a checkpoint.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -148,7 +153,8 @@ class AdaptorContract:
 
     def test_a_changed_element_changes_a_digest(self) -> None:
         """
-        When a damaged copy has the digests of a sound one, training goes on with wrong numbers.
+        A change of one element changes a digest. If a damaged copy has the digests of a sound copy,
+        training continues with wrong numbers.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -162,8 +168,9 @@ class AdaptorContract:
 
     def test_a_killed_rank_changes_no_bit(self) -> None:
         """
-        When a rank is killed while the others wait for it, they leave the collective, its
-        replacement takes its state from them, and the job ends as the undisturbed one.
+        A rank is killed while the others wait for it in a collective. The others leave the
+        collective, and a new process takes its state from them. The job ends as the undisturbed
+        job.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -180,8 +187,8 @@ class AdaptorContract:
 
     def test_damaged_memory_changes_no_bit(self) -> None:
         """
-        When the memory of a rank is damaged, it keeps its process and takes its state from another
-        rank, and the job ends as the undisturbed one.
+        The memory of a rank is damaged. The rank keeps its process and takes its state from another
+        rank. The job ends as the undisturbed job.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -201,8 +208,8 @@ class AdaptorContract:
 
     def test_a_kept_copy_brings_back_its_step(self) -> None:
         """
-        When all ranks return to a copy of an earlier step that they keep, they train the steps
-        since then again with the same results.
+        All ranks restore the copy of an earlier step that they keep. They train the later steps
+        again, with the same results.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -231,8 +238,8 @@ class AdaptorContract:
 
     def test_a_rank_that_waits_is_known_to_wait(self) -> None:
         """
-        When a rank waits in a collective and `tft_waiting` denies it, tft takes it for the rank
-        that hangs.
+        `tft_waiting` returns True for a rank that waits in a collective. If it returns False, tft
+        takes the rank for the one that hangs.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -243,8 +250,8 @@ class AdaptorContract:
 
     def test_quiesce_may_be_called_at_any_time(self) -> None:
         """
-        When nothing hangs, or there are no groups, `tft_quiesce` does no harm, and new groups can
-        be formed after it.
+        `tft_quiesce` does no harm when no rank hangs, or when no groups exist. New groups can be
+        formed after the call.
         """
         with self.begun() as ranks:
             ranks.all("quiesce")
@@ -258,14 +265,15 @@ class AdaptorContract:
 
     def test_a_saved_job_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
         """
-        When a checkpoint is written by one holder of each shard and loaded by new processes, the
-        job ends as the undisturbed one.
+        A checkpoint is written by one holder of each shard and loaded by new processes. The job
+        ends as the undisturbed job.
         """
         self.saved_and_loaded(tmp_path, staged=False)
 
     def test_a_staged_checkpoint_is_loaded_bit_for_bit(self, tmp_path: Path) -> None:
         """
-        When the shards are copied in memory first and written later, the same holds.
+        The shards are first copied in memory, written later, and loaded by new processes. The job
+        ends as the undisturbed job.
         """
         self.saved_and_loaded(tmp_path, staged=True)
 
@@ -273,13 +281,15 @@ class AdaptorContract:
 
     def begun(self) -> Ranks:
         """
-        Return the ranks of a job; as a context manager, with their groups formed.
+        Return the ranks of a new job, as a context manager. On entering it, the ranks form their
+        groups.
         """
         return Ranks(self.training, self.world, formed=True)
 
     def undisturbed(self) -> Record:
         """
-        Return the record of an undisturbed job. It runs once for all tests of a class.
+        Return the record of an undisturbed job: the results of its steps and its final digests. The
+        job runs once for all tests of a class.
         """
         key = self.training, self.world
         if key not in self._undisturbed:
@@ -289,7 +299,8 @@ class AdaptorContract:
 
     def await_waiting(self, ranks: Ranks, rank: int) -> None:
         """
-        Wait until a rank that takes part in a collective alone is known to wait in it.
+        Wait until the adaptor reports that `rank` waits in a collective. No other rank takes part
+        in it.
         """
         end = monotonic() + LIMIT
         while not ranks[rank].ask("is_waiting"):
@@ -299,7 +310,7 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks but one compute a step that they cannot finish, and take them out of it.
+        Let all ranks except `but` begin a step that they cannot finish, and interrupt them in it.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -315,7 +326,8 @@ class AdaptorContract:
 
     def repair(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
         """
-        Give the ranks in `private`, which have a new process, the state of `step` from the others.
+        Give the ranks in `private`, which have new processes, the state of `step` from the other
+        ranks. The values of `private` are the rank-local states of these ranks.
         """
         for rank in ranks:
             rank.ask("clear")
@@ -325,7 +337,8 @@ class AdaptorContract:
 
     def go_on(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
         """
-        Form new groups, and roll all ranks back to the end of `step`.
+        Form new groups, and roll all ranks back to the end of `step`. The values of `private` are
+        the rank-local states of ranks with new processes.
         """
         ranks.form()
         for rank in ranks:
@@ -333,7 +346,8 @@ class AdaptorContract:
 
     def saved_and_loaded(self, directory: Path, *, staged: bool) -> None:
         """
-        Save a job after step `CUT`, load it in new processes, and compare its end.
+        Save a job after step `CUT`, load it in new processes, and compare its end with that of an
+        undisturbed job. With `staged`, the shards are copied in memory and written later.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -370,7 +384,8 @@ class AdaptorContract:
 
     def writers(self, ranks: Ranks) -> Iterator[tuple[RankProcess, list[str]]]:
         """
-        Yield the ranks that write a checkpoint, each with its shards: one holder of each shard.
+        Yield the ranks that write a checkpoint, each with the shards that it writes. Each shard is
+        written by one of its holders.
         """
         shards = {shard: holders for told in ranks.all("shards") for shard, holders in told.items()}
         for rank in ranks:
@@ -381,7 +396,7 @@ class AdaptorContract:
 
 def replicas(ranks: Ranks) -> Iterator[tuple[int, str, tuple[int, ...]]]:
     """
-    Yield each rank and shard of which there are several copies, with the shard's holders.
+    Yield each rank with each of its shards that has several copies, and the holders of the shard.
     """
     for rank, shards in enumerate(ranks.all("shards")):
         for shard, holders in shards.items():
@@ -391,15 +406,15 @@ def replicas(ranks: Ranks) -> Iterator[tuple[int, str, tuple[int, ...]]]:
 
 def joined(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
     """
-    Return, for each rank, what its steps have returned before and after an incident.
+    Return, for each rank, the results of its steps before an incident, followed by those after it.
     """
     return [first + second for first, second in zip(before, after, strict=True)]
 
 
 def identical(found: Record, expected: Record, what: str) -> None:
     """
-    Check that a job is bit-identical to the undisturbed one. Raises `AssertionError` with the first
-    difference.
+    Check that a job is bit-identical to the undisturbed one. `what` names the job in messages.
+    Raises `AssertionError` with the first difference.
     """
     for rank, (mine, theirs) in enumerate(zip(found[0], expected[0], strict=True)):
         for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):

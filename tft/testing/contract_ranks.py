@@ -1,9 +1,9 @@
 """
-The processes of the contract suite: ranks that call the hooks of an adaptor as a worker does, and
-the rendezvous store that they form their groups with.
+The processes for the tests of an adaptor's contract: ranks that call the hooks of an adaptor as a
+worker does, and the rendezvous store.
 
-Each rank has a process of its own, since an adaptor has one training state per process. In it, the
-main thread is the training thread, and a second thread is the control thread.
+Each rank has a process of its own, because an adaptor has one training state per process. The main
+thread is the training thread, and a second thread is the control thread.
 """
 
 import multiprocessing
@@ -39,13 +39,13 @@ Payload = tuple[bytes, list[tuple[str, bytes]]]
 
 class Training(ABC):
     """
-    A small training with the framework of an adaptor: what the suite asks of its user.
+    A small training with the framework of an adaptor. The author of the adaptor writes this class.
 
-    One object is made on each rank, in a process of its own, with the arguments `rank` and `world`.
-    The class must be importable by that process, so it cannot be defined inside a function. Its
-    module is imported once, before the processes are forked: import there what the framework
-    imports late, and every test is quicker. The ranks must draw different batches, or a mistake in
-    the data position shows nothing.
+    Each rank makes one object in its own process, with the arguments `rank` and `world`. The class
+    must be importable by that process, so it cannot be defined inside a function. Its module is
+    imported once, before the processes are forked. Import there the modules that the framework
+    would import late; this makes every test quicker. The ranks must draw different batches.
+    Otherwise an error in the data position is not noticed.
     """
 
     adaptor: ClassVar[str]
@@ -59,14 +59,14 @@ class Training(ABC):
     def parts(self) -> Mapping[str, Any]:  # Any: the framework's own objects
         """
         Return the named arguments that the script would give to `session.adopt`. Parameters must be
-        the same on every rank, whatever has been drawn before.
+        the same on every rank, whatever random numbers were drawn before.
         """
 
     @abstractmethod
     def step(self, model: Any, update: Update) -> object:  # Any: what `tft_rebuild` has returned
         """
         Train one step as the loop of a script does: draw a batch, compute, and change the state
-        within `with update():`. Return what is to be compared between runs, such as the loss in
+        within `with update():`. Return the results to be compared between runs, such as the loss in
         hexadecimal.
         """
 
@@ -109,7 +109,8 @@ class _Rank:
 
     def adopt_more(self) -> str:
         """
-        Hand over an object whose name no adaptor knows. Return the name of the exception's type.
+        Give the adaptor an object whose name no adaptor knows. Return the name of the exception
+        that the adaptor raises, or an empty text if it raises none.
         """
         parts = dict(self._training.parts())
         wrap = parts.pop("wrap", None)
@@ -121,7 +122,7 @@ class _Rank:
 
     def form(self, name: str, port: int) -> None:
         """
-        Form the groups, and build the wrapper.
+        Form the groups through the store at `port`, and build the wrapper of the model.
         """
         self.hook.tft_regroup(
             name=name, host="127.0.0.1", port=port, rank=self._rank, world=self._world
@@ -167,10 +168,11 @@ class _Rank:
 
     def interrupted(self) -> str | None:
         """
-        Train one more step, in which the rank is to be interrupted. Return the kind of fault that
-        the exception means. None: the adaptor does not know the exception.
+        Train one more step, in which the rank is to be interrupted. Return the kind of fault to
+        which the adaptor assigns the exception. Return None if the adaptor does not know the
+        exception.
 
-        Raises `AssertionError` when nothing interrupts the rank.
+        Raises `AssertionError` when the rank is not interrupted.
         """
         try:
             self._training.step(self._model, self._update)
@@ -189,7 +191,7 @@ class _Rank:
 
     def damage(self) -> None:
         """
-        Change the state.
+        Damage one element of the state of this rank.
         """
         self._training.damage()
 
@@ -246,8 +248,8 @@ class _Rank:
 
     def roll_back(self, step: int, private: bytes | None) -> None:
         """
-        Go on from the end of `step`. `private` is the rank-local state that another process of this
-        rank has captured. None: this process has captured it.
+        Roll this rank back to the end of `step`. `private` is the rank-local state that another
+        process of the rank has captured. None: this process has captured it.
         """
         state = self._private[step] if private is None else private
         self.hook.tft_rollback(private=state)
@@ -326,8 +328,8 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _serve_rank(pipe: Connection, training: type[Training], rank: int, world: int) -> None:
     """
-    Serve requests until the process is killed: those of the control thread at once, the others one
-    after the other on the main thread.
+    Serve the requests of a rank until the process is killed. Requests to the control thread are
+    served at once. All others are served one after the other on the main thread.
     """
     served = _Rank(training, rank, world)
     main = threading.main_thread().ident
@@ -429,9 +431,9 @@ class RankProcess:
 
 class Ranks:
     """
-    The ranks of one job, and their rendezvous store. A context manager: it ends all processes.
+    The ranks of one job, and their rendezvous store, as a context manager that ends all processes.
 
-    `formed`: the groups are formed at the beginning.
+    With `formed`, the ranks form their groups when the context begins.
     """
 
     def __init__(self, training: type[Training], world: int, *, formed: bool = False) -> None:

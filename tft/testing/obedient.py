@@ -154,7 +154,7 @@ class ScriptedRank:
 
     def sound_steps(self) -> frozenset[int]:
         """
-        Return the steps whose sound state this rank can really give to other ranks.
+        Return the steps whose state this rank can give to other ranks. Only sound states count.
         """
         if self.context_lost:
             return frozenset()
@@ -163,7 +163,7 @@ class ScriptedRank:
 
     def complete(self) -> None:
         """
-        Complete the step: the update window closes.
+        Complete the current step: close the update window and keep a copy if the rank keeps copies.
         """
         if self.state.keeps:
             self.state.backups = (*self.state.backups, self.step)[-self.state.keeps :]
@@ -179,8 +179,8 @@ class ScriptedRank:
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
-        Return True if the order is for this process and new to it. Only then the order is recorded
-        as heard.
+        Return True if the order is for this process and was not received before. Only such an order
+        is recorded as received.
         """
         key = (order.incident, order.round)
         meant = order.incarnations.get(self.rank, 0) == self.incarnation
@@ -201,10 +201,10 @@ class ScriptedRank:
         self, order: RankOrder, gives: Callable[[int], frozenset[int]], *, stuck: bool
     ) -> str | None:
         """
-        Carry out an order. Return None, or the reason why the rank could not.
+        Carry out an order. Return None, or the reason why the rank could not carry it out.
 
-        `gives` returns the steps that a rank can really give. `stuck` is true if the all-reduces of
-        the rank's next step were cut off.
+        `gives` returns, for a rank, the steps whose state it can give. `stuck` is true if the
+        all-reduces of the next step of this rank were cut off.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"

@@ -68,8 +68,8 @@ Kind = TypeVar("Kind", bound=Order)
 @dataclass(frozen=True, kw_only=True)
 class JobShape:
     """
-    What a scripted job consists of. By default there is one node; `placement` gives the ranks that
-    each node starts.
+    The size and the parts of a scripted job. By default it has one node. `placement` gives the
+    ranks that each node starts.
     """
 
     world: int = field(kw_only=False)
@@ -119,7 +119,7 @@ class JobShape:
 @dataclass(slots=True)
 class Script:
     """
-    What goes wrong in a scripted job.
+    The faults that a test causes in a scripted job.
     """
 
     gone: set[int] = field(default_factory=set)
@@ -187,9 +187,11 @@ class ScriptedJob(JobShape):
 
     def report(self, message: Report, *, sender: str = "") -> None:
         """
-        Pass a report to the machine. The resulting commands are queued and not yet carried out.
+        Give a report to the job machine. The commands that follow are queued and not yet carried
+        out.
 
-        If no sender is given, the sender is the rank's process.
+        Without `sender`, the sender of a rank's report is the rank's process. The sender of any
+        other report is then `outside`.
         """
         self.now += 0.001
         self._number += 1
@@ -246,13 +248,14 @@ class ScriptedJob(JobShape):
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
-        End the process of a rank; its agent reports the exit.
+        End the process of a rank, and report the exit to the machine. `code` is the exit code; a
+        negative code is a signal.
         """
         self._ends(self.ranks[rank], code, stack=stack)
 
     def kill_successor(self, rank: int) -> None:
         """
-        End the process that is to take over from a rank.
+        End the process of the successor of a rank.
         """
         self._ends(self.successors.pop(rank), -9)
 
@@ -283,7 +286,8 @@ class ScriptedJob(JobShape):
         context_lost: bool = False,
     ) -> None:
         """
-        Let an exception leave the training loop of a rank.
+        Let an exception leave the training loop of a rank, and report the fault. `polluted` says
+        that wrong numbers may have spread. `not_after` is the last step that may be sound.
         """
         one = self.ranks[rank]
         one.training, one.context_lost = False, context_lost
@@ -309,7 +313,8 @@ class ScriptedJob(JobShape):
         polluted: bool = False, not_after: int | None = None,
     ) -> None:  # fmt: skip
         """
-        Report a fault of a rank that was seen from outside.
+        Report a fault that an observer outside the rank has seen. `polluted` says that wrong
+        numbers may have spread. `not_after` is the last step that may be sound.
         """
         self._spoil(self.ranks[rank], kind, polluted=polluted, not_after=not_after)
         self.report(
@@ -323,7 +328,8 @@ class ScriptedJob(JobShape):
         self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
     ) -> None:
         """
-        Apply the real effect of a fault to the states that the ranks hold.
+        Mark as wrong the states that the fault really damages: the rank's own state, and that of
+        other ranks if the fault has spread.
         """
         if kind in ("memory", "corruption"):
             one.state.spoiled, one.state.bad_copies = True, frozenset(one.state.backups)
@@ -346,7 +352,7 @@ class ScriptedJob(JobShape):
 
     def pause(self, check: str = "") -> None:
         """
-        Request a pause.
+        Request a pause of the job. `check` names the check to run in the pause.
         """
         self.report(PauseRequested(why="a switch is replaced", check=check, at=self.now))
 
@@ -358,8 +364,8 @@ class ScriptedJob(JobShape):
 
     def switch(self, *ranks: int) -> None:
         """
-        Request that these ranks move to other processes. Without ranks the earlier request is
-        called off.
+        Request that the given ranks move to other processes. Without ranks, withdraw the earlier
+        request.
         """
         self.report(SwitchRequested(ranks=ranks, why="its pod is switched", at=self.now))
 
@@ -388,11 +394,12 @@ class ScriptedJob(JobShape):
 
     def ask(self, plugin: object) -> Advice | None:
         """
-        Ask a recovery plugin about the open incident, as the controller does, and follow its
-        answer. `plugin` is a module or an object with hooks. The job needs `Policy(advised=True)`.
+        Ask a recovery plugin about the open incident, as the controller does, and give its advice
+        to the machine. `plugin` is a module or an object with hooks. The job needs
+        `Policy(advised=True)`.
 
-        Return what the plugin has advised. Raises what the plugin raises, and `UsageError` if its
-        hooks do not fit the specifications.
+        Return the advice of the plugin. Raises every exception of the plugin, and `UsageError` if
+        its hooks do not fit the specifications.
         """
         plugins = pluggy.PluginManager("tft")
         plugins.add_hookspecs(PluginSpecs)
@@ -404,7 +411,7 @@ class ScriptedJob(JobShape):
 
     def stall(self, silence: float = 5.0) -> None:
         """
-        Let the watch report that no rank moves, after `silence` seconds.
+        Let the hang detection report that no rank has moved for `silence` seconds.
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
@@ -419,7 +426,8 @@ class ScriptedJob(JobShape):
 
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:
         """
-        Let the launcher request the end of all nodes, or of one node.
+        Let the launcher request the end of the job. With `node`, it requests the end of that node's
+        ranks only. `signal` is the number of the signal that the launcher received; 0: none.
         """
         why = "SIGTERM came" if signal else "an operator asks for it"
         self.report(StopRequested(why=why, signal=signal, node=node, at=self.now))
@@ -467,7 +475,7 @@ class ScriptedJob(JobShape):
 
     def wait(self) -> None:
         """
-        Advance the clock to the machine's next deadline.
+        Advance the clock to the machine's next deadline, and tell the machine that it has passed.
         """
         deadline = self.machine.next_deadline()
         assert deadline is not None, "nothing is waited for"
@@ -476,8 +484,8 @@ class ScriptedJob(JobShape):
 
     def let_pass(self, seconds: float) -> None:
         """
-        Advance the clock by `seconds` and report it to the machine, whether it waits for that or
-        not.
+        Advance the clock by `seconds`, and tell the machine that a deadline has passed. This
+        happens even if no deadline lies in that time.
         """
         self.now += seconds
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
@@ -513,7 +521,8 @@ class ScriptedJob(JobShape):
 
     def reports(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        Return the incidents as in the report, without a better source for when their faults began.
+        Return the incidents as the report shows them. The times when faults began come from the
+        incidents alone.
         """
         return [incident_report(each, _nobody_knows) for each in self.machine.incidents]
 
@@ -555,7 +564,8 @@ class ScriptedJob(JobShape):
 
     def _processes(self, rank: int) -> list[ScriptedRank]:
         """
-        Return all processes that hear the orders for a rank.
+        Return all processes of a rank: the current one, the successor and former ones. Orders go to
+        all of them.
         """
         successor = [self.successors[rank]] if rank in self.successors else []
         return [self.ranks[rank], *successor, *(one for one in self.former if one.rank == rank)]
@@ -566,9 +576,10 @@ class ScriptedJob(JobShape):
 
     def _hand_over(self, rank: int, order: RankOrder) -> None:
         """
-        Make the successor the holder of the rank, if the order is the first one that names it.
+        Make the successor the holder of the rank, if `order` names the successor's incarnation for
+        the rank.
 
-        Orders name the process that holds each rank.
+        Orders name the incarnation of the process that holds each rank.
         """
         successor = self.successors.get(rank)
         if successor is not None and order.incarnations.get(rank, 0) == successor.incarnation:
