@@ -1087,7 +1087,7 @@ def test_end_of_the_launcher_of_a_lost_node_does_not_end_the_job(*, recovered: b
     job.train()
     assert job.over is None
     assert strategies(job) == ["recover"]
-    assert [facts["ranks"] for facts in job.facts("node_left")] == [[]]
+    assert job.facts("node_left") == [{"node": 1, "ranks": [], "why": "SIGTERM came"}]
 
 
 def test_end_of_the_launcher_of_a_node_without_ranks_does_not_end_the_job() -> None:

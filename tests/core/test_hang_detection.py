@@ -291,6 +291,14 @@ def test_before_the_first_beat_no_node_is_lost() -> None:
     assert HangDetection(POLICY).silent(60.0) == []
 
 
+def test_node_silence_is_that_of_the_policy() -> None:
+    """
+    When the policy sets the limit for a silent node, then the hang detection names this limit, for
+    the sentence in which the node is reported as lost.
+    """
+    assert HangDetection(Policy(node_silence=7.0)).node_silence == 7.0
+
+
 def test_a_node_that_never_sends_a_beat_is_lost() -> None:
     """
     When a node is up, and after ten seconds only another one has sent beats, then it is lost. A
