@@ -27,9 +27,8 @@ def train(run_dir: Path, steps: int, *options: str, more: tuple[str, ...] = ()) 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param((), marks=pytest.mark.soak), OWN], ids=["by the adaptor", "by the script"]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("more", [(), OWN], ids=["by the adaptor", "by the script"])
 def test_a_run_resumes_from_a_configured_checkpoint_directory(
     more: tuple[str, ...], tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -87,6 +87,7 @@ def ranks(job: Job) -> list[int]:
     return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
 
 
+@pytest.mark.soak
 def test_only_the_killed_ranks_of_another_launcher_are_restarted(
     tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:

@@ -111,6 +111,7 @@ def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
         assert {call["training"] for call in moved} == {True}
 
 
+@pytest.mark.soak
 def test_mindspores_own_functions_write_the_last_checkpoint(tmp_path: Path, calm: Outcome) -> None:
     """When a rank raises an unknown error, then the other rank's MindSpore functions write and name
     the checkpoint of the last completed step, and both leave by MindSpore's own exit."""

@@ -1,7 +1,8 @@
 """
-Detect that no rank makes progress. The step times of the job are learnt from the beats of the
-nodes; a silence that is longer than these step times allow is a stall. Pure. Beats come in tens of
-thousands, so they are judged here, and only the verdict becomes an event of the job machine.
+Detect silent nodes, and detect that no rank makes progress. The step times of the job are learnt
+from the beats of the nodes; a standstill that is longer than they allow is a stall. Pure. Beats
+come in tens of thousands, so they are judged here, and only the verdict becomes an event of the job
+machine.
 """
 
 import math
