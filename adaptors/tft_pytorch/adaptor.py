@@ -1,8 +1,8 @@
 """
 The hooks of the adaptor for PyTorch. The entry point of the adaptor names this module.
 
-The hooks of `tft.spi.adaptor.AdaptorSpecs` that the adaptor implements are here; the other modules do the
-work. A process has one training state, which `tft_adopt` sets.
+This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
+modules. A process has one training state, which `tft_adopt` sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence

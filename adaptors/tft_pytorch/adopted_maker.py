@@ -1,7 +1,9 @@
 """
-The maker for objects that the script made itself (`session.adopt(model=..., optimizer=...)`), of
-which every rank has the whole model. The objects stay the same for as long as the process lives;
-only the wrapper is made anew for new groups.
+The `Maker` (see `state_store.py`) for objects that the script makes itself and passes to
+`session.adopt(model=..., optimizer=...)`. Every rank has the whole model.
+
+The objects live as long as the process. Only the wrapper, such as a DDP, is made anew for new
+process groups.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,7 +55,8 @@ def adopt(
 
 class AdoptedMaker:
     """
-    Objects that were handed over: see `tft_pytorch.state_store.Maker`.
+    The user's objects that were passed to `session.adopt`. Implements
+    `tft_pytorch.state_store.Maker`.
     """
 
     lasting = True
@@ -201,7 +204,10 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
 
 def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
     """
-    Check what must hold however the model is handed over. Raises `UsageError`.
+    Check the arguments of `session.adopt` that do not depend on whether a factory makes the model.
+
+    Raises `UsageError` if `others`, the scheduler or the data cannot be kept, or if the script has
+    already initialized torch.distributed.
     """
     beside = {"scheduler": parts.get("scheduler"), "data": parts.get("data")}
     check_others(parts.get("others", {}), beside)

@@ -1,8 +1,8 @@
 """
-The others: objects that are kept in addition to model and optimizer, such as a scheduler, a
-GradScaler or a moving average. They have `state_dict` and `load_state_dict`.
+The objects that are kept in addition to model and optimizer, such as a scheduler, a GradScaler or a
+moving average. The code calls these objects `others`. Each has `state_dict` and `load_state_dict`.
 
-This module divides the state of the others among the shards of a model that was made over groups.
+This module divides their state among the shards of a model that a factory made over process groups.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +26,11 @@ State = Any
 
 def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the user's own objects
     """
-    Check that `others` have usable names, and that `others` and `beside` have `state_dict` and
-    `load_state_dict`. `beside` are objects that the user handed over under fixed names, such as the
-    scheduler; they may be None.
+    Check the objects that the user handed over in addition to model and optimizer.
 
-    Raises `UsageError` if not.
+    The names in `others` must be usable. All objects in `others` and `beside` must have
+    `state_dict` and `load_state_dict`. `beside` has the objects with fixed names, such as the
+    scheduler; they may be None. Raises `UsageError` if a check fails.
     """
     if not isinstance(others, Mapping):
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
@@ -49,10 +49,11 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
 
 def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own type
     """
-    Make each `GradScaler` forget how far each optimizer has come in a step, because a `GradScaler`
-    refuses to begin the same step twice.
+    Clear the record in each `GradScaler` of how far each optimizer has come in the present step.
+    Otherwise the `GradScaler` refuses to begin the same step again.
 
-    This note is no part of its state, and is empty when a step is complete.
+    The record is not in the `state_dict` of the `GradScaler`. It is empty whenever a step is
+    complete.
     """
     for other in others.values():
         if isinstance(other, GradScaler) and other.is_enabled():
@@ -61,14 +62,17 @@ def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own t
 
 def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, State]:
     """
-    Return the part of the state that belongs to each shard, in the same nested dicts.
+    Divide `state` among the shards. Return the part of each shard, by the ranks that hold the
+    shard. Each part has the same nested dicts as `state`.
 
-    State with the name of a parameter or buffer, such as a moving average of it, is in the shard of
-    that tensor. A distributed tensor is in a shard whose holders all have the same part of it.
-    Other tensors are in a shard whose holders all have the same part of everything. Values that are
-    not tensors, and tensors that are single numbers, are in the shard with the most holders.
+    State that is named after a parameter or buffer, such as its moving average, goes to the shard
+    of that parameter or buffer. For other state:
 
-    Raises `UsageError` for a tensor for which there is no such shard.
+    - A distributed tensor goes to a shard whose holders all have the same part of the tensor.
+    - Any other tensor goes to a shard whose holders all have the same part of the whole model.
+    - Single numbers, and values that are not tensors, go to the shard with the most holders.
+
+    Raises `UsageError` for a tensor for which no shard fits.
     """
     own = _own_kind(state, name, kinds)
     if own is not None:
@@ -84,10 +88,11 @@ def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, Stat
 
 def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     """
-    Return the kind of the parameter or buffer whose name a part of the state has, None if there is
-    none.
+    Return the holders of the parameter or buffer after which the state `name` is named. None if no
+    parameter or buffer has this name.
 
-    State with such a name but another shape does not count, except single numbers.
+    The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
+    numbers are exempt.
     """
     _, _, called = name.partition(".")  # the first word names the object that has the state
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
@@ -141,7 +146,8 @@ def mapped(state: State, name: str, change: Callable[[str, Tensor], object]) -> 
     """
     Return `state` with every tensor replaced by the result of `change(name, tensor)`.
 
-    `name` is the name of `state`; a tensor inside has a longer name that begins with it.
+    The argument `name` is the name of the whole `state`. The keys on the way to a tensor are
+    appended to it, as in `name.key`.
     """
     if isinstance(state, Tensor):
         return change(name, state)

@@ -30,7 +30,7 @@ reducer.hpp."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """
-    The layout in which one DDP reduces gradients, or will reduce them from its next forward on.
+    The order and the buckets in which one DDP reduces gradients, now or from its next forward on.
     """
 
     order: tuple[int, ...]
@@ -42,7 +42,8 @@ class Layout:
 
 class Wrappers:
     """
-    The DDP instances in the result of `wrap`, and the layouts that belong to the present state.
+    The DDP instances in the object that the user's function `wrap` returned, and the layout of each
+    DDP in the present training state.
     """
 
     def __init__(self, contributing: Callable[[], None] | None) -> None:
@@ -78,10 +79,10 @@ class Wrappers:
 
     def note(self) -> None:
         """
-        Note the layout that DDP will use in the next step. Called when a step is complete.
+        Note the layout that each DDP will use in the next step. Called when a step is complete.
 
-        This costs 10 us for each wrapper until the layout is decided, which is after the second
-        step. After that it costs nothing.
+        A call costs 10 us for each DDP until its layout is final, which is after the second step.
+        Then it costs nothing.
         """
         for index, ddp in enumerate(self._wrappers):
             if self._layouts is not None and not _decided(self._layouts[index]):
@@ -165,13 +166,14 @@ def _refuse_unsupported(ddp: DDP) -> None:
 
 def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
     """
-    Arrange that `contributing` is called in every step, before the last bucket is reduced.
+    Arrange that `contributing` is called in every step, before the last bucket of gradients is
+    all-reduced. Return the handle that ends this.
 
-    The gradient of any parameter comes before that moment, so a hook on one parameter calls it. Two
-    cases differ: with `find_unused_parameters` no parameter is sure to have a gradient, and on
-    devices the gradients come on another thread. There a hook calls `contributing` at the end of
-    the forward. Random numbers that are drawn between the forward and the all-reduces then come too
-    late.
+    Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
+    ready before the last all-reduce. A hook at the end of the forward calls `contributing` in two
+    cases. With `find_unused_parameters` no parameter is sure to get a gradient. On devices, the
+    gradients are computed on another thread. In these cases `contributing` does not see random
+    numbers that are drawn between the forward and the all-reduces.
     """
 
     def say(*_: object) -> None:
@@ -185,9 +187,10 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
 
 def _layout_of(ddp: Any) -> Layout | None:
     """
-    Return the present layout of `ddp` from its refreshed statistics, None if it is not known.
+    Read the present layout of `ddp` from the DDP's statistics, after refreshing them. Return None
+    if the layout is not known yet.
 
-    The statistics are the only place where DDP names its buckets.
+    DDP reports its buckets only in these statistics.
     """
     if ddp.find_unused_parameters:
         return None  # it never sorts its buckets anew: the first layout stays
@@ -253,7 +256,8 @@ def _bring(ddp: Any, layout: Layout) -> Layout:
 
 def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
     """
-    Return the parameters that DDP's indices count, and for each whether it gets sparse gradients.
+    Return the trained parameters in the order of DDP's indices. Also return for each whether its
+    gradient is sparse.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse
@@ -261,11 +265,11 @@ def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
 
 def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its hook has no type
     """
-    Tell the reducer that the gradients have come, one by one, in the order `order`.
+    Tell the reducer that the gradients have been computed, one by one, in the order `order`.
 
-    This must happen while autograd runs: the all-reduces are finished in a callback that only a
-    backward has. A backward through the parameters would call the user's hooks on them and would
-    write gradients, so the backward goes through a tensor of its own.
+    This must happen during a backward, because only the callbacks of a backward complete the
+    all-reduces. A backward through the parameters would call the user's hooks and write gradients.
+    So this function runs a backward through a separate tensor.
     """
 
     def arrive(_: Tensor) -> None:

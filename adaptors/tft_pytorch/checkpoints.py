@@ -1,10 +1,10 @@
 """
-One shard as a checkpoint of torch.distributed.checkpoint.
+Writes and reads one shard as a checkpoint of torch.distributed.checkpoint.
 
-`model`, `optim`, `scheduler` and the others are stored as `get_state_dict` and `state_dict` have
-them. The entry `tft.meta` has the description from which this adaptor restores the shard exactly.
-The process that commits the checkpoint joins the metadata of all shards. Plain torch can then load
-the whole checkpoint without tft.
+`model`, `optim`, `scheduler` and `others` are stored in the form that torch's `get_state_dict` and
+`state_dict` return. The entry `tft.meta` has the description from which this adaptor restores the
+shard exactly. The process that commits the checkpoint joins the metadata of all shards. Plain torch
+can then load the whole checkpoint without tft.
 """
 
 import shutil
@@ -66,12 +66,12 @@ def write(
     planner: DefaultSavePlanner | None = None,
 ) -> list[str]:
     """
-    Write `content` and the description `meta` under `directory`/`shard`, and sync them. Return the
-    names of the files, relative to `directory`.
+    Write `content` and the description `meta` under `directory`/`shard`, and sync the files. Return
+    the names of the files, relative to `directory`.
 
-    Of a sharded tensor only this rank's part is written. The place of the part in the whole tensor
-    is stored in the description, and in the metadata that `join` writes. Files that an earlier
-    attempt left there are removed.
+    If a tensor is sharded, only this rank's part of the tensor is written. The position of the part
+    is stored in the description, and in the metadata that `join` writes. Files of an earlier
+    attempt under `directory`/`shard` are removed first.
     """
     place = directory / shard
     shutil.rmtree(place, ignore_errors=True)
@@ -89,9 +89,9 @@ def load(
     directory: Path, shard: str, room: Callable[[bytes], Mapping[str, Tensor]]
 ) -> tuple[bytes, dict[str, Tensor]]:
     """
-    Load what `write` wrote, into the tensors that `room` returns for a description. Return the
-    description and these tensors.
+    Load a shard that `write` wrote. Return the description of the shard and its tensors.
 
+    `room` is called with the description, and returns the tensors into which the content is loaded.
     Raises `CheckpointCorrupt` if the files cannot be read.
     """
     place = directory / shard
@@ -135,8 +135,9 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
 
 def shards_among(files: Iterable[str]) -> list[str]:
     """
-    Return the shards that were written as first copies; further copies of a shard lie in deeper
-    directories.
+    Return the names of the shards whose files are in `files`.
+
+    Only the first copy of each shard counts. The files of further copies are in deeper directories.
     """
     paths = [Path(file) for file in files]
     return sorted(
@@ -148,8 +149,8 @@ def placed(
     known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
-    Return the metadata and the index of a part of a tensor as metadata and index of the whole
-    tensor.
+    Convert the metadata `known` and the `index` of a part of a tensor, which was stored like a
+    whole tensor. Return both as those of a chunk of the whole tensor.
 
     `whole` is the shape of the whole tensor, `at` the offset of the part in it.
     """
@@ -162,7 +163,8 @@ def placed(
 
 def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
     """
-    Return whether the entry `name` adds something to `whole`, and add it there.
+    Add `found`, the metadata of the entry `name`, to the metadata `whole` of the checkpoint. Return
+    False if `whole` already has all of it.
     """
     known = whole.state_dict_metadata.setdefault(name, found)
     if known is found:
@@ -207,9 +209,9 @@ def writing(what: str) -> Iterator[None]:
     """
     Turn torch's exception about a failed write into an ordinary exception.
 
-    torch's own `CheckpointException` is no `Exception`, and would end the thread in which it is
-    raised. The new message is the same each time for the same reason. The traceback and the
-    position in a file are left to the log.
+    torch's `CheckpointException` is not a subclass of `Exception`, so it would end the thread that
+    raises it. Equal failures get equal messages. The traceback and the position in the file are
+    left out of the message; the log has them.
 
     Raises `OSError` if the system reported an error, else `RuntimeError`.
     """
@@ -225,7 +227,8 @@ def writing(what: str) -> Iterator[None]:
 
 def _underlying(error: CheckpointException) -> Exception:
     """
-    Return the first failure that torch has wrapped. If it is no `Exception`, raise it unchanged.
+    Return the first exception in the `CheckpointException`. If the first exception is not a
+    subclass of `Exception`, raise it.
     """
     for _, (found, _) in sorted(error.failures.items()):
         if isinstance(found, Exception):
@@ -236,9 +239,10 @@ def _underlying(error: CheckpointException) -> Exception:
 
 def _disk(error: BaseException) -> OSError | None:
     """
-    Return the error of the system behind `error`, None if there is none.
+    Return the `OSError` that caused `error`, None if no `OSError` did.
 
-    After such an error torch's own writer complains only about a position in a file.
+    When a write fails with an `OSError`, torch's writer raises another exception, which mentions
+    only a position in a file.
     """
     link: BaseException | None = error
     while link is not None:

@@ -69,10 +69,11 @@ class ExtraStates:
     def noted(self, *, closing: bool = False) -> tuple[dict[str, Any] | None, int]:
         """
         Return the present extra states as plain values for `put_back`, and their size in bytes.
+        Return None and 0 if no module has an extra state.
 
-        None with size 0 if no module has an extra state. `closing`: a step is complete, and
-        `rewind` is to restore this state. Raises `UsageError` for an extra state that cannot be
-        kept, and if all together have more than `LIMIT` bytes.
+        Pass `closing=True` when a step is complete: `rewind` then restores the state of this call.
+        Raises `UsageError` for an extra state that cannot be kept, or if all together exceed
+        `LIMIT` bytes.
         """
         if not self._modules:
             return None, 0
@@ -93,8 +94,8 @@ class ExtraStates:
 
     def put_back(self, noted: object) -> None:
         """
-        Restore extra states that `noted` returned. A module that `noted` did not know then stays as
-        it is.
+        Restore the extra states that an earlier call of `noted` returned. Modules that are not in
+        `noted` keep their present extra state.
 
         Raises `MalformedMessage` if `noted` cannot be read.
         """
@@ -115,8 +116,8 @@ class ExtraStates:
 
     def forget(self) -> None:
         """
-        Forget the state for `rewind`: the state of this rank now comes from elsewhere. Until a
-        rollback there is nothing to restore.
+        Forget the state that `rewind` would restore, because the state of this rank now comes from
+        elsewhere. Until the next rollback `rewind` does nothing.
         """
         self._settled = None
 

@@ -1,10 +1,11 @@
 """
-The maker for training state that can only be made when the process groups exist
-(`session.adopt(make=...)`): models that are sharded by FSDP2, parallelized over a device mesh, or
-cut into pipeline stages.
+The `Maker` (see `state_store.py`) for objects that can only be made when the process groups exist
+(`session.adopt(make=...)`). Examples are models that are sharded by FSDP2, parallelized over a
+device mesh, or cut into pipeline stages.
 
-The user's factory makes the objects at the start, and anew after every incident. In between, this
-rank's state is kept apart from the groups. It is then put into the new objects.
+The user's factory `make` makes the objects at the start, and again after every incident. In
+between, this module keeps the tensors of this rank without references to process groups. Then it
+puts them into the new objects.
 """
 
 import gc
@@ -66,7 +67,7 @@ def _check_make(
 
 class FactoryMaker:
     """
-    Objects that the user's factory makes: see `tft_pytorch.state_store.Maker`.
+    The objects that the user's factory makes. Implements `tft_pytorch.state_store.Maker`.
     """
 
     lasting = False
@@ -94,10 +95,11 @@ class FactoryMaker:
 
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
-        Make the objects once, over groups that send nothing.
+        Call the user's factory once as a trial, over process groups that send nothing. Then free
+        the objects.
 
-        This trial shows which ranks hold which part of each tensor. It does not show the content:
-        parts that the factory sends between ranks do not arrive.
+        The trial shows which ranks hold which part of each tensor. The content of the tensors is
+        wrong, because nothing that the factory sends between ranks arrives.
         """
         if self._shards:
             return
@@ -175,9 +177,11 @@ class FactoryMaker:
 
 def _free() -> None:
     """
-    Free the objects that only refer to each other, such as modules and their hooks.
+    Free objects that refer only to each other, such as modules and their hooks, with the process
+    groups to which they refer.
 
-    A group that is freed any later is torn down when the new group already exists.
+    This must happen now. Otherwise an old process group could be torn down after the new group is
+    formed.
     """
     meshes.forget()
     gc.collect()
@@ -186,7 +190,8 @@ def _free() -> None:
 @contextmanager
 def _pretended(rank: int, world: int) -> Iterator[None]:
     """
-    Provide a default group that completes every collective at once and sends nothing.
+    Provide a default process group within the `with` block. Its collectives complete at once and
+    send nothing.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
 
@@ -200,7 +205,8 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """
-    Restore torch's generator at the end, however it was seeded or used in between.
+    Restore torch's random generator at the end of the `with` block, even if the block seeded or
+    used it.
     """
     state = torch.get_rng_state()
     try:

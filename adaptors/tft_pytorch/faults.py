@@ -1,6 +1,6 @@
 """
-Decides which fault an exception out of the training loop means, and whether a thread may be waiting
-for other ranks.
+Tells which fault an exception in the training loop means, and whether a thread may be waiting for
+other ranks.
 """
 
 import re
@@ -35,7 +35,8 @@ _WAITING = (
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    Return the kind of fault that one of torch's own exceptions means, None if it means no fault.
+    Return the kind of fault that `error` means: `network` if torch raised it because a connection
+    is broken, else None.
     """
     said = str(error)
     broken = any(isinstance(error, kind) and re.search(words, said) for kind, words in _NETWORK)

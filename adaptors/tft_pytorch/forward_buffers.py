@@ -67,8 +67,8 @@ class RunningBuffers:
         """
         Watch the buffers of `model` from now on.
 
-        If `model` replaces an earlier model, the knowledge about the earlier model's buffers is
-        used for its buffers, which come in the same order.
+        If `model` replaces an earlier model, it must have the same buffers in the same order. A
+        buffer that moved in the earlier model then counts as moving in `model`.
         """
         slots = [(module, name) for module in model.modules() for name in module._buffers]
         self.learn(model)
@@ -100,7 +100,7 @@ class RunningBuffers:
 
     def rest(self) -> None:
         """
-        Take note that the changes of the buffers until now do not come from the forward pass.
+        Ignore all changes of the buffers until now: the forward pass did not cause them.
         """
         for index, seen in enumerate(self._seen):
             tensor = self._tensor(index)
@@ -109,10 +109,11 @@ class RunningBuffers:
     def copy(self, *, closing: bool, room: int = INLINE) -> dict[str, object] | None:
         """
         Return a copy of the present content of the moving buffers, as plain values for `restore`.
+        Return None if no buffer moves.
 
-        None if no buffer moves. `closing`: a step is complete, and `rewind` is to restore this
-        copy. `room`: the most bytes that may travel. If the content has more, it is kept here, and
-        the result only refers to it.
+        Pass `closing=True` when a step is complete: `rewind` then restores this copy. `room` is the
+        most bytes of content in the result. Larger content stays in this process, and the result
+        only refers to it.
         """
         if not self._slots:
             return None
@@ -138,9 +139,10 @@ class RunningBuffers:
 
     def again(self, copy: object, room: int) -> object:
         """
-        Return a new copy at the end of a step, for the step that was complete when `copy` was made.
+        Return a new copy of the buffers at the end of a step. `copy` was made when the update
+        window of the same step closed.
 
-        If `copy` was too large to travel, it is returned unchanged.
+        If the content of `copy` was too large and stayed in the process, return `copy` unchanged.
         """
         if not isinstance(copy, dict) or "bytes" not in copy:
             return copy
@@ -148,12 +150,15 @@ class RunningBuffers:
 
     def own(self, payload: ShardPayload) -> dict[str, bool]:
         """
-        Return the model's buffers that are in a payload, by name, each with whether it moves.
+        Return the names of those buffers of the model that are in `payload`, and for each whether
+        it moves.
 
-        A buffer moves if it was seen to change in the forward pass on this rank: then its content
-        belongs to this rank alone. A tensor that others, such as a moving average, keep under the
-        name of a buffer moves if the buffer does. Buffers that do not move are in the result too,
-        because a new process has not seen any change.
+        A buffer moves if this rank has seen it change in the forward pass. Then its content belongs
+        to this rank alone. A tensor in `others`, such as a moving average, may have the name of a
+        buffer. Then the tensor moves if the buffer does.
+
+        Buffers that do not move are in the result too, because a new process has not seen any
+        change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
@@ -170,10 +175,11 @@ class RunningBuffers:
 
     def restore(self, copy: object) -> None:
         """
-        Restore the content that `copy` describes, made in this process or in the one before it.
+        Restore the content to which `copy` refers. `copy` was made in this process, or in the
+        earlier process of this rank.
 
-        If the content was kept in the process before and could not travel, the present content,
-        which came with the shard, is used. Raises `MalformedMessage` if `copy` cannot be read.
+        If the content was too large and stayed in the earlier process, the present content is used.
+        It came with the shard. Raises `MalformedMessage` if `copy` cannot be read.
         """
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
@@ -200,8 +206,8 @@ class RunningBuffers:
 
     def rewind(self) -> None:
         """
-        Restore the content of the end of the last complete step, which is the step of the state
-        that this rank holds.
+        Restore the buffers as they were at the end of the last complete step. The rest of this
+        rank's state is of the same step.
         """
         if self._settled is not None:
             with torch.no_grad():
@@ -209,8 +215,8 @@ class RunningBuffers:
 
     def forget(self) -> None:
         """
-        Take note that the state of this rank now comes from elsewhere: until a rollback, `rewind`
-        has nothing to restore.
+        Forget the copy that `rewind` would restore, because the state of this rank now comes from
+        elsewhere. Until the next rollback `rewind` does nothing.
         """
         self._settled = self._still = None
 

@@ -1,9 +1,10 @@
 """
-The gradients that are left at the end of a step: which parameters have one.
+Which parameters have a gradient at the end of a step.
 
-A script that sets gradients to zero (`zero_grad(set_to_none=False)`) leaves gradients. Optimizers
-then apply weight decay also to a parameter that the next step does not use. A script that drops its
-gradients leaves none, and optimizers pass such a parameter over.
+A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
+apply weight decay to a parameter with a zero gradient, even if the next step does not use it. They
+skip a parameter without a gradient. So a step must begin with the same gradients when it is
+computed again.
 """
 
 from collections.abc import Iterable
@@ -47,18 +48,18 @@ class Gradients:
     @property
     def noted(self) -> bytes | None:
         """
-        The kinds of gradients at the end of the last step that was inspected; None if there were
-        none.
+        The kind of gradient of each parameter at the end of the last inspected step: none, dense or
+        sparse, one byte each. None if no parameter had a gradient.
         """
         return self._noted
 
     def ended(self) -> bytes | None:
         """
-        Take note that a step has ended, in a loop that marks the end of its steps. Return the noted
-        kinds.
+        Note that a step has ended, in a loop that marks the end of its steps. Return `noted`.
 
-        Not every end of a step is inspected. One that is not due is inspected all the same if a
-        parameter without a gradient, in a model whose other parameters keep theirs, now has one.
+        Not every step is inspected: only the first four, then every 16th. A further step is
+        inspected if a gradient has appeared that the last inspection missed, while other parameters
+        had gradients.
         """
         self._ended += 1
         if (
@@ -71,11 +72,11 @@ class Gradients:
 
     def put_back(self, noted: object) -> None:
         """
-        Set the gradients for the beginning of the next step: zeros where `noted` has a gradient,
-        else None.
+        Set the gradients for the beginning of the next step. A parameter gets zeros if it has a
+        gradient in `noted`, else None.
 
-        The present values are dropped in any case: the backward may have been interrupted while it
-        added to them. Raises `MalformedMessage` if `noted` cannot be read.
+        The present gradients are always dropped, because the backward may have been interrupted
+        while it added to them. Raises `MalformedMessage` if `noted` cannot be read.
         """
         if noted is not None and (
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)

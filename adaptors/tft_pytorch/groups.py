@@ -1,6 +1,6 @@
 """
-The process groups of this process: forms them anew under a new name, interrupts their collectives
-from another thread, and frees them completely.
+The process groups of this process. This module forms them under a new name, interrupts their
+collectives from another thread, and frees them completely.
 """
 
 import sys
@@ -99,10 +99,10 @@ class Groups:
         more: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        Join the group `name` at the store. Return when all ranks have joined.
+        Join the process group `name` at the store. Return when all ranks have joined.
 
-        `more` makes the groups within this group that always exist. Raises `OrderRefused` if
-        `quiesce` is called before the group is formed.
+        `more` is then called, to make further groups that always exist within this group. Raises
+        `OrderRefused` if `quiesce` is called before the group is formed.
         """
         self.clear()
         left = threading.Event()
@@ -162,8 +162,8 @@ class Groups:
 
     def quiesce(self) -> None:
         """
-        Make every thread raise that waits in a collective of this process, or for the forming of a
-        group.
+        Make every thread raise an exception that waits in a collective of this process, or that
+        waits while a group is being formed.
         """
         with self._lock:
             spared, port, left = self._spared, self._store_port, self._left
@@ -203,13 +203,13 @@ class Groups:
 
 def _drop_unfinished_backward() -> None:
     """
-    Run a small backward, so that torch drops the rest of a backward that ended with an exception.
+    Run a small backward, so that torch drops the remaining work of an interrupted backward.
 
-    Such a backward leaves its remaining work in the queue of its thread, with all objects to which
-    the functions there refer. A function of the user's may refer to a group. torch drops the queue
-    when the next backward begins. The group would then be freed at once, on the training thread,
-    however long its destructor waits. At this point torch itself still refers to the group, so it
-    is not freed here.
+    A backward that ends with an exception leaves its remaining work in the queue of its thread. The
+    work refers to many objects, for example to a function of the user that refers to a process
+    group. torch drops the queue when the next backward begins. If this happened later, it could
+    free a group on the training thread, which would wait for the group's destructor. Now torch
+    itself still refers to the group, so dropping the queue does not free the group.
     """
     with torch.enable_grad():
         # on the CPU, whatever the default device is
@@ -218,13 +218,13 @@ def _drop_unfinished_backward() -> None:
 
 def _free(groups: list[dist.ProcessGroup]) -> None:
     """
-    Drop the last references to groups that torch has forgotten, each on its own thread: most of the
-    time the destructors wait.
+    Free groups to which torch no longer refers. Each is freed on its own thread, because the
+    destructors of groups wait most of the time.
 
-    A gloo group's destructor joins the threads that carry out its collectives. Now and then such a
-    thread is not woken when its connection breaks (`interruptible.py` says when), and it waits for
-    `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If the
-    training thread waited for the group, the whole job would wait.
+    The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
+    a thread is not woken when its connection breaks (`interruptible.py` explains this). It then
+    waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If
+    the training thread waited for the group, the whole job would wait.
     """
     until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
     freeing = []

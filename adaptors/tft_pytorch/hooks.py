@@ -40,16 +40,16 @@ State = TypeVar("State", bound=TorchState)
 
 class TorchHooks(Generic[State]):
     """
-    The hooks. An adaptor's module assigns them to its own names, as it does with those of
-    `StateHooks`.
+    The hooks, as methods. The module of an adaptor assigns them to its own module-level names, as
+    with the hooks of `StateHooks`.
     """
 
     def __init__(
         self, hooks: StateHooks[State], groups: Groups, forming: Forming | None = None
     ) -> None:
         """
-        `forming` forms and frees the process groups. None: `groups` does it. Give it when there is
-        more than one group.
+        `forming` forms and frees the process groups. If it is None, `groups` does this. An adaptor
+        whose job has more than one group at a time must pass `forming`.
         """
         self._hooks = hooks
         self._groups = groups

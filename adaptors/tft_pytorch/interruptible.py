@@ -1,15 +1,15 @@
 """
-gloo's process groups, with waits that can be called off.
+Process groups of gloo whose waits can be cancelled.
 
-When the connections of a group are cut (`sockets.py`), gloo raises in every thread that waits for a
-message, except in two cases that gloo forgets (`Pair::signalException` in
+When the connections of a group are cut (`sockets.py`), gloo raises an exception in nearly every
+thread that waits for a message. gloo forgets two kinds of threads (`Pair::signalException` in
 gloo/transport/tcp/pair.cc): a thread that has received a part of a message, and a thread that has
-sent a part of one. Nothing wakes such a thread before the time limit of the group, half an hour.
-The two cases occur whenever a connection ends while a message is on its way, as when the sender is
-killed.
+sent a part of a message. Such a thread sleeps until the time limit of the group, half an hour. Both
+cases occur if a connection ends during a message, for example because the sender is killed.
 
-So here the operation is gloo's, but the wait for it is cut into slices. Between two slices a thread
-can leave the wait. `groups.py` drops what the thread leaves behind.
+So gloo carries out each operation, but this module waits for the operation in short slices. The
+waiting thread can stop after any slice. `groups.py` later frees the group with its unfinished
+operation.
 
 `InterruptibleGloo` replaces the name `ProcessGroupGloo` in `torch.distributed.distributed_c10d`.
 `init_process_group` and `new_group` make their groups by this name (written for torch 2.13). So the
@@ -63,10 +63,10 @@ class CalledOff(RuntimeError):
 
 class _Waits:
     """
-    The waits in one group.
+    The waits for the operations of one group.
 
-    This object does not refer to the group. gloo's threads call its methods, and a thread that
-    dropped the last reference to its own group would have to wait for its own end.
+    This object must not refer to the group, because gloo's threads call its methods. A gloo thread
+    that dropped the last reference to its own group would wait for its own end.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class _Waits:
 
     def call_off(self) -> None:
         """
-        End all waits of the group, also those that begin later.
+        Cancel all waits of the group, also waits that begin later.
         """
         with self._lock:
             self.called_off = True
@@ -88,8 +88,8 @@ class _Waits:
 
     def promise(self, native: Future[Any]) -> Future[Any]:  # Any: as torch has it
         """
-        Return a future with the outcome of `native`. It raises `CalledOff` if the wait is called
-        off before.
+        Return a future with the outcome of `native`. The future raises `CalledOff` if the waits are
+        cancelled before `native` is done.
         """
         over: Future[None] = Future()
 
@@ -148,8 +148,8 @@ def install() -> None:
 
 def call_off() -> None:
     """
-    Call off all waits in the groups that exist now: a wait without a result within 20 ms raises
-    `CalledOff`. Later waits in these groups do so too.
+    Cancel all waits in the groups that exist now. A wait that has no result within 20 ms raises
+    `CalledOff`. Later waits in these groups raise it too.
 
     Can be called on any thread.
     """
@@ -240,12 +240,11 @@ class _Collective(dist.Work):
 
 class _Blocking(_Collective):
     """
-    An operation in which gloo keeps its caller whatever time limit the caller gives, so another
-    thread waits for it.
+    An operation for which a separate thread waits, because gloo cannot wait for it in slices.
 
-    There are two kinds. One is a message from rank to rank: a time limit would end the whole group.
-    The other is a reduce-scatter: gloo makes it of all-reduces of everything, and of work that the
-    caller does when these are over.
+    There are two kinds. If a wait for a message from rank to rank exceeds a time limit, gloo ends
+    the whole group. A reduce-scatter consists of all-reduces of all data and of work after them.
+    The waiting thread does this work, so gloo's wait can be called only once.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:

@@ -35,7 +35,8 @@ class Room:
 
     def keep(self) -> None:
         """
-        Copy the bytes, which have all arrived, into the tensor.
+        Copy the bytes into the tensor, if they are not the tensor's own memory. Called when all
+        bytes have arrived.
         """
         if self.staging is not None:
             with torch.no_grad():
@@ -44,7 +45,7 @@ class Room:
 
 class Awaited:
     """
-    The room that was made for a description of a shard, until the content has arrived.
+    The memory that is reserved for the tensors of one shard, until their content has arrived.
     """
 
     def __init__(self) -> None:

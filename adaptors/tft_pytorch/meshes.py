@@ -1,11 +1,11 @@
 """
-The caches in which torch remembers device meshes.
+Empties the caches in which torch remembers device meshes.
 
-A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches its
-results for distributed tensors under the first of equal meshes, and these results hold its process
-groups. After the groups were lost, an equal mesh would get the cached results. The collectives of
-tensor parallelism would then go into groups that no longer exist or, after the trial in `factory_maker.py`,
-into groups that send nothing.
+A `DeviceMesh` is equal to another mesh of the same shape over the same ranks. torch caches results
+for distributed tensors by mesh, and these results refer to process groups. A mesh that is made
+after an incident equals the old mesh, so torch would use the old results for it. The collectives of
+tensor parallelism would then use groups that no longer exist. After the trial in
+`factory_maker.py`, they would use groups that send nothing.
 """
 
 import functools

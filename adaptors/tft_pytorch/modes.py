@@ -1,8 +1,8 @@
 """
 The modes of modules: whether each module trains or evaluates (`module.training`).
 
-A fault inside an evaluation leaves the surviving processes in the modes of the evaluation. The
-modes that count are those at the end of the last complete step.
+After a fault inside an evaluation, the modules in the surviving processes are still in evaluation
+mode. So tft restores the modes of the end of the last complete step.
 """
 
 from operator import itemgetter
@@ -51,10 +51,10 @@ class Modes:
 
     def noted(self, *, closing: bool) -> bytes | None:
         """
-        Return the modes at the end of the last complete step, for `put_back`; None if there are no
-        modules.
+        Return the modes at the end of the last complete step, for `put_back`. Return None if there
+        are no modules.
 
-        `closing`: a step is complete now.
+        Pass `closing=True` when a step is complete now: the present modes are then noted.
         """
         if closing or self._noted is None:
             found = list(map(_TRAINING, self._fields))
@@ -83,22 +83,25 @@ class Modes:
         """
         Return the modes at the end of the last step, as a buffer of a shard.
 
-        They are for a rank that was lost, or that left its loop, before it ended that step. Such a
-        rank does not know the modes that the other ranks have set then.
+        The buffer is for a replacement of a lost rank, or for a rank that left its loop before the
+        end of that step. Such a rank does not know the modes that the other ranks set at the end of
+        the step.
         """
         noted = self.noted(closing=False)
         return () if noted is None else (Buffer(name=MODES, view=memoryview(noted)),)
 
     def take(self) -> tuple[Buffer, ...]:
         """
-        Make room for the modes of another rank, whose models are the same as here.
+        Reserve memory for the modes of another rank, whose models are the same as here. Return it
+        as a buffer.
         """
         self._given, self._counts = bytearray(len(self._modules)), False
         return (Buffer(name=MODES, view=memoryview(self._given)),) if self._given else ()
 
     def taken(self) -> None:
         """
-        Use the modes that have arrived from another rank until the next step has ended here.
+        Note that the modes of another rank have arrived. `put_back` restores them until the next
+        step has ended here.
         """
         self._counts = bool(self._given)
 
@@ -110,10 +113,11 @@ class Modes:
 
     def put_back(self, noted: object) -> None:
         """
-        Restore the noted modes, or those that came from another rank if they count.
+        Restore the modes `noted`. If modes of another rank have arrived (see `taken`), restore
+        those instead.
 
-        Nothing is done if the modes are unknown, or were noted for another number of modules.
-        Raises `MalformedMessage` if `noted` cannot be read.
+        Do nothing if the modes are None, or are those of another number of modules. Raises
+        `MalformedMessage` if `noted` cannot be read.
         """
         if self._counts and self._given is not None:
             noted = bytes(self._given)

@@ -55,14 +55,14 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def parameter_names(model: nn.Module) -> dict[object, str]:
     """
-    Return the names by parameter.
+    Return the model's own name of each parameter, by parameter.
     """
     return {parameter: name for name, parameter in named_parameters(model).items()}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
-    Return the buffers by the model's own names, also those that `state_dict` leaves out.
+    Return the buffers by the model's own names. Buffers that `state_dict` leaves out are included.
     """
     own = own_names(model)
     return {own(name): buffer for name, buffer in model.named_buffers()}

@@ -1,9 +1,9 @@
 """
-The settings that scripts change at the head of an iteration: those of parameter groups, such as the
-learning rate, and the scheduler.
+The settings that scripts change at the beginning of an iteration: the settings of parameter groups,
+such as the learning rate, and the state of the scheduler.
 
-A rank that has begun the next step has other settings than a rank that has not. So the settings
-that count are those of the end of the last step.
+A rank that has begun the next step may have other settings than a rank that has not. So after a
+fault tft restores the settings of the end of the last step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,15 +60,15 @@ class Settings:
 
     def forget(self) -> None:
         """
-        Forget the noted settings: another step is complete since, or the state of this rank now
-        comes from elsewhere. The present settings count.
+        Forget the noted settings, so that `put_back` keeps the present settings. Called when a
+        further step is complete, or when the state of this rank now comes from elsewhere.
         """
         self._groups = None
 
     def put_back(self) -> None:
         """
-        Restore the noted settings that the unfinished step has changed. Nothing is done if none are
-        noted.
+        Restore the noted settings that the unfinished step has changed. Do nothing if no settings
+        are noted.
         """
         noted, self._groups = self._groups, None
         if noted is None:
@@ -104,8 +104,11 @@ class Settings:
 
 def _is_plain(scheduler: object) -> bool:
     """
-    Return whether `scheduler` is one of torch's whose state is just its attributes, and whose
-    `lr_lambdas`, if any, are plain functions.
+    Return whether the state of `scheduler` can be read from its attributes, without a call of its
+    `state_dict`.
+
+    This is so for torch's schedulers that inherit the common `state_dict`, and for a `LambdaLR`
+    whose `lr_lambdas` are all plain functions.
     """
     kind: Any = type(scheduler)  # Any: `state_dict` exists if it is one of torch's
     if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:

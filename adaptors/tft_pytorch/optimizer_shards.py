@@ -20,18 +20,26 @@ State = dict[str, Any]
 
 class Part(Protocol):
     """
-    A part of an optimizer: some or all of its state and of its groups' settings.
+    A part of an optimizer: some or all of its state, and some or all settings of its parameter
+    groups.
     """
 
     def state(self) -> State:
-        """Return the present content."""
+        """
+        Return the present state and settings of this part.
+        """
 
     def masters(self) -> Mapping[str, Tensor]:
-        """Return the masters, by parameter name: each is moved in place of the parameter that is
-        rounded from it."""
+        """
+        Return the masters (32-bit copies of 16-bit parameters), by parameter name. When the shard
+        moves to another rank, a master is sent instead of its parameter, which is rounded from the
+        master.
+        """
 
     def settle(self, state: State) -> None:
-        """Use this content from now on. The masters already have their new content."""
+        """
+        Use `state` from now on. The masters already have their new content.
+        """
 
 
 class Whole:
@@ -46,8 +54,8 @@ class Whole:
 
     def state(self) -> State:
         """
-        Return the state and the settings. Raises `UsageError` for state that belongs to no
-        parameter.
+        Return the state of the optimizer and the settings of its parameter groups. Raises
+        `UsageError` for state that belongs to no parameter.
         """
         kept = {self._names.get(key, key): value for key, value in self._optimizer.state.items()}
         groups = _groups(self._optimizer.param_groups, self._names)
@@ -66,7 +74,8 @@ class Whole:
 
     def settle(self, state: State) -> None:
         """
-        Put the content into the optimizer itself, because the user refers to its objects.
+        Put `state` into the user's optimizer. The optimizer object stays the same, because the user
+        refers to it.
         """
         self._optimizer.state.clear()
         for name, kept in state["state"].items():
@@ -76,8 +85,8 @@ class Whole:
 
 class Settings:
     """
-    The parameter groups of a `ReplicaOptimizer`, which are the same on all ranks, without any
-    state.
+    The settings of the parameter groups of a `ReplicaOptimizer`, without any optimizer state. They
+    are the same on all ranks.
     """
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
@@ -86,13 +95,13 @@ class Settings:
 
     def state(self) -> State:
         """
-        Return the settings of the groups; the state is empty.
+        Return the settings of the parameter groups. The optimizer state in the result is empty.
         """
         return {"state": {}, "param_groups": _groups(self._optimizer.param_groups, self._names)}
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return an empty dict: the masters are in the shares.
+        Return an empty dict: the masters belong to `Share`.
         """
         return {}
 
@@ -115,7 +124,8 @@ class Share:
 
     def state(self) -> State:
         """
-        Return the state of the owned parameters, which form one group without settings.
+        Return the optimizer state of the owned parameters. They form one parameter group, which has
+        no settings.
         """
         kept = self._optimizer.state
         held = {name: self._optimizer.kept_for(p) for name, p in self._owned.items()}
@@ -157,7 +167,7 @@ def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]
 
 def _ordered(kept: Mapping[Any, Any], groups: Iterable[State]) -> State:
     """
-    Return the state in the order of the parameters in the groups: this order is the same on all
-    ranks.
+    Return the state in the order in which the parameters appear in the groups. This order is the
+    same on all ranks.
     """
     return {name: dict(kept[name]) for group in groups for name in group["params"] if name in kept}

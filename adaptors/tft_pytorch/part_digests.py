@@ -1,6 +1,6 @@
 """
-Digests of plain values and tensors, and of a shard by its parts: for ranks that compare their
-copies, and for the audit of a loop.
+Digests of plain values and tensors, and of the parts of a shard. Ranks use them to compare their
+copies of a shard, and the audit of a training loop uses them.
 """
 
 from collections.abc import Mapping
@@ -19,12 +19,13 @@ _SETTINGS = "optim.param_groups."
 
 def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
     """
-    Return digests (XXH3-128, hexadecimal) of a shard, in the form of `tft_give`, by part.
+    Return the digests of a shard by part (XXH3-128, hexadecimal). `payload` is in the form of
+    `tft_give`.
 
     The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
-    and the others by their names, and `description`, which is the rest. A buffer that is named in
-    `own` is a part by itself. If its value in `own` is True, the digest is empty: its content
-    belongs to this rank alone.
+    and the others by their names. The part `description` has the rest. Each buffer that is named in
+    `own` is a part by itself. If its value in `own` is True, its digest is empty, because its
+    content belongs to this rank alone.
     """
     told = expect(unpack(payload.meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")

@@ -1,9 +1,9 @@
 """
-Imports early the modules that torch imports late: a replacement starts while the other ranks wait,
-and must not import anything once it has joined them.
+Imports early the modules that torch would import late. A replacement starts while the other ranks
+wait. Once it has joined them, it must not import anything.
 
-The modules were found by comparing `sys.modules` over a first step, a first move of the shard and a
-first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.
+The list of modules was found by comparing `sys.modules` before and after a first step, a first move
+of a shard and a first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.
 """
 
 import os
@@ -28,12 +28,12 @@ def preload() -> None:
 
 def _keep_generators_apart() -> None:
     """
-    Give each process that is forked after this call its own numbers from numpy's and torch's global
-    generators, as if it had imported them itself.
+    Give each process that is forked after this call its own random numbers from numpy's and torch's
+    global generators.
 
     Otherwise all ranks would draw the same numbers, and use the same dropout masks. Python seeds
     its own generator anew after a fork. A generator that was seeded or used before the fork is left
-    alone: then the script wants it inherited.
+    alone, because then the script wants the forked processes to inherit it.
     """
     imported, started = _numpy_state(), torch.get_rng_state()
 

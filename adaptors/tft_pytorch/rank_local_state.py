@@ -1,9 +1,10 @@
 """
-The rank-local state: the random state of a rank, its data position, the part of the model that its
-forward pass changes, the modes of its modules, and which gradients are left.
+The rank-local state. It consists of the random state of a rank, its data position, and the part of
+the model that its forward pass changes. It also has the modes of the modules, and which parameters
+have gradients at the end of a step.
 
-The rank-local state is captured at both edges of every update window. So a capture must cost next
-to nothing: 3 us for torch's generator and a small data position.
+The rank-local state is captured when an update window opens, and again when the window closes. So a
+capture must cost next to nothing: 3 us for torch's generator and a small data position.
 """
 
 import random
@@ -84,10 +85,10 @@ class Private:
     ) -> None:
         """
         Keep the rank-local state of `model` from now on: its moving buffers, its extra states, the
-        modes of its modules and of those `others` that are modules, and the gradients of
-        `parameters`.
+        modes of its modules, and the gradients of `parameters`.
 
-        Raises `UsageError` for an extra state that cannot be kept or cannot be restored.
+        The modes of the modules among `others` are kept too. Raises `UsageError` for an extra state
+        that cannot be kept or cannot be restored.
         """
         self.gradients.watch(parameters)
         self.running.watch(model)
@@ -107,8 +108,8 @@ class Private:
         """
         Return the present rank-local state, packed.
 
-        `closing`: a step is complete, because its update window closes. Raises `UsageError` for
-        state that cannot be kept.
+        Pass `closing=True` when the update window closes, which completes a step. Raises
+        `UsageError` for state that cannot be kept.
         """
         state: dict[str, object] = self._random()
         modes = self.modes.noted(closing=closing)
@@ -135,10 +136,10 @@ class Private:
 
     def _packed_once(self, state: dict[str, object]) -> bytes:
         """
-        Return `state` packed. If the capture before was equal, return its packed bytes again.
+        Return `state` packed. If the previous capture was equal, return its packed bytes again.
 
-        The two captures at the edges of an update window are equal most of the time. Captures are
-        compared only if none of their values can be changed in place.
+        The captures at the beginning and the end of an update window are usually equal. Captures
+        are compared only if none of their values can be changed in place.
         """
         position = state.get("data")
         if position is None:
@@ -166,12 +167,14 @@ class Private:
 
     def end_step(self, *, tail: bool) -> bytes | None:
         """
-        Return, at the end of a step, the rank-local state of when its update window closed, but
-        with the present modes, extra states, running buffers and kinds of gradients.
+        Return the rank-local state at the end of a step, packed. None if nothing has changed since
+        the update window closed.
 
-        None if these have not changed since the window closed. `tail`: the loop has said that the
-        tail of the step is over too. Without `tail` the loop may still change its gradients, so no
-        gradient counts as left.
+        The result is the state that was captured when the update window closed, except for the
+        modes, extra states, running buffers and gradients. These are taken from the present.
+
+        Pass `tail=True` if the loop has marked the end of the tail of the step. Else the loop may
+        still drop its gradients, so no gradient is noted.
         """
         extra, size = self.extra.noted(closing=True)
         buffers = self.running.again(self._left[2], INLINE - size)
@@ -186,8 +189,8 @@ class Private:
 
     def rollback(self, private: bytes) -> None:
         """
-        Restore a captured rank-local state. Set the gradients to zero where the script keeps them,
-        and drop the others.
+        Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
+        zero, all others are dropped.
 
         Raises `MalformedMessage` if the adaptor `pytorch` did not capture `private`.
         """
@@ -219,8 +222,8 @@ class Private:
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules to their
-        present state.
+        Save the present state of the random generators and the modes of the modules. Return a
+        function that restores them.
         """
         random_state, modes = self._random(), self.modes.present()
 
@@ -232,25 +235,25 @@ class Private:
 
     def rewind(self) -> None:
         """
-        Undo what an unfinished forward pass has changed: this rank may have to give its state to
-        another rank.
+        Undo the changes that an unfinished forward pass has made, because this rank may have to
+        give its state to another rank.
         """
         self.running.rewind()
         self.extra.rewind()
 
     def forget(self) -> None:
         """
-        Take note that the state of this rank now comes from elsewhere: until a rollback, `rewind`
-        has nothing to restore.
+        Note that the state of this rank now comes from elsewhere. Until the next rollback `rewind`
+        does nothing.
         """
         self.running.forget()
         self.extra.forget()
 
     def skip(self, batches: int) -> None:
         """
-        Have the user's data leave out its next `batches` batches.
+        Make the user's data object leave out its next `batches` batches.
 
-        Raises `OrderRefused` if the data has no `skip(batches)`.
+        Raises `OrderRefused` if the data object has no method `skip(batches)`.
         """
         if not hasattr(self._data, "skip"):
             raise OrderRefused(
@@ -305,9 +308,9 @@ class Private:
 
 def _apart(position: object) -> object:
     """
-    Return a data position with tensors in it as plain values.
+    Convert a data position into plain values: each tensor in it becomes its type, shape and bytes.
 
-    torchdata's `StatefulDataLoader`, for example, keeps the state of its generator in a tensor.
+    For example, torchdata's `StatefulDataLoader` keeps the state of its generator in a tensor.
     """
     kept = Disassembly()
     tree = kept.take_apart(position, "data")

@@ -1,8 +1,9 @@
 """
-Checks whether the training state can be moved, when the first update windows close.
+Checks, when the first update windows close, whether the training state can be moved to another
+rank.
 
-Optimizers have no state before their first step, so this cannot be checked at the start. In an
-incident it would be too late.
+Optimizers have no state before their first step, so this cannot be checked at the start. A check in
+an incident would be too late.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,14 +33,14 @@ Look = dict[str, object]
 
 class Rehearsal:
     """
-    Tries out whether the state can be moved, when update windows close: the first, the second, the
-    fourth and so on. In the long run this costs next to nothing.
+    Checks whether the state can be moved to another rank, when update window 1, 2, 4, 8 and so on
+    closes. In the long run this costs next to nothing.
     """
 
     def __init__(self, describe: Callable[[], object]) -> None:
         """
-        `describe` describes the state as if it were given to another rank. It raises `UsageError`
-        for state that cannot be given.
+        `describe` makes the description of the state that another rank would receive. It raises
+        `UsageError` for state that cannot be sent.
         """
         self._describe = describe
         self._closed = 0
@@ -66,7 +67,7 @@ class Rehearsal:
         """
         Check the state if a check is due. Called when an update window closes.
 
-        Raises `UsageError` for state that could not be kept in an incident.
+        Raises `UsageError` for state that cannot be moved, which an incident would lose.
         """
         self._closed += 1
         if self._closed & (self._closed - 1) or self._optimizer is None:
@@ -121,9 +122,8 @@ class Rehearsal:
 
 def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
     """
-    Refuse tensors that an optimizer keeps and that are not plain, dense tensors.
-
-    Raises `UsageError`.
+    Raise `UsageError` if the optimizer state among `tensors` has a tensor that is not plain and
+    dense.
     """
     for name, tensor in tensors.items():
         if name.startswith("optim.") and (
@@ -149,7 +149,8 @@ def _package(value: object) -> str:
 
 class _Gathered:
     """
-    The numbers, tensors and random generators that can be reached from attributes.
+    Collects the numbers, tensors and random generators in the attributes of an optimizer. Comparing
+    two collections shows whether a step has changed them.
     """
 
     def __init__(self, package: str, seen: set[int]) -> None:

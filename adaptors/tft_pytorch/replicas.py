@@ -1,6 +1,6 @@
 """
-An optimizer whose state is cut into shards, each of which several ranks hold. This takes less
-memory than a whole copy on every rank, and the loss of one rank loses no state.
+An optimizer whose state is cut into shards. Several ranks hold each shard, so the loss of one rank
+loses no state. This takes less memory than a whole copy on every rank.
 
 The idea is that of MindSpeed's replica optimizer. The data-parallel group of `d` ranks is cut into
 `copies` replica groups of `k = d / copies` consecutive ranks. Each replica group shards the
@@ -8,9 +8,9 @@ optimizer state as ZeRO stage 1 does (https://arxiv.org/abs/1910.02054). All ran
 reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing is sent to keep
 them equal.
 
-Here whole parameters are dealt out to the ranks, as torch's own `ZeroRedundancyOptimizer` does. So
-every optimizer works that looks at one parameter at a time. Its results have the same bits as
-without shards.
+Each parameter belongs as a whole to one rank, as in torch's own `ZeroRedundancyOptimizer`. So every
+optimizer works that updates each parameter independently of the others. Its results have the same
+bits as without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -36,16 +36,16 @@ class ReplicaOptimizer(Optimizer):
     replica group exchange the parameters that they have updated.
 
     `param_groups` has all parameters, so that schedulers, gradient clipping and GradScaler work as
-    usual. `state` has this rank's share.
+    usual. `state` has the optimizer state of this rank's share only.
 
-    16-bit parameters have 32-bit masters, which are part of the shard. With Adam and 16-bit
-    gradients a rank has `4 + 16 * copies / d` bytes for each parameter of the model. 32-bit
-    gradients (`grad_dtype` of a parameter) need no copy: then a rank has `6 + 12 * copies / d`
+    16-bit parameters have masters: 32-bit copies, which are part of the shard. With Adam and 16-bit
+    gradients a rank needs `4 + 16 * copies / d` bytes for each parameter of the model. With 32-bit
+    gradients (`grad_dtype` of a parameter), which need no copy, a rank needs `6 + 12 * copies / d`
     bytes.
 
-    The parameters are moved into flat buckets, one for each owner, type and device, and are views
-    of them afterwards. Distributed parameters are not moved: they are copied into the buckets for
-    each exchange.
+    The parameters are moved into flat buckets, one for each owner, type and device. Afterwards they
+    are views of the buckets. Distributed parameters stay in their own memory, and are copied into
+    the buckets for each exchange.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class ReplicaOptimizer(Optimizer):
         """
         `optimizer` is the class of the optimizer, `defaults` are its arguments.
 
-        Give `rank` and `world` of the session. For `session.adopt(make=...)` give `group` instead,
-        the group of the ranks that have the same parameters. Raises `UsageError` if the ranks
-        cannot be cut into `copies` groups.
+        Pass the session's `rank` and `world`. For `session.adopt(make=...)` pass instead `group`,
+        the group of the ranks that have the same parameters. `copies` is the number of ranks that
+        hold each shard. Raises `UsageError` if the ranks cannot be cut into `copies` groups of
+        equal size.
         """
         self._ready = False
         self.made_over_group = group is not None
@@ -108,11 +109,11 @@ class ReplicaOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
-        Update this rank's share. The other ranks get it when the update window closes
-        (`share_out`).
+        Update the parameters of this rank's share. `share_out` sends them to the other ranks when
+        the update window closes.
 
-        Raises `UsageError` for a closure: it would start all-reduces with other ranks inside the
-        update window.
+        Raises `UsageError` for a closure, because a closure would start all-reduces with other
+        ranks inside the update window.
         """
         if closure is not None:
             raise UsageError(
@@ -132,7 +133,7 @@ class ReplicaOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:  # Any: as in torch
         """
-        Raise `UsageError`: this rank has only its share.
+        Raise `UsageError`, because this rank has only its share of the state.
         """
         raise UsageError(
             "a ReplicaOptimizer has this rank's share of the state only: tft saves all shares, as one "
@@ -170,9 +171,10 @@ class ReplicaOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: as in torch
         """
-        Add a parameter group, only during construction: the parameters are dealt out once.
+        Add a parameter group, during construction only: the parameters are divided among the ranks
+        once.
 
-        Raises `UsageError` later.
+        Raises `UsageError` after construction.
         """
         if self._ready:
             raise UsageError(
@@ -191,20 +193,20 @@ class ReplicaOptimizer(Optimizer):
 
     def master(self, parameter: Tensor) -> Tensor | None:
         """
-        Return the master from which an owned parameter is rounded; None if it has no master.
+        Return the 32-bit master of an owned parameter. Return None if the parameter has no master.
         """
         return self._masters.get(parameter)
 
     def kept_for(self, parameter: Tensor) -> Tensor:
         """
-        Return the tensor to which the state of an owned parameter belongs: its master, else the
-        parameter itself.
+        Return the tensor under which `state` has the state of an owned parameter. It is the master
+        of the parameter if there is one, else the parameter itself.
         """
         return self._masters.get(parameter, parameter)
 
     def refresh(self) -> None:
         """
-        Round the owned parameters from their masters.
+        Set the owned 16-bit parameters to their masters, rounded.
         """
         with torch.no_grad():
             for parameter, master in self._masters.items():
@@ -212,8 +214,10 @@ class ReplicaOptimizer(Optimizer):
 
     def taken(self) -> None:
         """
-        Take note that the share now comes from elsewhere, and round the owned parameters from its
-        masters. The masters are not made anew from the parameters.
+        Note that this rank's share now comes from another rank or a checkpoint. Set the owned
+        16-bit parameters to their masters, rounded.
+
+        From now on the masters are never made from the parameters.
         """
         self._fresh = False
         self.whole = self.shares == 1
@@ -221,18 +225,18 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Take note that `optim` was loaded: use its new state object, and copy the settings of its
-        parameter groups to `param_groups`.
+        Note that new state was loaded into `optim`. Use its new state object, and copy the settings
+        of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
         set_groups(self.param_groups, self.optim.param_groups)
 
     def replaced(self, *, everything: bool) -> None:
         """
-        Take note that the script has loaded new content into `optim` and the masters. With
-        `everything`, it has loaded the parameters that all ranks own.
+        Note that the script has loaded new content into `optim` and the masters.
 
-        Masters and parameters keep their loaded content: none is made from the other.
+        Pass `everything=True` if the script has loaded the parameters of all owners. Masters and
+        parameters keep the loaded content: neither is made from the other.
         """
         self._fresh = False
         self.whole = self.whole or everything
@@ -264,8 +268,8 @@ class ReplicaOptimizer(Optimizer):
 
     def settled(self) -> None:
         """
-        Make the masters from the parameters, before the first step only. Called when the wrapper is
-        built, which makes the parameters of all ranks equal.
+        Make the masters from the parameters, if no step has been done yet. Called when the wrapper
+        has been built, because building it makes the parameters equal on all ranks.
         """
         if self._fresh:
             with torch.no_grad():
@@ -274,8 +278,10 @@ class ReplicaOptimizer(Optimizer):
 
     def share_out(self) -> None:
         """
-        Exchange parameters: every rank of the replica group gets those that the other ranks own.
-        Nothing is done if there is no replica group.
+        Exchange parameters within the replica group. Each rank sends the parameters that it owns to
+        the other ranks.
+
+        Does nothing if there is no replica group.
         """
         if self._group is None:
             return
@@ -349,10 +355,10 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    Return the owner of each parameter, as the number of a share.
+    Assign each parameter to an owner. Return the number of the owner's share by parameter.
 
-    The largest parameter is dealt out first. Each goes to the share with the fewest elements so
-    far.
+    The parameters are assigned from the largest to the smallest. Each goes to the share with the
+    fewest elements so far.
     """
     load = [0] * shares
     owners: dict[Tensor, int] = {}
@@ -367,9 +373,8 @@ class _Bucket:
     """
     One contiguous piece of memory for the parameters of one owner, type and device.
 
-    Ordinary parameters are moved into the bucket, so they are sent from the memory in which they
-    are used. The memory of a distributed parameter belongs to its framework: this rank's part of it
-    is copied.
+    Ordinary parameters are moved into the bucket, so they can be sent without a copy. The memory of
+    a distributed parameter belongs to its framework, so this rank's part of it is copied.
     """
 
     def __init__(self, alike: list[Tensor]) -> None:
@@ -406,8 +411,8 @@ class _Bucket:
 
 def _as(part: Tensor, room: Tensor) -> Tensor:
     """
-    Return `room` in the shape of `part`, and with its strides if `part` is dense in a channels-last
-    memory format.
+    Return `room` as a view with the shape of `part`. If `part` is dense in a channels-last memory
+    format, the view has the strides of `part` too.
     """
     dense = any(
         part.is_contiguous(memory_format=order)
@@ -447,9 +452,9 @@ def _bucketed(
 
 def _hand_down(parameter: Tensor, master: Tensor) -> None:
     """
-    Give a master the gradient of its parameter, in the master's type.
+    Give a master the gradient of its parameter, converted to the master's type.
 
-    If the gradient already has that type, the master gets the same tensor.
+    If the gradient already has that type, the master gets the same tensor, not a copy.
     """
     gradient = parameter.grad
     if gradient is None or gradient.dtype == master.dtype:

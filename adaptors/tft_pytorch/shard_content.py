@@ -1,10 +1,10 @@
 """
-The content of one shard on this rank at one moment, and its description, which is sent before the
-tensors.
+The content of one shard on this rank at one moment, and its description. The description is sent to
+another rank before the tensors.
 
-Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`), because a shard
-is saved under them. The master weight of a 16-bit parameter is named `master.…`. The master is
-moved in place of the parameter that is rounded from it.
+The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`),
+because a shard is saved under these names. The master (32-bit copy) of a 16-bit parameter is named
+`master.…`. It is sent instead of the parameter, which is rounded from the master.
 """
 
 from dataclasses import dataclass, field, replace
@@ -60,8 +60,8 @@ class ShardContent:
 
     def payload(self) -> ShardPayload:
         """
-        Return the content in the form in which it is moved. The buffers are the tensors' own memory
-        where possible, else copies.
+        Return the content in the form in which it is sent to another rank. The buffers are the
+        tensors' own memory where possible, else copies.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -83,8 +83,11 @@ class ShardContent:
 
 def spans_of(meta: bytes) -> dict[str, Span]:
     """
-    Return the spans in a shard's description, by name. The description of a state that is not
-    sharded has none.
+    Return where the tensors of a shard lie in larger tensors, by name. `meta` is the description of
+    the shard.
+
+    A span is the shape of the whole tensor and the offset of the part. A shard whose tensors are
+    not parts of larger tensors has no spans.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}

@@ -1,11 +1,11 @@
 """
-The state of a rank whose model is sharded: this rank's part of every tensor, and where the part
-lies in the whole tensor.
+The state of a rank whose model is sharded: this rank's part of every tensor, and the position of
+the part in the whole tensor.
 
-This state does not refer to the groups over which the model is sharded. So it outlives the groups,
-moves to other processes, and is put into a model that was made anew.
+This state does not refer to the process groups over which the model is sharded. So it can outlive
+the groups, be sent to other processes, and be put into a model that is made anew.
 
-Names are those of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
+The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ def room(meta: bytes, here: ShardContent) -> ShardContent:
 
 def filled(meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent:
     """
-    Return the shard that `meta` describes, with these tensors.
+    Return the shard that `meta` describes, with `tensors` as its tensors.
     """
     told = read(meta, _FORM)
     return ShardContent(
@@ -104,11 +104,11 @@ def _shape(held: ShardContent) -> dict[str, str]:
 
 def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     """
-    Refuse a shard that does not have the settings of the same parameter groups, or not the same
-    others, as `here`. Values that the shard lacks would stay as the factory made them. The settings
-    of a group with other parameters would be used for the wrong ones.
+    Raise `OrderRefused` if the shard `found` does not fit the shard `here` of this rank.
 
-    Raises `OrderRefused`.
+    Both must have the settings of the same parameter groups, with the same parameters in each
+    group. Otherwise settings would be used for wrong parameters. Both must have the same `others`.
+    Otherwise values that the shard lacks would stay as the factory made them.
     """
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
@@ -140,7 +140,7 @@ def _settled(held: ShardContent) -> list[int]:
 
 def _group_numbers(held: ShardContent) -> dict[str, int]:
     """
-    Return the number of its group for each parameter in the shard, by name.
+    Return the number of the parameter group of each parameter in the shard, by parameter name.
     """
     return {name: n for n, group in enumerate(_groups(held)) for name in group["params"]}
 
@@ -185,10 +185,11 @@ class _Draft:
 
 class Parts:
     """
-    Takes the state, by names, out of the objects that the factory made, and puts state into them.
+    Reads the state out of the objects that the factory made, and puts state into them. Tensors are
+    identified by their names.
 
-    Create a `Parts` while no forward pass runs. FSDP swaps its parameters in the forward pass, and
-    the names then belong to tensors that are not kept.
+    Create a `Parts` only while no forward pass runs. In the forward pass FSDP replaces its
+    parameters by other tensors, which are not kept.
     """
 
     def __init__(self, made: Made) -> None:
@@ -227,9 +228,9 @@ class Parts:
         """
         Return the shards of this rank by name, each with all ranks that hold it.
 
-        There is one shard for each kind of tensors (the tensors with the same holders). The shard
-        with the most holders comes first. If the optimizer is cut into shares, this rank's share is
-        one more shard, with the parameters that it updates.
+        Tensors with the same holders form one shard. The shard with the most holders comes first.
+        If the optimizer is a `ReplicaOptimizer`, this rank's share is a further shard. It has the
+        parameters that this rank updates.
         """
         found = {self._kinds.name(holders): holders for holders in self._kinds.all}
         if self._replicas is not None:
@@ -244,7 +245,7 @@ class Parts:
         Return the content of this rank's shards, in the order of `shards`.
 
         The tensors are those in use, not copies. State that belongs to no parameter, such as the
-        scheduler's, is in the first shard. `layouts` are those of `Wrappers.layouts`.
+        scheduler's, is in the first shard. `layouts` is the result of `Wrappers.layouts`.
         """
         kinds = {holders: _Draft() for holders in self._kinds.all}
         share = _Draft()
@@ -279,15 +280,16 @@ class Parts:
 
     def layouts(self, held: Sequence[ShardContent]) -> list[Any]:  # Any: as in `ShardContent`
         """
-        Return the layouts in `held`, in the order of `Wrappers`; None for a DDP that has none.
+        Return the bucket layout of each DDP from the shards `held`, in the order of the DDPs in
+        `Wrappers`. None for a DDP without a layout.
         """
         known = {name: layout for part in held for name, layout in part.layouts.items()}
         return [known.get(name) for name in self._wrappers]
 
     def share_out(self) -> None:
         """
-        Get the parameters that other ranks have updated in the step, if the optimizer is cut into
-        shares.
+        Exchange the parameters that the ranks have updated in the step, if the optimizer is a
+        `ReplicaOptimizer`.
         """
         if self._replicas is not None:
             self._replicas.share_out()
@@ -296,7 +298,7 @@ class Parts:
         """
         Put the content of `held` into the model, the optimizer and the others.
 
-        Raises `OrderRefused` if the model is another one.
+        Raises `OrderRefused` if the content comes from another model.
         """
         known = {name: tensor for part in held for name, tensor in part.tensors.items()}
         spans = {name: span for part in held for name, span in (part.spans or {}).items()}
@@ -432,8 +434,8 @@ def _check(made: Made) -> None:
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
     """
-    Return this rank's part of a tensor. If the tensor is distributed, note in `spans` where the
-    part lies.
+    Return this rank's part of a tensor. If the tensor is distributed, store the position of the
+    part in `spans`.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -446,7 +448,8 @@ def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
     """
-    Return the distributed tensor of which this rank has `part`. It is placed as `like` is.
+    Return the distributed tensor of which this rank has `part`. It has the mesh, placements and
+    shape of `like`.
     """
     assert isinstance(like, DTensor)
     return DTensor.from_local(

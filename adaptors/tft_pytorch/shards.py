@@ -1,8 +1,8 @@
 """
-The shards of objects that the script made itself, of which every rank has the whole model.
+The shards of objects that the script made itself. Every rank has the whole model.
 
-This module decides which shards there are and which tensor is in which shard. It finds the content
-of a shard in the user's objects, and puts content into these objects.
+This module decides which shards exist and which tensor is in which shard. It reads the content of a
+shard from the user's objects, and puts content into these objects.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ _FORM = 3
 
 class Shard:
     """
-    One shard of this rank.
+    One shard of the state of this rank.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Shard:
 
     def content(self) -> ShardContent:
         """
-        Return the present content. Raises `UsageError` for state that cannot be moved.
+        Return the present content of the shard. Raises `UsageError` for state that cannot be moved
+        to another rank.
         """
         kept = Disassembly()
         optimizer = self.part.state()
@@ -87,7 +88,7 @@ class Shard:
 
     def written(self) -> dict[str, Any]:  # Any: as torch has it
         """
-        Return the present content as plain torch has it in a checkpoint.
+        Return the present content in the form that plain torch expects in a checkpoint.
         """
         content: dict[str, Any] = {"model": self._entries(), "optim": self.part.state()}
         if self.part.masters():
@@ -96,11 +97,13 @@ class Shard:
 
     def _entries(self) -> dict[str, Any]:  # Any: modules keep extra states of any kind
         """
-        Return the entries of the model that are in the shard: parameters, buffers and extra states.
+        Return the entries of the model that a checkpoint has for this shard: parameters, buffers
+        and extra states.
 
-        Plain torch expects a tied parameter under each of its names, and no buffers that are not
-        persistent. The adaptor expects those buffers, and a tied parameter under one name. Extra
-        states are stored for plain torch only: the adaptor keeps them in the rank-local state.
+        Plain torch expects a tied parameter under each of its names, and leaves out buffers that
+        are not persistent. The adaptor needs these buffers, and a tied parameter under one name
+        only. So the result has all of these. The extra states are for plain torch only, since the
+        adaptor keeps them in the rank-local state.
         """
         own = {name.removeprefix("model."): tensor for name, tensor in self._named().items()}
         parts = (named_parameters(self.model), named_buffers(self.model))
@@ -136,9 +139,10 @@ class Shard:
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        Return the tensors to be filled, by name, in the order of the rank that gives the shard.
+        Return the tensors into which the content of a shard is to be copied, by name. They are in
+        the order of the rank that sends the shard.
 
-        Nothing is changed yet. Raises `OrderRefused` if the shard is not one of this model.
+        No state is changed yet. Raises `OrderRefused` if the shard `meta` is not one of this model.
         """
         told = read(meta, _FORM)
         here = self.content()
@@ -164,8 +168,8 @@ class Shard:
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Make the optimizer, the wrappers and the others use `tensors` and the other values in
-        `meta`.
+        Make the optimizer, the wrappers and the others use `tensors`, and the values that `meta`
+        has in addition.
         """
         told = read(meta, _FORM)
         self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
@@ -178,14 +182,15 @@ class Shard:
 
     def beside(self) -> bytes:
         """
-        Return, as bytes, the state that belongs to the shard but is not in the user's objects: the
-        order of gradient reduction.
+        Return, as bytes, the state of the shard that is not in the user's objects: the order in
+        which gradients are reduced.
         """
         return pack({"form": _FORM, "layouts": self._layouts()})
 
     def replaced(self, beside: bytes) -> None:
         """
-        Take note that the user's objects have other content now. `beside` was stored next to it.
+        Note that the script has loaded new content of this shard into the user's objects. `beside`
+        is what `Shard.beside` returned when the script saved that content.
         """
         told = read(beside, _FORM)
         if self._wrappers is not None:
@@ -229,11 +234,12 @@ def shards_of(
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
-    Return the shards of this rank: without a `ReplicaOptimizer` one shard `dense`, which every rank
-    holds.
+    Return the shards of this rank. Without a `ReplicaOptimizer` this is one shard `dense`, which
+    every rank holds.
 
-    With a `ReplicaOptimizer` there is a second shard `optimizer.N`, with the parameters that this
-    rank owns and their state. `N` is the number of this rank's share. Then `dense` is the rest.
+    With a `ReplicaOptimizer` there is a second shard `optimizer.N`, where `N` is the number of this
+    rank's share. It has the parameters that this rank owns, and their optimizer state. `dense` then
+    has only what belongs to no share.
     """
     if not isinstance(optimizer, ReplicaOptimizer):
         whole = Whole(model, optimizer)
@@ -273,7 +279,7 @@ def _weight(name: str) -> bool:
 
 def _owner(name: str) -> str:
     """
-    Return the name of the parameter to which `optim.state.PARAMETER.KEY` belongs.
+    Return the parameter name in `name`, which has the form `optim.state.PARAMETER.KEY`.
     """
     return name.removeprefix("optim.state.").rpartition(".")[0]
 
@@ -284,10 +290,10 @@ def _same(tensor: Tensor, dtype: torch.dtype, shape: list[int]) -> bool:
 
 def _new(dtype: torch.dtype, shape: list[int], device: str, owner: Tensor | None) -> Tensor:
     """
-    Return a new tensor for optimizer state that does not exist here yet.
+    Return a new tensor for optimizer state that does not exist on this rank yet.
 
-    The tensor is on the device of its parameter `owner` if that is of the kind `device`. If it also
-    has the shape of the parameter, it has the same memory layout.
+    `device` is a kind of device. If the parameter `owner` is on such a device, the tensor is on the
+    same device. If it also has the shape of `owner`, it has the memory layout of `owner` too.
     """
     if owner is not None and owner.device.type == device:
         if list(owner.shape) == shape:

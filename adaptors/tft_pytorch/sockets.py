@@ -2,11 +2,11 @@
 Finds the connections of this process's process groups among all its file descriptors, and cuts
 them.
 
-gloo offers no other way out of a collective whose peer does not answer: `shutdown(2)` from any
-thread makes the waiting call raise within milliseconds. Only gloo's sockets may be cut. Three marks
-distinguish them from all others. They are TCP. They are younger than the group. And gloo, unlike
-Python, ZeroMQ and most libraries, does not set close-on-exec. The client of the store does set it;
-it is known by the port to which it is connected.
+gloo has no other way to end a collective whose peer does not answer. After `shutdown(2)` from any
+thread the waiting call raises within milliseconds. Only the sockets of gloo and of the store's
+clients may be cut. gloo's sockets use TCP, and are younger than the process group. Python, ZeroMQ
+and most libraries set close-on-exec on their sockets, but gloo does not. A client of the store sets
+close-on-exec too, so its socket is found by the port to which the socket is connected.
 """
 
 import fcntl
@@ -20,8 +20,8 @@ def census() -> frozenset[int]:
     """
     Return the inode numbers of all sockets that this process has open.
 
-    An inode number belongs to one socket for ever, while numbers of file descriptors are used
-    again.
+    Sockets are identified by inode number, because the system reuses the numbers of file
+    descriptors.
     """
     return frozenset(inode for _, inode in _sockets())
 

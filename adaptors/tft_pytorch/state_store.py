@@ -1,10 +1,10 @@
 """
-The training state of this process: owns the content of its shards and the rank-local state, and
-works on them between incidents and during incidents.
+The training state of this process. The `StateStore` owns the content of the shards and the
+rank-local state, and works on them between incidents and during incidents.
 
-A `Maker` knows the user's objects: how the state is found in them, how the wrapper is made, and
-which tensor is in which shard. There are two makers. `adopted_maker.py` has the one for objects
-that the script made itself, `factory_maker.py` the one that calls a factory of the script's.
+A `Maker` knows the user's objects: where the state is in them, how the wrapper is made, and which
+tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for objects that
+the script makes itself. `factory_maker.py` has the maker that calls a factory of the script.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ from tft_pytorch.trees import Plain
 
 class Maker(Protocol):
     """
-    The user's objects, as the `StateStore` sees them.
+    Makes and knows the user's objects, and gives the `StateStore` access to their state.
     """
 
     wrappers: Wrappers
@@ -41,71 +41,102 @@ class Maker(Protocol):
 
     @property
     def made(self) -> Made | None:
-        """The user's objects; None while they do not exist."""
+        """
+        The user's objects; None while the objects do not exist.
+        """
 
     @property
     def lasting(self) -> bool:
-        """Whether the objects stay the same for as long as the process lives."""
+        """
+        True if the objects live as long as the process. False if they are made anew after every
+        incident.
+        """
 
     @property
     def on_cuda(self) -> bool:
         """Whether gradients are reduced between CUDA devices."""
 
     def shards(self) -> Mapping[str, Holders]:
-        """Return the shards that are known, each with the ranks that hold it; no ranks if all ranks
-        do."""
+        """
+        Return the shards that are known, each with the ranks that hold it. An empty tuple of ranks
+        means that all ranks hold the shard.
+        """
 
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
-        """Find out which shards there are. Call `learned` with the model if the objects of this
-        call are not those that will be trained. Raises `UsageError` for objects of another rank or
-        world size."""
+        """
+        Find out which shards exist. A maker that makes trial objects for this purpose calls
+        `learned` with the trial model. Raises `UsageError` if the objects were made for another
+        rank or world size.
+        """
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
-        """Return the present content of these shards by name. Raises `OrderRefused` if there is
-        none."""
+        """
+        Return the present content of these shards by name. Raises `OrderRefused` if the objects do
+        not exist yet.
+        """
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
-        """Return the present content of a shard as plain torch has it in a checkpoint."""
+        """
+        Return the present content of a shard in the form that plain torch expects in a checkpoint.
+        """
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        """Return the parameters and buffers of which `StateStore.digests` is made."""
+        """
+        Return the parameters and buffers from which `StateStore.digests` computes the digest
+        `parameters`.
+        """
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
-        """Return the plain values of the others in all shards, by the names of the others."""
+        """
+        Return the plain values of the scheduler and the `others`, from all shards, by name.
+        """
 
     def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
-        """Return the tensors to be filled for a description, in its order. Raises `OrderRefused`
-        if the shard is not one of this model."""
+        """
+        Return the tensors into which the content of a shard is to be copied, in the order of its
+        description `meta`. Raises `OrderRefused` if the shard is not one of this model.
+        """
 
     def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent | None:
-        """Put the content that has arrived into the objects. Return it if there are no objects that
-        could have it: then the store keeps it."""
+        """
+        Put the content that has arrived into the user's objects, and return None. A maker whose
+        objects are made anew returns the content instead, and the `StateStore` keeps it.
+        """
 
     def beside(self, shard: str) -> bytes:
-        """Return the state that belongs to the shard but is not in the user's objects."""
+        """
+        Return, as bytes, the state of the shard that is not in the user's objects.
+        """
 
     def replaced(self, shard: str, beside: bytes) -> None:
-        """Take note that the script has loaded the shard into its objects."""
+        """
+        Note that the script has loaded the shard into its objects. `beside` is the result of the
+        method `beside` when the shard was saved.
+        """
 
     def release(self) -> None:
-        """Drop all references to the groups, and objects that have such references."""
+        """
+        Drop all references to the process groups, and all objects that refer to them.
+        """
 
     def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: whatever the user's code makes
-        """Make the wrapper over the present groups, or all objects, with the content `kept` in
-        them. Return what was made."""
+        """
+        Make the wrapper, or all objects, over the present process groups, with the content `kept`
+        in them. Return what was made.
+        """
 
 
 class StateStore:
     """
-    The training state of this process.
+    The training state of this process: the hooks of the adaptor call its methods.
     """
 
     def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:  # Any: user's object
         """
-        Take charge of the objects that `maker` has, if it has any yet.
+        Take charge of the objects of `maker`, if they exist already.
 
-        Nothing of the user's is touched before state that cannot be moved is refused. Raises
-        `UsageError` for such state: now, and not in an incident.
+        Raises `UsageError` now for state that cannot be moved to another rank, so that no incident
+        fails because of it. None of the user's objects is changed before this check.
         """
         self._maker = maker
         self._wrappers = maker.wrappers
@@ -143,7 +174,7 @@ class StateStore:
     @property
     def on_cuda(self) -> bool:
         """
-        Whether gradients are reduced between CUDA devices.
+        True if gradients are reduced between CUDA devices.
         """
         return self._maker.on_cuda
 
@@ -151,10 +182,11 @@ class StateStore:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state, at an edge of an update window.
+        Return the rank-local state at the beginning or, with `closing=True`, at the end of an
+        update window.
 
-        At the closing edge, also note what the step leaves behind. Raises `UsageError` if that
-        could not be moved in an incident.
+        At the end also note how gradients are reduced, and check that the state can be moved to
+        another rank. Raises `UsageError` if the state cannot be moved.
         """
         if closing:
             self._trained.closing()  # first: the wrappers count the trained parameters
@@ -165,28 +197,28 @@ class StateStore:
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
-        Note the settings that the next step may change. Return the rank-local state anew if it has
+        Note the settings that the next step may change. Return the rank-local state again if it has
         changed since the update window closed, else None.
 
-        `tail` True: the loop has marked the end of the step. `tail` False: the update window has
-        just closed, and the tail is still to come.
+        Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
+        if the update window has just closed, and the tail has not run yet.
         """
         self._settings.note()
         return self._private.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules to their
-        present state.
+        Save the present state of the random generators and the modes of the modules. Return a
+        function that restores them.
         """
         return self._private.set_aside()
 
     def rollback(self, private: bytes) -> None:
         """
-        Restore a captured rank-local state. Set the gradients to zero where the script keeps them,
-        and drop the others.
+        Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
+        zero, all others are dropped.
 
-        Also forget how far a `GradScaler` has come in the step that was given up.
+        Each `GradScaler` also forgets how far it has come in the interrupted step.
         """
         self._private.rollback(private)
         if self._maker.made is not None:
@@ -194,14 +226,14 @@ class StateStore:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` batches.
+        Make the user's data object leave out its next `batches` batches.
         """
         self._private.skip(batches)
 
     def updated(self) -> None:
         """
-        Give every rank the parameters that other ranks have updated. Called when the update window
-        has closed.
+        Exchange the parameters that the ranks have updated, if the optimizer is a
+        `ReplicaOptimizer`. Called when the update window has closed.
         """
         made = self._maker.made
         if made is not None and isinstance(made.optimizer, ReplicaOptimizer):
@@ -211,8 +243,8 @@ class StateStore:
 
     def clear(self) -> None:
         """
-        Undo what an unfinished step has changed: this rank may have to give its state away. Drop
-        the wrappers and all references to the groups.
+        Undo the changes of an unfinished step, because this rank may have to give its state to
+        another rank. Drop the wrappers and all references to the process groups.
         """
         self._wrappers.drop()
         self._trained.put_back()  # before another wrapper is built
@@ -222,8 +254,10 @@ class StateStore:
 
     def rebuild(self) -> Any:  # Any: whatever the user's code makes
         """
-        Have the wrapper or all objects made for the present groups, with the content and the order
-        of gradient reduction from before. Return what was made.
+        Let the maker build the wrapper, or all objects, over the present process groups. Return
+        what was built.
+
+        The content, and the order in which gradients are reduced, are the same as before.
         """
         self._wrappers.drop()
         if self._passing():
@@ -237,8 +271,8 @@ class StateStore:
 
     def _detach(self) -> None:
         """
-        Drop all references to the groups. Keep the content of the shards apart from objects that do
-        not outlive the groups.
+        Drop all references to the process groups. If the user's objects cannot outlive the groups,
+        first keep the content of their shards.
         """
         if self._passing():
             self._kept = self._contents(self._maker.shards())
@@ -247,7 +281,7 @@ class StateStore:
 
     def _passing(self) -> bool:
         """
-        Return whether there are objects that do not outlive the groups.
+        Return whether the user's objects exist and cannot outlive the process groups.
         """
         return not self._maker.lasting and self._maker.made is not None
 
@@ -269,7 +303,8 @@ class StateStore:
         """
         Return the present content of the shard: the tensors in use, not copies.
 
-        Raises `OrderRefused` if there is none, `UsageError` for state that cannot be moved.
+        Raises `OrderRefused` if this rank does not have the shard. Raises `UsageError` for state
+        that cannot be moved to another rank.
         """
         self._refuse_other(shard)
         return self._contents([shard])[shard]
@@ -281,7 +316,7 @@ class StateStore:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        Return the shard in the form in which it is moved.
+        Return the shard in the form in which it is sent to another rank.
         """
         payload = self.content(shard).payload()
         if not self._has_modes(shard):
@@ -290,10 +325,11 @@ class StateStore:
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for a shard with the description `meta`. Return the writable buffers.
+        Reserve memory for a shard with the description `meta`. Return writable buffers for its
+        content.
 
-        They belong to this process's own tensors where these fit, else to new tensors, such as
-        those for optimizer state that this process does not have yet.
+        The buffers are the memory of this process's own tensors where these fit. Else they are new,
+        for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
         awaited = self._awaited.setdefault(shard, Awaited())
@@ -302,7 +338,7 @@ class StateStore:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Use the shard whose buffers have all arrived.
+        Use the content of a shard whose buffers have all been filled.
         """
         self._refuse_other(shard)
         tensors = self._awaited.setdefault(shard, Awaited()).filled(shard, meta)
@@ -340,19 +376,20 @@ class StateStore:
 
     def beside(self, shard: str) -> bytes:
         """
-        Return, as bytes, the state that belongs to the shard but is not in the user's objects.
+        Return, as bytes, the state of the shard that is not in the user's objects.
 
-        Raises `OrderRefused` if the user's objects do not have all of the shard now.
+        Raises `OrderRefused` if the user's objects do not have the whole shard now.
         """
         self._refuse_other(shard)
         return self._maker.beside(shard)
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
-        Take note that the script has loaded the shard into the user's objects.
+        Note that the script has loaded the shard into the user's objects. `beside` is the result of
+        the method `beside` when the shard was saved.
 
-        When this is the last of the shards, raises `OrderRefused` if the script left master weights
-        as they were.
+        After the last shard, raises `OrderRefused` if 16-bit parameters differ from their rounded
+        masters: then the script has not loaded the masters.
         """
         self._refuse_other(shard)
         self._forget()
@@ -394,7 +431,7 @@ class StateStore:
         Return digests of all parts of this rank's state.
 
         The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of it),
-        `scheduler`, the names of the others, and those of the rank-local state.
+        `scheduler`, the names of the others, and the keys of `Private.digests`.
         """
         contents = list(self._contents(self._maker.shards()).values())
 
@@ -417,7 +454,7 @@ class StateStore:
 
     def _has_modes(self, shard: str) -> bool:
         """
-        Return whether the modes of modules are moved with this shard.
+        Return whether the modes of the modules are sent together with this shard.
         """
         return self._maker.lasting and shard == next(iter(self._maker.shards()))
 

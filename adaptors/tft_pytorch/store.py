@@ -1,7 +1,8 @@
 """
 The rendezvous store, and the store that torchrun serves for the processes it starts.
 
-The rendezvous store has a process of its own: no rank hosts it, so no rank takes it down.
+The rendezvous store runs in a process of its own. No rank hosts it, so it survives the loss of any
+rank.
 """
 
 import socket
@@ -23,10 +24,10 @@ gives nodes the same limit."""
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Serve the rendezvous store at `host` only, until this process is ended.
+    Serve the rendezvous store at `host` only, until this process ends.
 
-    `opened` is called with the port on which the store listens. Raises `AddressTaken` if it cannot
-    listen at `host` and `port`.
+    `opened` is called with the port on which the store listens. Raises `AddressTaken` if the store
+    cannot listen at `host` and `port`.
     """
     try:
         listener = socket.create_server((host, port), backlog=socket.SOMAXCONN)

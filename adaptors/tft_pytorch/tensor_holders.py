@@ -1,10 +1,11 @@
 """
-Which ranks hold the same part of which tensor, in a model that was made over groups.
+Finds out which ranks hold the same part of each tensor, in a model that a factory made over process
+groups.
 
-The holders are found from the meshes and placements of distributed tensors, and from the groups of
-the DDPs in the model. The tensors with the same holders form one shard (a kind). A rank may have
-several shards: experts are on a few ranks, attention is on more ranks, and small parameters that
-are not cut up are on all ranks.
+The holders are read from the meshes and placements of distributed tensors, and from the groups of
+the DDPs in the model. The tensors with the same holders are called a kind, and form one shard. A
+rank may have several shards. For example, experts are on a few ranks, attention is on more ranks,
+and small parameters that are not cut up are on all ranks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,11 +91,11 @@ class TensorHolders:
 
     def ending(self, name: str, shapes: set[torch.Size]) -> Holders | None:
         """
-        Return the holders of the parameter or buffer with whose name `name` ends, whatever words
-        wrappers have added.
+        Return the holders of the parameter or buffer whose name is the end of `name`. Words that
+        wrappers add to names are ignored.
 
-        If there are several, the longest name counts. None: no parameter or buffer with such a name
-        has all of `shapes`.
+        Of several such names, the longest is used. Returns None if no parameter or buffer has such
+        a name and all of `shapes`.
         """
         words = name.split(".")
         bare = _bare(words)
@@ -106,23 +107,23 @@ class TensorHolders:
 
     def within(self, holders: Iterable[int]) -> Holders | None:
         """
-        Return the kind with the most holders whose holders are all in `holders`; None if there is
-        none.
+        Return the largest set of ranks that is in `holders` and that holds a shard. None if there
+        is no such set.
         """
         most = set(holders)
         return next((kind for kind in self.all if most.issuperset(kind)), None)
 
     def beside(self, module: str) -> Holders:
         """
-        Return the kind for what a module keeps in addition to its parameters and buffers.
+        Return the holders of the shard in which the extra state of a module is stored.
         """
         common = self._common(_beside(f"{module}.", self._parameters))
         return self.within(common) or self.all[0]
 
     def name(self, holders: Holders) -> str:
         """
-        Return the name of the shard that `holders` hold. It is the same on every holder, whatever
-        other shards each holder has.
+        Return the name of the shard that `holders` hold. All holders compute the same name, even if
+        they hold different other shards.
         """
         if len(holders) == self._world:
             return DENSE
@@ -137,9 +138,9 @@ class TensorHolders:
 
 def named_after(holders: Holders) -> str:
     """
-    Return the part of a shard's name that names its holders.
+    Return the part of a shard's name that identifies its holders.
 
-    Up to 16 ranks are listed. Else the name has the first rank and a digest of all ranks.
+    Up to 16 ranks are listed. For more ranks, it is the first rank and a digest of all ranks.
     """
     if len(holders) <= _SPELT_OUT:
         return "+".join(map(str, holders))
@@ -159,7 +160,8 @@ def _bare(words: list[str]) -> list[str]:
 
 def _ends(words: list[str], known: list[str]) -> bool:
     """
-    Return whether `words` end with the words `known`; words of wrappers may be in between.
+    Return whether `words` end with the words `known`. Words that wrappers add to names may be in
+    between.
     """
     left = list(words)
     for wanted in reversed(known):
@@ -192,7 +194,7 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
     """
     Yield the parameters whose gradients a DDP reduces.
 
-    The experts in a model may be left out of the DDP around the model.
+    A DDP can be told to ignore some parameters of its model, such as those of experts.
     """
     for name, parameter in ddp.module.named_parameters():
         if name not in ddp.parameters_to_ignore:
@@ -201,8 +203,8 @@ def summed(ddp: DDP) -> Iterator[nn.Parameter]:
 
 def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
     """
-    Yield the parameters of each DDP, with the ranks of its group. An inner DDP comes after the
-    outer one.
+    Yield each parameter that is in a DDP, with the ranks of the DDP's group. If DDPs are nested,
+    the outer one comes first.
     """
     for module in model.modules():
         if isinstance(module, DDP):
@@ -213,10 +215,10 @@ def _replicated(model: nn.Module) -> Iterator[tuple[Tensor, set[int]]]:
 
 def _beside(name: str, parameters: Iterable[str]) -> list[str]:
     """
-    Return the parameters in the innermost module around a buffer that has parameters. These
-    parameters decide the holders of the buffer.
+    Return the names of the parameters next to the buffer `name`. These parameters decide which
+    ranks hold the buffer.
 
-    All parameters are returned if only the whole model has any.
+    They are all parameters in the innermost module that contains the buffer and has any parameters.
     """
     known = list(parameters)
     module = name

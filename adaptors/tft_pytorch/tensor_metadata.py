@@ -1,6 +1,6 @@
 """
-The description of a shard's tensors, which is sent before them: the data that is needed to make
-room for each tensor.
+The description of a shard's tensors. It is sent before the tensors, so that the receiver can
+reserve memory for each tensor.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,8 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
 
 def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is used
     """
-    Return the description in `meta`. Raises `MalformedMessage` if it is not of the form `form`.
+    Unpack the description `meta` of a shard. Raises `MalformedMessage` if its version is not
+    `form`.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:
@@ -45,8 +46,8 @@ def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is 
 
 def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int], str]]:
     """
-    Return the tensors that `listed` put under `tensors`, each as name, type, shape and kind of
-    device.
+    Return the name, type, shape and kind of device of each tensor in the unpacked description
+    `told`.
 
     Raises `MalformedMessage` for a type that this version of torch does not have.
     """

@@ -1,8 +1,8 @@
 """
 Which parameters are trained (`requires_grad`).
 
-The wrapper is built for these parameters, and built again after an incident, in processes that
-begin as the script does. So the trained parameters must stay the same for the whole training.
+The wrapper is built for these parameters. After an incident it is built again, in processes that
+start as the script does. So the trained parameters must stay the same during the whole training.
 """
 
 from collections.abc import Mapping
@@ -60,9 +60,9 @@ class Trained:
 
     def put_back(self) -> None:
         """
-        Set `requires_grad` of all parameters as it was noted.
+        Set `requires_grad` of all parameters to the noted values.
 
-        A script that changes it within a step may have been interrupted in that step.
+        A script that changes `requires_grad` within a step may have been interrupted in that step.
         """
         for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:

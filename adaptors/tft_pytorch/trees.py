@@ -1,9 +1,10 @@
 """
-State as plain values and tensors: takes apart what an optimizer or a scheduler keeps, so that it
-can be packed without pickle, and puts it together again with the same types.
+State as plain values and tensors. This module takes apart the state of an optimizer or a scheduler,
+so that it can be packed without pickle. It puts the state together again with the same types.
 
-In the plain form a list stands for a list. Every other container is a map with one key, which names
-the container's type. So a dict of the user's can never be mistaken for such a map.
+In the plain form a list represents a list. Every other container is represented by a map with one
+key, which names the type of the container. So a dict of the user can never be mistaken for such a
+map.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -33,12 +34,12 @@ _MAP_NAMES: dict[type, str] = {
 
 class Disassembly:
     """
-    Takes trees apart, and gathers their tensors by name.
+    Takes trees (nested containers) apart, and gathers their tensors by name.
 
-    A tensor that appears twice has one name, for two reasons. Tensors that were one must be one
-    afterwards: for example, parameter groups and scheduler share a learning rate that is a tensor.
-    And no two names may stand for the same memory, because a write under one name would overwrite
-    the other.
+    A tensor that appears twice in a tree gets one name, so that it is one tensor again afterwards.
+    For example, parameter groups and a scheduler may share a learning rate that is a tensor. Two
+    names for the same memory would also be unsafe: writing under one name would overwrite the
+    other.
     """
 
     def __init__(self) -> None:
@@ -82,9 +83,10 @@ class Disassembly:
 
 def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     """
-    Return the tree that `Disassembly` took apart, with the tensors `tensors` in it.
+    Rebuild the tree from its plain form, with the tensors `tensors` in it.
 
-    Raises `MalformedMessage` if `plain` is no such plain form, or if a tensor is missing.
+    Raises `MalformedMessage` if `plain` is not a plain form that `Disassembly` makes, or if a
+    tensor is missing.
     """
     if plain is None or type(plain) in _SCALARS:
         return plain

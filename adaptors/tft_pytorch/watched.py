@@ -1,8 +1,8 @@
 """
 Watches the collectives that this process enters.
 
-torch has no hook for that. So the methods of its process groups are replaced while collectives are
-watched, whatever the backend of the groups is.
+torch has no hook for this. So this module replaces the methods of torch's process groups while
+collectives are watched. It does so whatever the backend of the groups is.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ _native: dict[str, Any] = {}  # Any: methods of a class in C++
 
 def watch(entered: Callable[[], None] | None) -> None:
     """
-    Call `entered` from now on before a collective is entered from Python.
+    Call `entered` from now on whenever a collective is about to be entered from Python.
 
-    None: stop, and give torch its own methods back.
+    If `entered` is None, stop these calls, and restore torch's own methods.
     """
     for name, method in _native.items():
         setattr(dist.ProcessGroup, name, method)

@@ -15,7 +15,7 @@ Theirs = Any  # an object of the framework, used by its methods: no framework is
 
 class MemoryFault(RuntimeError):
     """
-    Stands for a memory fault of the device. Adaptors read the kind from the class.
+    Imitates a memory fault of the device. Adaptors read the kind of fault from `tft_fault_kind`.
     """
 
     tft_fault_kind = "memory"
@@ -23,7 +23,7 @@ class MemoryFault(RuntimeError):
 
 class NetworkFault(RuntimeError):
     """
-    Stands for a broken connection.
+    Imitates a broken connection.
     """
 
     tft_fault_kind = "network"
@@ -31,7 +31,7 @@ class NetworkFault(RuntimeError):
 
 class NumericFault(RuntimeError):
     """
-    Stands for invalid numbers.
+    Imitates an error because of invalid numbers, such as NaN.
     """
 
     tft_fault_kind = "numeric"
@@ -39,7 +39,8 @@ class NumericFault(RuntimeError):
 
 class ChaosMissed(RuntimeError):
     """
-    The victim could not be brought to the place that its spec names: the spec does not fit the job.
+    Raised when the fault could not be made at the place that the spec names, because the spec does
+    not fit the job.
     """
 
 
@@ -53,9 +54,10 @@ _FAULTS: Mapping[FaultName, type[Exception]] = {
 
 def act(action: Kill | Stop | Hang | Raise) -> None:
     """
-    Carry out the action on the calling thread or its process.
+    Carry out the action on the calling thread or on its process.
 
-    Returns only after `stop`, when the process has been continued from outside.
+    Returns only for a `Stop`, after another process has continued this one. Raises the exception of
+    a `Raise`.
     """
     match action:
         case Kill():
@@ -74,8 +76,9 @@ def _hang(*, gil: bool) -> NoReturn:
     """
     Block for ever in C, on a mutex that this thread itself holds.
 
-    A thread stuck in a driver waits in the same way: no signal handler, exception or timeout ends
-    the wait. `pause` would not do: it returns after every signal.
+    A thread that hangs in a driver waits in the same way: no signal handler, exception or timeout
+    ends the wait. `pause` cannot be used, because it returns after every signal. With `gil` the
+    thread keeps Python's global interpreter lock.
     """
     library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)  # CDLL releases the GIL
     mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros: initialised

@@ -1,5 +1,6 @@
 """
-The marker files by which the ranks of a job inform each other for chaos, in the run directory.
+Marker files in the run directory. With them the ranks of a job tell each other how far they are.
+Chaos needs this to make a fault at the right moment.
 """
 
 import json
@@ -24,14 +25,14 @@ class BarrierFiles:
 
     def leave(self) -> None:
         """
-        Remove the record of `enter`: it belongs to an attempt at the step that is over.
+        Remove the file that `enter` wrote, because that attempt at the step is over.
         """
         (self._directory / f"inside-rank{self._rank}").unlink(missing_ok=True)
 
     def inside(self, rank: int, step: int) -> int | None:
         """
-        Return the pid of the process that has recorded the entry of `rank` at this step; None if
-        none has.
+        Return the pid of the process of `rank` that has called `enter` for this step. None if no
+        process has.
         """
         try:
             mark = json.loads((self._directory / f"inside-rank{rank}").read_text())
@@ -41,7 +42,7 @@ class BarrierFiles:
 
     def met(self, incident: int, step: int) -> None:
         """
-        Record that this rank is at `step` in an incident.
+        Record the step of this rank in an incident.
         """
         self._write(f"met-{incident}-rank{self._rank}", step)
 

@@ -1,9 +1,10 @@
 """
-Phase `collective`: every peer is inside the same collective, and the victim has not entered it.
+The phase `collective`: chaos makes a fault when every peer is inside a collective that the victim
+has not entered.
 
-A peer writes a marker file at its last gradient, launches its last collective, and sleeps until all
-ranks have entered that collective. The victim waits at its first gradient, before any collective of
-its own, until all peers have written their files and sleep.
+A peer writes a marker file at its last gradient, starts its last collective, and sleeps until all
+ranks have entered that collective. The victim waits at its first gradient, before it enters a
+collective. It makes the fault when all peers have written their files and sleep.
 """
 
 import threading
@@ -26,9 +27,9 @@ PAUSE = 0.005
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
     """
-    Wait until all peers are inside their collective of `step`. Return the evidence for that.
+    Wait until all peers sleep inside their last collective of `step`. Return the evidence for this.
 
-    Raises `ChaosMissed` when the peers do not come within `PATIENCE` seconds.
+    Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
     pause = threading.Event()  # never set: waiting on it lets other threads run
     deadline = time.monotonic() + PATIENCE

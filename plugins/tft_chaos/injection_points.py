@@ -2,10 +2,10 @@
 The places in a step where chaos makes a fault.
 
 Each function watches the objects that the user has passed to tft, so that the fault happens in the
-phase of the spec. Each also records the evidence for that place.
+phase of the spec. Each also records the evidence that the process was in that phase.
 
-The objects are used as those of torch, but only through their methods: torch is not imported. The
-use of MindSpore's objects is in `cells.py`.
+The objects are assumed to be torch's, but torch is not imported: only their methods are called.
+`mindspore_hooks.py` handles the objects of MindSpore.
 """
 
 import time
@@ -23,7 +23,8 @@ from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
 
 class Blow:
     """
-    One spec in the process that holds its rank: decides when the fault is due, and makes it.
+    One spec of chaos, in the process of the rank at which it is aimed. Decides when the fault is
+    due, and makes the fault.
     """
 
     def __init__(self, index: int, spec: Spec, session: SessionView, ledger: Ledger) -> None:
@@ -48,7 +49,8 @@ class Blow:
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Record the firing. Return True if the fault must be made now.
+        Record the firing of the spec. Return True if the fault must be made now, False if this
+        firing is recorded already.
         """
         self._fired += 1
         firing = Firing(
@@ -64,9 +66,10 @@ class Blow:
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
-        Record the firing, and make the fault.
+        Record the firing of the spec, and make the fault. Make no fault if this firing is recorded
+        already.
 
-        Returns if the process is to go on, and without a fault if the firing is recorded already.
+        Returns only if the process is to continue.
         """
         if self.enter(step, evidence) and isinstance(self.spec.action, Kill | Stop | Hang | Raise):
             act(self.spec.action)
@@ -74,10 +77,10 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Fire inside the call of the model, when its first submodule has been computed.
+    Make the fault inside a forward pass of the model, when a first submodule has been computed.
 
-    The call is in a training step (phase `forward`), or in a function called after one
-    (`evaluation`).
+    In the phase `forward` this is the forward pass of a training step. In the phase `evaluation` it
+    is a forward pass in the evaluation after a step.
     """
     inside, session = False, blow.session
     evaluates = blow.spec.phase == "evaluation"
@@ -110,7 +113,7 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
 def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     """
-    Make every forward pass slower, from the step of the spec on.
+    Make every forward pass slower by the factor of `action`, from the step of the spec on.
     """
     began = 0.0
     slow = False
@@ -135,8 +138,10 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Call `seen(number, of)` in the hook of each gradient of a backward pass, in the order of
-    arrival.
+    Call `seen(number, of)` in the hook of each gradient of a backward pass.
+
+    `number` counts the gradients from 1 in the order in which they are computed. `of` is the number
+    of trained parameters.
     """
     number = of = 0
 
@@ -161,7 +166,8 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Fire in the hook of the second gradient of the backward pass (of the only one, if there is one).
+    Make the fault in the hook of the second gradient of the backward pass. If the model has only
+    one gradient, use the first.
     """
 
     def seen(number: int, of: int) -> None:
@@ -173,9 +179,10 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Fire at the first gradient, when all other ranks are inside their collective.
+    Make the fault at the first gradient of this rank, when all other ranks are inside their last
+    collective of the step.
 
-    At that time this rank has not launched a collective of this step.
+    At that time this rank has not started a collective of this step.
     """
     others = [rank for rank in range(blow.session.world) if rank != blow.session.rank]
 
@@ -192,7 +199,8 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Act as a peer of a victim: write a marker file at the last gradient, in the steps of the specs.
+    Help a spec of phase `collective` that is aimed at another rank. In the steps of such specs,
+    write a marker file at the last gradient of this rank.
     """
 
     def seen(number: int, of: int) -> None:
@@ -205,11 +213,12 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Fire inside the optimizer's step, when it has changed some parameters and not the others.
+    Make the fault inside the optimizer's step, when some parameters are changed and the others are
+    not.
 
-    A sharded optimizer has the optimizer of this rank's share as `optim`, as torch's
-    ZeroRedundancyOptimizer does. That one is watched. Raises `ChaosMissed` during the step if the
-    optimizer changes all parameters at once.
+    If the optimizer is sharded, its attribute `optim`, the optimizer of this rank's share, is
+    watched. torch's ZeroRedundancyOptimizer has such an attribute. Raises `ChaosMissed` during the
+    step if the optimizer changes all parameters at once.
     """
     if cells.is_cell(optimizer):
 
@@ -252,9 +261,10 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
 
 def _own(parameter: Theirs) -> Theirs:
     """
-    Return this rank's share of a parameter.
+    Return this rank's part of a parameter.
 
-    To compare a distributed parameter takes all ranks, and the others do not take part here.
+    Comparing whole distributed parameters would need all ranks, but the other ranks do not take
+    part here.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -262,9 +272,9 @@ def _own(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    Parameter groups that call `on_the_way` each time an optimizer goes on to the next group.
+    Parameter groups that call `on_the_way` each time the optimizer has finished a group.
 
-    A single group that is not empty is split in the middle.
+    If only one group has parameters, it is split in the middle.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:
@@ -284,10 +294,10 @@ class _Groups(list[dict[str, Theirs]]):
 
 def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
     """
-    Flip a bit between two steps.
+    Flip a bit of the training state between two steps, if this firing is not recorded already.
 
-    The bit is in the largest element of the first parameter, or of what the optimizer keeps for
-    that parameter. Raises `ChaosMissed` where the optimizer keeps no such tensor.
+    The bit is in the largest element of the first parameter, or of the optimizer state of that
+    parameter that `action.part` names. Raises `ChaosMissed` if the optimizer has no such state.
     """
     if cells.is_cell(optimizer):
         array = cells.array_of(optimizer, action.part)

@@ -1,11 +1,11 @@
 """
 The places in a step where chaos makes a fault, for the Cells of MindSpore.
 
-Cells are used only through their methods: MindSpore is not imported.
+MindSpore is not imported: only the methods of the Cells are called.
 
-MindSpore compiles its optimizers: a call changes all parameters at once, and cannot be interrupted.
-So a partial update is imitated: the call is completed, and half of the parameters get back their
-earlier values. The result is the same as after an interrupted call.
+MindSpore compiles its optimizers, so a call changes all parameters at once and cannot be
+interrupted. So a partial update is imitated: the call is completed, and then half of the parameters
+get back their earlier values. The result is the same as after an interrupted call.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,8 @@ def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., 
 
 def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -> None:
     """
-    Call the result of `computed(name)` each time that a cell of the model has been computed.
+    Install `computed(name)` as a hook of each cell of the model. MindSpore calls the hook each time
+    that the cell has been computed.
     """
     for name, cell in model.cells_and_names():
         cell.register_forward_hook(computed(name))
@@ -60,11 +61,11 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    Call `halfway(changed, of)` when some parameters of the optimizer are changed and the others
-    not.
+    Call `halfway(changed, of)` after a step of the optimizer, with only some of its parameters
+    changed. Half of the parameters get back their earlier values first.
 
-    It is called only in steps where `due()` is true. Raises `ChaosMissed` during the step if there
-    are fewer than two parameters.
+    This is done only in steps for which `due()` is True. Raises `ChaosMissed` during the step if
+    there are fewer than two parameters.
     """
     before: list[Theirs] = []
 
@@ -94,10 +95,10 @@ def watch_halfway(
 
 def array_of(optimizer: Theirs, part: str) -> Theirs:
     """
-    Return the memory of the optimizer's first parameter, or of the state that it keeps for that
-    one.
+    Return an array that shares the memory of the optimizer's first parameter, or of the state
+    `part` that the optimizer keeps for that parameter.
 
-    Raises `ChaosMissed` where the optimizer keeps no such state.
+    Raises `ChaosMissed` if the optimizer keeps no such state.
     """
     first = optimizer.parameters[0]
     if part == "param":

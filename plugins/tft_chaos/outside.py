@@ -1,5 +1,6 @@
 """
-Faults of processes of tft that hold no rank. The agent of their node sends the signals.
+Faults of tft's own processes, which hold no rank. The agent of the node of such a process sends the
+signals.
 """
 
 import os
@@ -15,9 +16,9 @@ from tft_chaos.spec import Process, Spec, Stop
 
 def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int) -> None:
     """
-    Send the signals of the specs for processes of this node, when the step of a spec is complete.
+    Send signals to processes of this node, for each spec whose step is complete.
 
-    A process that does not live at that time gets its signal at a later step.
+    A process that does not run at that time gets its signal at a later step.
     """
     ledger = Ledger(run_dir)
     for index, spec in enumerate(specs):
@@ -44,7 +45,7 @@ def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int)
 
 def _living(path: Path) -> int | None:
     """
-    Return the pid in a pid file; None if the process has ended or the file is missing.
+    Return the pid in a pid file. Return None if that process has ended or the file is missing.
     """
     try:
         pid = int(path.read_text())

@@ -1,8 +1,8 @@
 """
-The record of chaos: a file for every firing of a spec, written before the spec fires.
+The record of chaos: a file for every firing of a spec, written before the fault is made.
 
-The files outlive every process of the job, so that no firing happens twice: not in the process that
-replaces the victim, and not after `--resume`.
+The files outlive every process of the job. So no fault is made twice: neither in the process that
+replaces the victim, nor after `--resume`.
 """
 
 import json
@@ -18,7 +18,7 @@ from tft_chaos.spec import Action, Bitflip, Hang, Kill, Process, Raise, Slow, St
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Firing:
     """
-    One firing of a spec.
+    One firing of a spec, that is, one fault that the spec made.
     """
 
     spec: str
@@ -36,10 +36,10 @@ class Firing:
 
 class Ledger:
     """
-    The firings of a run, in the files `chaos/INDEX-TIME.json` of its directory.
+    The firings of a run, in the files `chaos/INDEX-TIME.json` of its run directory.
 
-    INDEX is the place of the spec on the command line, from 0. TIME is the number of the firing of
-    that spec, from 1.
+    INDEX is the number of the spec on the command line, counted from 0. TIME is the number of the
+    firing of that spec, counted from 1.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -53,8 +53,8 @@ class Ledger:
 
     def enter(self, index: int, time: int, firing: Firing) -> bool:
         """
-        Write a firing to its file. Return False if the file exists already: the firing must not
-        happen.
+        Write a firing to its file. Return False if the file exists already: the fault must not be
+        made again.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         draft = self.directory / f".{index}-{time}.{os.getpid()}"
@@ -76,9 +76,10 @@ class Ledger:
 
     def moment(self, kind: str, rank: int | None, seen: float) -> float | None:
         """
-        Return when chaos made a fault of this kind, which was first seen at `seen`.
+        Return when chaos made the fault that was first detected at the time `seen`, as a fault of
+        this kind and rank. None if chaos did not make the fault.
 
-        The times are seconds of CLOCK_MONOTONIC. None: chaos did not make the fault.
+        Both times are in seconds of CLOCK_MONOTONIC.
         """
         return max(
             (
@@ -99,7 +100,7 @@ def _explains(firing: Firing, kind: str, rank: int | None) -> bool:
 
 def _seen_as(action: Action) -> tuple[str, ...]:
     """
-    Return the kinds of fault as which an action on a rank can be detected.
+    Return the kinds of fault that tft may detect after chaos has carried out `action` on a rank.
     """
     match action:
         case Kill():

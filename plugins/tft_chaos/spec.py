@@ -49,7 +49,7 @@ class Hang:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
     """
-    Raise an exception that leaves the training loop.
+    Raise an exception out of the training loop.
     """
 
     kind: FaultName
@@ -68,7 +68,7 @@ class Bitflip:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """
-    Make every forward pass slower from then on.
+    Make every forward pass slower from the step of the spec on.
     """
 
     factor: float
@@ -80,7 +80,7 @@ Action = Kill | Stop | Hang | Raise | Bitflip | Slow
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
     """
-    The process that holds this rank.
+    The target of a spec: the process that holds this rank.
     """
 
     rank: int
@@ -89,7 +89,7 @@ class Rank:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """
-    A process of tft that holds no rank.
+    The target of a spec: a process of tft that holds no rank.
     """
 
     name: str
@@ -223,7 +223,7 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
 
 class _Keys:
     """
-    The `key=value` pairs of one spec. Each pair is taken by the function that knows its meaning.
+    The `key=value` pairs of one spec. The methods remove the pairs that they return.
     """
 
     def __init__(self, text: str, pairs: Sequence[str]) -> None:
@@ -280,7 +280,7 @@ class _Keys:
 
     def refuse(self, why: str) -> NoReturn:
         """
-        Raises `UsageError`: the spec cannot be carried out.
+        Raise `UsageError`, because the spec cannot be carried out.
         """
         raise UsageError(f"--chaos {self._text}: {why}")
 

@@ -1,5 +1,5 @@
 """
-Chaos in one rank: the specs that concern the rank, and the hooks of the session that they need.
+Chaos in one rank: carries out the specs that concern the rank, in hooks of the session.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,9 @@ from tft_chaos.spec import Bitflip, Rank, Slow, Spec
 
 def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None":
     """
-    Return the object that carries out the specs in this process, if some have not fired often
-    enough.
+    Return the object that carries out the specs in this process.
 
-    None where there is nothing to do in this process.
+    None if no spec concerns this process, or if all such specs have fired as often as they should.
     """
     ledger = Ledger(session.run_dir)
     blows: list[Blow] = []
@@ -51,8 +50,8 @@ class Striker:
         self, session: SessionView, blows: Sequence[Blow], joining: Sequence[Spec]
     ) -> None:
         """
-        `blows` are aimed at this rank. The specs in `joining` are aimed at other ranks, which need
-        to know where this rank is.
+        `blows` are the specs that are aimed at this rank. The specs in `joining` are aimed at other
+        ranks, which need the marker files of this rank.
         """
         self._session = session
         self._blows = blows
@@ -66,7 +65,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install the watches of all specs on the model and the optimizer.
+        Install the watches of all specs on the user's model and optimizer.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         collectives = [spec for spec in self._joining if spec.phase == "collective"]
@@ -96,7 +95,7 @@ class Striker:
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Fire the specs of phase `between`: the update window of `step` has closed.
+        Make the faults of phase `between`: the update window of `step` has closed.
         """
         for blow in self._blows:
             if blow.spec.phase == "between" and blow.due(step):
@@ -108,8 +107,8 @@ class Striker:
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Fire the specs of phase `tail`: the loop has done everything in the step, which has not
-        ended yet.
+        Make the faults of phase `tail`: the loop has done all work of the step, but the step has
+        not ended yet.
         """
         for blow in self._blows:
             if blow.spec.phase == "tail" and blow.due(step):
@@ -118,9 +117,9 @@ class Striker:
     @hookimpl
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Fire the specs of phase `repair`, before an order of an incident is carried out.
+        Make the faults of phase `repair`, before this rank carries out an order of an incident.
 
-        Incident 0 is the start of the job, in which nothing is repaired.
+        Incident 0 is the start of the job, in which nothing is repaired and no fault is made.
         """
         self._marks.leave()
         if not incident or not self._repairs:
