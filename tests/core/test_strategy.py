@@ -305,6 +305,20 @@ def test_pause_requested_during_a_last_checkpoint_is_ignored() -> None:
     assert job.doing == "dumping"
 
 
+def test_rank_that_dies_during_a_last_checkpoint_is_not_started_again() -> None:
+    """When a plugin has chosen a last checkpoint and another rank dies while it is written, then
+    no process is started for that rank, although `recover` is enabled."""
+    job = trained(advised=True)
+    job.script.muted = {(1, "save")}
+    job.kill(0)
+    job.settle()
+    job.advise(strategy="dump")
+    job.settle()
+    job.kill(2)
+    assert job.doing == "dumping"
+    assert [spawn.rank for spawn in job.orders(Spawn)] == [0]
+
+
 def test_shards_to_save_are_spread_over_the_nodes_when_enabled() -> None:
     """When the last checkpoint is to be spread, then each of two nodes writes one of two shards."""
     groups = {"a": (0, 2), "b": (1, 3)}
