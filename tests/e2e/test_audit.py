@@ -110,6 +110,7 @@ def test_each_habit_is_named_once_with_its_line(tmp_path: Path) -> None:
     assert "the tail of step 4 has kept a fault for itself" in said
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_the_strict_audit_accepts_a_loop_without_these_habits(tmp_path: Path) -> None:
     """When a loop has BatchNorm, dropout, autocast with a GradScaler, an average, a learning rate

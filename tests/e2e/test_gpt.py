@@ -111,22 +111,27 @@ def test_reported_faults_are_retried_without_a_new_process(
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    "specs",
+    [
+        pytest.param(("hang:rank=1,step=12,phase=forward",), id="hang", marks=pytest.mark.soak),
+        pytest.param(
+            ("hang:rank=1,step=12,phase=backward,gil=held", "stop:rank=2,step=20,phase=forward"),
+            id="interpreter held, stopped",
+        ),
+    ],
+)
 def test_a_rank_that_hangs_or_is_stopped_is_found_and_replaced(
-    tmp_path: Path, gpt_undisturbed: Outcome
+    tmp_path: Path, gpt_undisturbed: Outcome, specs: tuple[str, ...]
 ) -> None:
     """When a training thread blocks, blocks with the interpreter held, or its process is stopped,
     then that rank is found within the limit, its stack is kept, and losses and final state are
     those of the undisturbed run."""
-    specs = (
-        "hang:rank=1,step=12,phase=forward",
-        "hang:rank=2,step=20,phase=backward,gil=held",
-        "stop:rank=3,step=28,phase=forward",
-    )
     outcome = run(tmp_path / "run", *chaos(*specs), arguments=STEPS, limit=150)
     assert outcome.code == 0, outcome.output
     identical(outcome, gpt_undisturbed)
-    assert len(outcome.incidents) == 3
-    for incident, rank in zip(outcome.incidents, (1, 2, 3), strict=True):
+    assert len(outcome.incidents) == len(specs)
+    for rank, incident in enumerate(outcome.incidents, start=1):
         recovered(incident, rank, "hang")
         (fault,) = incident["faults"]
         assert "most recent call first" in fault["evidence"]

@@ -37,7 +37,7 @@ def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
     ("text", "before", "after"),
     [
         pytest.param("{ ttp : 1 }", "[]", "['TTP:1']", marks=pytest.mark.soak),
-        ("{UCE:1}", "['UCE:1']", "['TTP:1', 'UCE:1']"),
+        pytest.param("{UCE:1}", "['UCE:1']", "['TTP:1', 'UCE:1']", marks=pytest.mark.soak),
         pytest.param("{NEW:a:1, uce:1}", "[]", "['TTP:1', 'UCE:1']", marks=pytest.mark.soak),
     ],
 )
