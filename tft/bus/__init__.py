@@ -1,3 +1,6 @@
 """
-The bus: publish/subscribe through a broker, and a bus with the same contract within one process.
+The message bus between the processes of a job.
+
+The package has two buses with one contract: publish/subscribe through a broker (ZeroMQ), and a bus
+within one process for tests and simulations.
 """

@@ -1,12 +1,15 @@
 """
-The contract of the bus, and the code that both buses share: it turns frames and subscription
-notices into arrivals.
+The contract of a bus, and the code that both buses share.
 
-A bus promises as little as publish/subscribe does. A message reaches the participants that are
-subscribed when the message passes the broker, and perhaps nobody. A message that must arrive is
-repeated by its sender (`tft.core.link.delivery`). A bus promises three things: it never blocks a sender,
-the messages of one sender arrive in order, and it reports at once which participant connects or
-leaves.
+The shared code (`Participant`) turns received frames and subscription notices into arrivals:
+`Heard`, `Present`, `Gone`, `Malformed` and `NotLetIn`.
+
+A bus does not guarantee delivery. The broker forwards a message only to the participants that are
+subscribed at that moment. If no participant is subscribed, the message is lost. So the sender of a
+message that must arrive repeats the message (`tft.core.link.delivery`).
+
+A bus promises three things. It never blocks a sender. The messages of one sender arrive in order.
+The bus reports at once which participant connects or leaves.
 """
 
 import asyncio
@@ -25,7 +28,7 @@ _PRESENCE = topics.presence("")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """
-    A message of this job.
+    An arrival: a message that a participant of this job has sent.
     """
 
     topic: bytes
@@ -35,8 +38,10 @@ class Heard:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Present:
     """
-    Another participant is connected. It may not be subscribed to a topic yet: `Bus.listened` waits
-    for that. When several jobs share a broker, the participant may belong to another job.
+    An arrival: another participant is connected.
+
+    The participant may not be subscribed to a topic yet: `Bus.listened` waits for a subscription.
+    When several jobs share a broker, the participant may belong to another job.
     """
 
     sender: str
@@ -45,8 +50,9 @@ class Present:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """
-    A participant that was present has left, has died, or cannot be reached any more. When the
-    broker is lost, every participant is reported as gone.
+    An arrival: a participant that was present has left, has died, or cannot be reached any more.
+
+    When the broker is lost, every participant is reported as gone.
     """
 
     sender: str
@@ -55,7 +61,7 @@ class Gone:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Malformed:
     """
-    Bytes came that are no message of this version of tft.
+    An arrival: bytes came that are not a valid message of this version of tft.
     """
 
     why: str
@@ -65,8 +71,10 @@ class Malformed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLetIn:
     """
-    The broker has refused this participant, or another program listens at the broker's address. The
-    connection is tried again and again. Each reason is reported once until a connection succeeds.
+    An arrival: the broker has refused this participant, or another program listens at the broker's
+    address.
+
+    This process keeps trying to connect. Each reason is reported once until a connection succeeds.
     """
 
     why: str
@@ -78,38 +86,47 @@ Arrival = Heard | Present | Gone | Malformed | NotLetIn
 
 class Bus(Protocol):
     """
-    The connection of one participant. It must be used only on the thread of its event loop.
+    The connection of one participant (a process of a job) to the bus.
+
+    The object must be used only on the thread of its event loop.
     """
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
-        Send a message to the participants that are subscribed to `topic` now. Never blocks. Without
-        a broker or a subscriber the message is dropped. `number` is the number of a report; 0 is
-        for all other messages.
+        Send a message to the participants that are subscribed to `topic` now.
+
+        Never blocks. If no broker or no subscriber is connected, the message is dropped. `number`
+        is the sender's number of a report; for every other message `number` is 0.
         """
 
     async def receive(self) -> Arrival:
         """
-        Return the next arrival. Only one task may receive. A cancelled call loses no arrival.
+        Wait for the next arrival and return it.
+
+        Only one task may call this method. If the call is cancelled, no arrival is lost.
         """
         raise NotImplementedError
 
     async def listened(self, topic: bytes) -> None:
         """
-        Wait until a participant is subscribed to `topic`. A message that is published from then on
-        reaches that participant. With `topics.presence(sender)`, wait until `sender` is connected;
-        this participant itself may be that sender.
+        Wait until some participant is subscribed to `topic`.
+
+        Every message that is published after this call returns reaches that participant. With
+        `topics.presence(sender)` as the topic, the call waits until `sender` is connected. `sender`
+        may be this participant itself.
         """
 
 
 class Participant:
     """
-    A bus without its transport. `send` puts a frame on the transport. The transport feeds incoming
-    frames and notices to the participant.
+    A bus without its transport: the common part of the ZeroMQ bus and the memory bus.
 
-    The queue of arrivals has no bound. A bound would have to block the reader, and the broker takes
-    a subscriber that does not read for dead. So a slow consumer costs memory only in its own
-    process.
+    `send` is the transport's function that sends a frame on a topic. The transport calls the
+    methods below with incoming frames and notices.
+
+    The queue of arrivals has no size limit. A limit would force the transport to stop reading, and
+    the broker would treat a participant that does not read as dead. So a slow consumer only uses
+    more memory in its own process.
     """
 
     def __init__(self, *, job: str, sender: str, send: Callable[[bytes, bytes], None]) -> None:
@@ -144,7 +161,7 @@ class Participant:
 
     def close(self) -> None:
         """
-        Mark the transport as gone. A message that is still published is dropped.
+        Mark the transport as closed. Messages that are published after this call are dropped.
         """
         self._open = False
 
@@ -152,7 +169,10 @@ class Participant:
 
     def frame(self, topic: bytes, frame: bytes) -> None:
         """
-        Take in a frame that came on a topic. A message of another job is ignored.
+        Decode a frame that was received on `topic`, and add an arrival to the queue.
+
+        A frame that cannot be decoded becomes a `Malformed` arrival. A message of another job is
+        ignored.
         """
         try:
             envelope = codec.decode(frame)
@@ -170,13 +190,17 @@ class Participant:
 
     def not_let_in(self, why: str) -> None:
         """
-        Add a `NotLetIn` arrival: the broker has refused this participant.
+        Add a `NotLetIn` arrival. `why` says what refused this participant.
         """
         self._arrivals.put_nowait(NotLetIn(why=why))
 
     def subscribed(self, topic: bytes) -> None:
         """
-        Take in that the first subscription to a topic has been made.
+        Record that `topic` now has a subscriber. The transport calls this for the first
+        subscription to a topic.
+
+        Wakes the callers of `listened`. For the presence topic of another participant, adds a
+        `Present` arrival.
         """
         event = self._listened[topic]
         if not event.is_set():
@@ -186,7 +210,9 @@ class Participant:
 
     def unsubscribed(self, topic: bytes) -> None:
         """
-        Take in that the last subscription to a topic has ended.
+        Record that `topic` has no subscriber any more.
+
+        For the presence topic of another participant, adds a `Gone` arrival.
         """
         event = self._listened[topic]
         if event.is_set():
@@ -196,8 +222,10 @@ class Participant:
 
     def _other(self, topic: bytes) -> str | None:
         """
-        Return the sender whose presence a topic stands for. Return None for another topic, and for
-        this participant's own presence.
+        Return the sender whose presence topic `topic` is.
+
+        Returns None if `topic` is not a presence topic, or is the presence topic of this
+        participant.
         """
         if not topic.startswith(_PRESENCE):
             return None

@@ -1,8 +1,9 @@
 """
-The broker: each message that is published at PORT is sent, at PORT + 1, to its subscribers.
+The broker of the bus: a process that forwards the messages of a job's processes.
 
-The broker holds no state but the subscriptions. After a restart of the broker, the participants
-subscribe again by themselves.
+Participants publish messages at port PORT. The broker sends each message to the subscribers of its
+topic, which are connected at PORT + 1. The broker stores only the subscriptions. After a restart of
+the broker, the participants reconnect and subscribe again without help.
 """
 
 import ipaddress
@@ -42,16 +43,16 @@ def main(
     opened: Callable[[int], None] | None = None,
 ) -> None:
     """
-    Forward messages at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT. Call this on
-    the main thread.
+    Run the broker at `host`, ports `port` and `port` + 1, until SIGTERM or SIGINT arrives.
 
-    Port 0 picks a free pair of ports. `opened` is called with the first port once both ports accept
-    connections. With the directory `curve`, only participants with the keys of that job are
-    accepted, and all bytes are encrypted.
+    Call this function on the main thread. With `port` 0, the broker picks a free pair of ports.
+    `opened` is called with the first port when both ports accept connections. With the directory
+    `curve`, the broker accepts only participants that have the keys in that directory, and all
+    bytes are encrypted.
 
-    Raises `AddressTaken` when a port is in use. Raises `UsageError` for an address that does not
-    belong to this machine, for an address other than loopback without `insecure` or `curve`, for
-    keys that cannot be used, and when the process may open too few files.
+    Raises `AddressTaken` when a port is in use. Raises `UsageError` when `host` is not an address
+    of this machine, or is not loopback although neither `insecure` nor `curve` is given. Raises
+    `UsageError` also when the keys cannot be used, or when the process may open too few files.
     """
     keys = None if curve is None else read_keys(curve, broker=True)
     _refuse_open_door(host, allowed=insecure or keys is not None)
@@ -83,8 +84,9 @@ def main(
 
 def is_loopback(host: str) -> bool:
     """
-    Return whether only this machine can reach `host`. Of all names, only `localhost` counts as
-    loopback.
+    Return whether `host` is a loopback address, which only this machine can reach.
+
+    The only host name that counts as loopback is `localhost`.
     """
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -107,11 +109,13 @@ def _refuse_open_door(host: str, *, allowed: bool) -> None:
 
 def _make_room() -> None:
     """
-    Raise the limit of open files as far as possible. Every connection is an open file. When none is
-    left, the broker would spin without accepting or reporting anything, and libzmq aborts the
-    process when libzmq itself needs a file.
+    Raise this process's limit of open files to its hard limit.
 
-    Raises `UsageError` when fewer than `LEAST_DESCRIPTORS` files are allowed.
+    Every connection needs an open file. Without a free file descriptor the broker would loop
+    without accepting a connection or reporting an error. If libzmq itself then needs a file, libzmq
+    aborts the process.
+
+    Raises `UsageError` when the hard limit is less than `LEAST_DESCRIPTORS` files.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < LEAST_DESCRIPTORS:
@@ -127,7 +131,10 @@ def _make_room() -> None:
 
 def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
     """
-    Bind both sockets. Return the port of the first socket.
+    Bind `publishers` to a port and `subscribers` to the next port. Return the first port.
+
+    With `port` 0, tries the ports of `unused_ports`. Raises `AddressTaken` when the ports are in
+    use.
     """
     for candidate in [port] if port else unused_ports():
         try:
@@ -157,12 +164,14 @@ def _bind_one(socket: Socket, host: str, port: int) -> None:
 
 def unused_ports() -> list[int]:
     """
-    Return up to 100 ports to try, in random order. The kernel gives none of them to outgoing
-    connections, unless no other port exists.
+    Return up to 100 port numbers for a broker to try, in random order.
 
-    While a broker is being started again, its peers try to connect to its port many times a second.
-    If the kernel could choose the same port for a peer's end of the connection, a peer would
-    eventually connect to itself, and the broker would find its port taken.
+    The ports lie outside the range from which the kernel picks ports for outgoing connections. If
+    no port lies outside that range, the function picks from all ports from 10000.
+
+    Reason: while a broker is restarted, its peers try to connect to its port many times a second.
+    If the kernel picked the same port for a peer's own end, the peer would connect to itself. The
+    broker would then find its port in use.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [port for port in range(10_000, 65_535) if port + 1 < low or port > high]
@@ -176,10 +185,11 @@ def unused_ports() -> list[int]:
 @contextmanager
 def _ended_by_signal(context: zmq.Context[Socket]) -> Iterator[None]:
     """
-    Terminate the context, and with it the proxy, at SIGTERM or SIGINT.
+    Terminate the ZeroMQ context at SIGTERM or SIGINT, which also ends the proxy in that context.
 
-    A signal handler would not work. Python runs the handler for a signal that comes while the proxy
-    is not waiting in the kernel only when the proxy returns, and the proxy never returns.
+    A thread waits for the signals, because a Python signal handler would not work. A signal may
+    arrive while the proxy is not waiting in the kernel. Python then runs the handler only after the
+    proxy returns, and the proxy never returns.
     """
 
     def wait() -> None:

@@ -1,6 +1,7 @@
 """
-The bus within one process, for tests and simulations. It has the same contract as the bus over
-ZeroMQ and carries the same bytes, without sockets.
+A bus within one process, for tests and simulations.
+
+The bus has the same contract as the ZeroMQ bus and carries the same bytes, but uses no sockets.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from tft.protocol.topics import presence
 
 class MemoryBroker:
     """
-    The broker of the participants in one process.
+    The broker of a bus whose participants are all in this process.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,9 @@ class MemoryBroker:
         self, *, job: str, sender: str, topics: Sequence[bytes]
     ) -> AsyncIterator[Bus]:
         """
-        Take part as `sender` and listen to `topics`, as `tft.bus.zeromq.open_bus` does.
+        Connect a participant named `sender` that subscribes to `topics`.
+
+        The arguments mean the same as those of `tft.bus.zeromq.open_bus`.
         """
         participant = Participant(job=job, sender=sender, send=self.post)
         for topic in self._subscriptions:
@@ -44,8 +47,9 @@ class MemoryBroker:
 
     def post(self, topic: bytes, frame: bytes) -> None:
         """
-        Deliver a frame to all subscribers of a topic. As in the real broker, the frame is not
-        decoded.
+        Deliver a frame to all subscribers of `topic`.
+
+        Like the ZeroMQ broker, this broker does not decode the frame.
         """
         for participant, topics in self._participants.items():
             if topic in topics:

@@ -1,6 +1,8 @@
 """
-The address of a job's broker, which is chosen or checked before the broker is started. Also the
-address at which other machines reach a machine.
+Functions that choose or check the network addresses of a job.
+
+Some choose or check the broker's address before the broker starts. Others find the address at which
+other machines reach this machine or node 0.
 """
 
 import errno
@@ -14,10 +16,11 @@ from tft.errors import AddressTaken, UsageError
 
 def check_free(host: str, port: int) -> None:
     """
-    Check that a broker can listen at `host`, at `port` and the next port.
+    Check that a broker can listen at `host`, at `port` and at the next port.
 
-    Raises `AddressTaken` when another process listens there. Raises `UsageError` when the broker
-    cannot listen there for another reason, as when `host` is not an address of this machine.
+    Raises `AddressTaken` when another process listens at one of the ports. Raises `UsageError` when
+    the broker cannot listen for another reason, for example because `host` is not an address of
+    this machine.
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -38,7 +41,10 @@ def check_free(host: str, port: int) -> None:
 
 def free_address(host: str) -> str:
     """
-    Return an address HOST:PORT at which a broker can listen now, and again after a restart.
+    Return an address HOST:PORT at which a broker can listen now.
+
+    The port is chosen so that the broker can listen there again after a restart (see
+    `unused_ports`).
 
     Raises `AddressTaken` when no two neighbouring ports are free. Raises `UsageError` when `host`
     is not an address of this machine.
@@ -54,12 +60,15 @@ def free_address(host: str) -> str:
 
 def host_for_all(address: str, *, trusted: bool, named: str) -> str:
     """
-    Return the IP address of node 0 as this machine resolves `address`. `named` is the variable that
-    contains `address`, for error messages. `trusted` says that other machines may reach the ports,
-    because the bus is encrypted or the network is trusted.
+    Return the IP address of node 0: the result of resolving `address` on this machine.
 
-    Raises `UsageError` when `address` cannot be resolved, when other machines cannot use the
-    result, and when the result is not loopback although `trusted` is false.
+    `named` is the name of the environment variable that contains `address`; error messages show it.
+    `trusted` is True if other machines may reach the job's ports, because the bus is encrypted or
+    the network is trusted.
+
+    Raises `UsageError` in three cases. `address` cannot be resolved. `address` resolves to
+    loopback, which other machines cannot use. The result is not loopback although `trusted` is
+    False.
     """
     try:
         host = socket.gethostbyname(address)
@@ -84,17 +93,19 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
 
 def may_be_reached(options: Sequence[str]) -> bool:
     """
-    Return whether options of `tft run` allow ports that other machines can reach. The keys are not
-    checked here: `tft run` checks them.
+    Return whether these options of `tft run` allow other machines to reach the job's ports.
+
+    The options `--insecure` and `--curve` allow this. The function does not check the keys of
+    `--curve`: `tft run` checks them.
     """
     return any(word.partition("=")[0] in ("--insecure", "--curve") for word in options)
 
 
 def own_address(host: str) -> str:
     """
-    Return the address at which the machine `host` reaches this machine.
+    Return the address of this machine that the machine `host` can reach.
 
-    Raises `UsageError` when there is no route to `host`.
+    Raises `UsageError` when this machine has no route to `host`.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

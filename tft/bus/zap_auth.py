@@ -1,10 +1,12 @@
 """
-The authentication of the broker's connections. The broker asks the handler in this file about every
-connection, and the handler logs the refused peers.
+The authentication of connections to the broker.
 
-By default, ZeroMQ accepts every peer that knows the broker's public key. With a handler of its
-protocol ZAP, ZeroMQ asks the handler about each peer. The handler is a thread next to the proxy,
-and never reads a message.
+By default, ZeroMQ accepts every peer that knows the broker's public key. ZeroMQ's protocol ZAP lets
+a program install a handler that decides about each peer. The handler in this file accepts only
+peers with the job's key, and logs the refused peers.
+
+The handler runs in a thread of the broker's process. It sees only connection attempts, never a
+message of the bus.
 """
 
 import os
@@ -34,7 +36,9 @@ again every second."""
 
 class ZapAuthenticator:
     """
-    The authentication handler for a broker's sockets. The sockets must not be bound yet.
+    The handler that accepts or refuses each connection to the broker's sockets.
+
+    The sockets `guarded` must not be bound yet when this object is created.
     """
 
     def __init__(self, context: zmq.Context[Socket], keys: Keys, *guarded: Socket) -> None:
@@ -58,14 +62,16 @@ class ZapAuthenticator:
 
     def open(self) -> None:
         """
-        Start the thread that answers about connections, also those that wait already. The thread
-        ends when the context is terminated.
+        Start the thread that accepts or refuses connections.
+
+        The thread also answers for connections that were already waiting. The thread ends when the
+        ZeroMQ context is terminated.
         """
         threading.Thread(target=self._keep, name="authenticator", daemon=True).start()
 
     def close(self) -> None:
         """
-        Close the handler's sockets. Call this only when `open` was not called.
+        Close the handler's sockets. Call this only if `open` was not called.
         """
         self._asked.close()
         for failures in self._failures:

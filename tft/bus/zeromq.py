@@ -1,10 +1,12 @@
 """
-The bus over ZeroMQ: one XPUB socket for sending and one SUB socket for receiving, both connected to
-the broker.
+The bus over ZeroMQ.
 
-Only this file, `broker.py`, `zap_auth.py` and `tft.keys` import `zmq`. While the bus is open, the event
-loop reads a socket whenever its descriptor is readable, until the socket is empty. No task awaits a
-receive on a socket, so no such receive can be cancelled.
+Each participant has two sockets that are connected to the broker: an XPUB socket for sending and a
+SUB socket for receiving. Only this file, `broker.py`, `zap_auth.py` and `tft.keys` import `zmq`.
+
+The event loop calls a reader function whenever the file descriptor of a socket is readable. The
+function reads until the socket is empty. No asyncio task awaits a receive on a socket, so a
+cancelled task cannot lose a message.
 """
 
 import asyncio
@@ -68,12 +70,14 @@ async def open_bus(
     address: str, *, job: str, sender: str, topics: Sequence[bytes], curve: Path | None = None
 ) -> AsyncIterator[Bus]:
     """
-    Take part as `sender` in the bus of the broker at `address` (HOST:PORT), and listen to `topics`.
+    Connect a participant named `sender` to the broker at `address` (HOST:PORT), and subscribe to
+    `topics`.
+
     With the directory `curve`, all bytes are encrypted with the keys in that directory.
 
-    Returns at once, also without a broker. The sockets try to connect until the broker is there,
-    and again when it is lost. A message that has not left this process when the bus is closed is
-    not sent any more.
+    Does not wait for the broker. The sockets keep trying to connect until the broker accepts them,
+    and also after the connection is lost. When the bus is closed, messages that this process has
+    not sent yet are dropped.
 
     Raises `UsageError` when `address` is not valid, and when the keys cannot be used.
     """
@@ -90,7 +94,8 @@ async def open_bus(
 
 def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
     """
-    Return a new socket with the options that every socket of the bus has, at either end.
+    Return a new socket with the settings that every bus socket uses, in participants and in the
+    broker.
     """
     socket = context.socket(kind)
     socket.linger = 0
@@ -121,7 +126,8 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 class _Line:
     """
-    A socket that connects to the broker, and the socket that reports the results of its handshakes.
+    A socket that is connected to the broker, with the monitor socket that reports the results of
+    its handshakes.
     """
 
     def __init__(self, socket: Socket, handshakes: Socket, host: str, port: int) -> None:
@@ -131,7 +137,7 @@ class _Line:
 
     def connect(self) -> None:
         """
-        Connect to the broker, for the first time or after ZeroMQ has given up.
+        Connect to the broker, for the first time or again after ZeroMQ has stopped trying.
         """
         with suppress(zmq.ZMQError):  # raised at the first time: there is no connection yet
             self.socket.disconnect(self._endpoint)
@@ -143,9 +149,9 @@ def _connected(
     host: str, port: int, topics: Sequence[bytes], keys: Keys | None
 ) -> Iterator[tuple[_Line, _Line]]:
     """
-    Open a publishing and a subscribing socket that connect to the broker.
+    Open a publishing and a subscribing socket, and start to connect both to the broker.
 
-    Raises `UsageError` when the address cannot be that of a broker.
+    Raises `UsageError` when ZeroMQ cannot use the address.
     """
     with (
         zmq.Context() as context,
@@ -183,7 +189,7 @@ def _line(
 
 class _Link:
     """
-    The two sockets of a participant, read by the event loop.
+    The two sockets of a participant. The event loop reads both sockets.
     """
 
     def __init__(
@@ -223,7 +229,9 @@ class _Link:
 
     def _read_notices(self) -> None:
         """
-        Read notices of new and ended subscriptions: a byte 1 or 0, followed by the topic.
+        Read the subscription notices of the broker, and pass them to the participant.
+
+        A notice is a byte, 1 for a new subscription or 0 for an ended one, followed by the topic.
         """
         for notice, *_ in self._waiting(self._voice, self._read_notices):
             if notice.startswith(b"\x01"):
@@ -244,7 +252,10 @@ class _Link:
 
     def _read_handshakes(self, line: _Line) -> None:
         """
-        Read whether the broker has accepted this process, and report refusals.
+        Read the results of the handshakes with the broker, and report each refusal to the
+        participant.
+
+        After a refusal, a new connection is tried after `REFUSED_RETRY` seconds.
         """
         for event in self._waiting(line.handshakes, partial(self._read_handshakes, line)):
             seen = parse_monitor_message(event)
@@ -297,8 +308,10 @@ class _Link:
 
     def _waiting(self, socket: Socket, again: Callable[[], None]) -> Iterator[list[bytes]]:
         """
-        Yield the messages that wait in a socket, at most `BATCH` of them. After a full batch,
-        `again` is called in the loop's next turn.
+        Yield the messages that are ready in `socket`, at most `BATCH` of them.
+
+        If more messages may be ready after a full batch, the event loop calls `again` in its next
+        turn.
         """
         for _ in range(BATCH):
             if socket.closed:

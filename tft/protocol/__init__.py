@@ -1,3 +1,3 @@
 """
-The words: what the processes of a job say to each other, and how it looks on the wire.
+The protocol of a job: the messages between the job's processes, and their encoding as bytes.
 """

@@ -1,9 +1,12 @@
 """
-Converts messages to bytes and back: MessagePack on the wire, and plain values for a story's JSON
-lines.
+Converts messages to bytes and back.
 
-Only this module imports `msgpack`. Content from outside is checked by type, field by field, before
-other code sees it. Invalid content raises `MalformedMessage`, with what came and from whom.
+On the bus, a message is encoded as MessagePack. In the story (the recorded events of a run), a
+message is a line of JSON. So this file also converts messages to and from plain values.
+
+Only this file imports `msgpack`. Received content is checked field by field for its type before
+other code sees the content. Invalid content raises `MalformedMessage`, which says what was received
+and from which sender.
 """
 
 import math
@@ -41,11 +44,11 @@ class _Wire(
 
 def encode(envelope: Envelope) -> bytes:
     """
-    Return the frame of an envelope.
+    Return the bytes of an envelope (a message with its sender), as they are sent on the bus.
 
-    Text that UTF-8 cannot carry is written as an escape, so that no report stays unsent for this
-    reason. An example is a lone surrogate out of a file name, in a traceback. Raises
-    `InternalError` if the frame is larger than `FRAME_LIMIT`.
+    A character that UTF-8 cannot represent is written as an escape, so the message can still be
+    sent. Example: a lone surrogate of a file name in a traceback. Raises `InternalError` if the
+    result is larger than `FRAME_LIMIT`.
     """
     frame: bytes = msgpack.packb(
         {
@@ -68,7 +71,9 @@ def encode(envelope: Envelope) -> bytes:
 
 def decode(frame: bytes) -> Envelope:
     """
-    Return the envelope in a frame. Raises `MalformedMessage` for any other content.
+    Decode the bytes of a received frame, and return the envelope (a message with its sender).
+
+    Raises `MalformedMessage` if the bytes are not a valid envelope of this version of the protocol.
     """
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
@@ -100,8 +105,10 @@ def decode(frame: bytes) -> Envelope:
 
 def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
     """
-    Refuse another version of the protocol. This is the first check, because another version may
-    have any other field elsewhere. Raises `MalformedMessage`.
+    Check the version of the protocol in a received frame.
+
+    This check comes before all others, because the other fields may differ in another version.
+    Raises `MalformedMessage` if the version is missing or is not `VERSION`.
     """
     version = came.get("v")
     if type(version) is not int:
@@ -117,7 +124,7 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
 
 def _brief(words: str) -> str:
     """
-    Return a text of at most 200 characters, so that a foreign text cannot fill the log.
+    Return `words` cut to 200 characters, so that a received text cannot fill the log.
     """
     return words if len(words) <= 200 else f"{words[:200]}…"
 
@@ -127,7 +134,7 @@ def _brief(words: str) -> str:
 
 def to_plain(message: Message) -> tuple[str, dict[str, object]]:
     """
-    Return the kind of a message, and its fields as values that JSON can carry.
+    Return the name of a message's class, and its fields as values that JSON can represent.
     """
     plain: dict[str, object] = msgspec.to_builtins(message, str_keys=True)
     return type(message).__name__, plain
@@ -135,7 +142,9 @@ def to_plain(message: Message) -> tuple[str, dict[str, object]]:
 
 def from_plain(kind: str, body: dict[str, object]) -> Message:
     """
-    Return the message that `to_plain` took apart, possibly after JSON. Raises `MalformedMessage`.
+    Return the message for a result of `to_plain`, which may have been stored as JSON in between.
+
+    Raises `MalformedMessage` if the values do not form a valid message.
     """
     return _message(kind, body, str_keys=True)
 
@@ -159,8 +168,11 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # 
 
 def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows the shape of `came`
     """
-    Return what is wrong with a message that msgspec accepts: a field that a dataclass does not
-    have, or a number that is not finite. None: nothing is wrong.
+    Return an error that msgspec does not detect in received fields; None if there is no error.
+
+    The error is a field that the dataclass does not have, or a number that is not finite. `came` is
+    what was received. `known` is the converted message as plain values. `path` is the place of
+    `came` in the message, for the error text.
     """
     match came:
         case dict():
@@ -187,8 +199,10 @@ def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows th
 
 def pack(content: object) -> bytes:
     """
-    Pack plain values into bytes: None, bool, int of 64 bits, float, str, bytes, and lists, tuples
-    and dicts of them. Raises `UsageError` that names the value that is not plain.
+    Encode plain values as MessagePack bytes.
+
+    Plain values are None, bool, int of 64 bits, float, str, bytes, and lists, tuples and dicts of
+    plain values. Raises `UsageError`, which says what cannot be encoded, for any other value.
     """
     try:
         packed: bytes = msgpack.packb(content)
@@ -202,10 +216,11 @@ def pack(content: object) -> bytes:
 
 def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the caller checks it
     """
-    Unpack what `pack` packed. Tuples come back as lists. Raises `MalformedMessage`.
+    Decode the result of `pack`. A tuple comes back as a list.
 
-    Lengths are bounded by the number of bytes, and nesting by msgpack (1024). So a few bytes cannot
-    ask for much memory or stack.
+    Raises `MalformedMessage` if the bytes are not valid MessagePack. A short input cannot use much
+    memory or stack. A length in the input may not exceed the number of bytes, and msgpack limits
+    nesting to 1024 levels.
     """
     try:
         # keys may be no text: rank-local state has steps as keys, and a data position may have any

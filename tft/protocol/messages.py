@@ -1,14 +1,20 @@
 """
-Every message of a job. Messages are frozen, validated on arrival, and described in
-`docs/reference/wire.md`.
+All messages between the processes of a job. `docs/reference/wire.md` describes each field.
 
-Reports go from ranks, agents, the launcher and commands of `tft` to the controller. A report is
-repeated until the controller has acknowledged it. Orders go from the controller to ranks and
-agents. An order is repeated until it is answered. `Beat` and `Lead` are levels, not events: the
-newest one counts.
+A message cannot be changed after its creation, and is validated when it is received. There are
+three groups of messages.
 
-Ranks are global ranks. Steps are optimizer steps, counted from 1; 0 means "none yet". `at` is
-CLOCK_MONOTONIC of the sender's machine in seconds.
+Reports go from ranks, agents, the launcher and commands of `tft` to the controller. The sender
+repeats a report until the controller has acknowledged the report.
+
+Orders go from the controller to ranks and agents. The controller repeats an order until the order
+is answered.
+
+`Beat` and `Lead` describe a current status and are sent repeatedly. Only the newest `Beat` or
+`Lead` of a sender matters.
+
+Ranks are global ranks. Steps are optimizer steps, counted from 1; step 0 means that no step has
+been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +40,7 @@ Verdict = Literal["pass", "isolate", "end"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
     """
-    The position of a rank in its loop.
+    How far a rank has got in its training loop: its step, and the part of the step.
     """
 
     step: int
@@ -51,7 +57,9 @@ class Position:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCopies:
     """
-    One piece of state and the ranks that hold a copy of it: a shard group.
+    A shard (one piece of training state), and all ranks that hold a copy of the shard.
+
+    These ranks are the shard group of the shard.
     """
 
     shard: str
@@ -61,7 +69,7 @@ class ShardCopies:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
     """
-    One file of a last checkpoint, as the rank that saved it wrote it.
+    One file of a last checkpoint, as the rank that saved the file has written it.
     """
 
     name: str
@@ -78,7 +86,7 @@ class SavedFile:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """
-    A process has called `tft.init` and claims its rank.
+    Report of a rank: the process has called `tft.init` and claims a rank of the job.
     """
 
     rank: int
@@ -104,7 +112,9 @@ class Joined:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """
-    The rank has adopted its state and waits in `Session.run` for its first order.
+    Report of a rank: the rank has taken over the user's training state (`session.adopt`).
+
+    The rank now waits in `Session.run` for its first order.
     """
 
     rank: int
@@ -126,7 +136,7 @@ class Ready:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """
-    An exception left the training loop.
+    Report of a rank: an exception has left the training loop.
     """
 
     rank: int
@@ -150,7 +160,7 @@ class Faulted:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """
-    A rank has carried out an order, or could not.
+    Report of a rank: the rank has carried out an order, or has failed to carry it out.
     """
 
     rank: int
@@ -200,7 +210,9 @@ class Answered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """
-    The first step after a resume is done: its update window has closed on this rank.
+    Report of a rank: the rank has completed the first step after a `Resume` order.
+
+    The step counts as complete because its update window has closed on this rank.
     """
 
     rank: int
@@ -212,7 +224,9 @@ class Trained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """
-    `train` has returned. The rank waits for the other ranks, and can still give its state to them.
+    Report of a rank: the user's function `train` has returned.
+
+    The rank waits for the other ranks. Other ranks can still fetch the state of this rank.
     """
 
     rank: int
@@ -225,8 +239,9 @@ class Finished:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed:
     """
-    A periodic checkpoint of the whole job is complete. It is what remains if no copy of the state
-    does.
+    Report of a rank: a periodic checkpoint of the whole job is complete.
+
+    The job returns to this checkpoint if all copies of some part of the state are lost.
     """
 
     rank: int
@@ -242,8 +257,10 @@ class Checkpointed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
     """
-    A rank could not do its part of a periodic checkpoint, or the copies of its state differ. There
-    is no checkpoint of that step.
+    Report of a rank: the periodic checkpoint of a step has failed.
+
+    The rank could not do its part of the checkpoint, or the ranks hold differing copies of its
+    state. No checkpoint of that step exists.
     """
 
     rank: int
@@ -264,7 +281,7 @@ class CheckpointFailed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
     """
-    An agent is ready, and will start these ranks.
+    Report of an agent: the agent of a node is ready to start the processes of `ranks`.
     """
 
     node: int
@@ -279,7 +296,7 @@ class NodeJoined:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned:
     """
-    An agent has started the process of a rank.
+    Report of an agent: the agent has started the process of a rank.
     """
 
     node: int
@@ -292,7 +309,7 @@ class Spawned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """
-    The process of a rank is gone, as the kernel has reported.
+    Report of an agent: the kernel has reported the end of a rank's process.
     """
 
     node: int
@@ -315,7 +332,9 @@ class Exited:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOpened:
     """
-    The rendezvous store accepts connections at this address from now on.
+    Report of an agent: the rendezvous store accepts connections at `host`:`port` from now on.
+
+    Ranks use this store to form process groups.
     """
 
     node: int
@@ -327,7 +346,10 @@ class StoreOpened:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """
-    The launcher has seen an agent end, or the controller has not heard from the agent for too long.
+    Report: the agent of a node has ended or is silent.
+
+    Either the launcher has seen the agent's process end, or the controller has not heard from the
+    agent for too long.
     """
 
     node: int
@@ -340,7 +362,9 @@ class NodeLost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """
-    A person or program asks for the job to end, after a last checkpoint if one is possible.
+    Report: a person or program asks for the end of the job.
+
+    If possible, the job saves a last checkpoint first.
     """
 
     why: str
@@ -358,7 +382,9 @@ class StopRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRequested:
     """
-    A person or program asks for the job to wait at a step boundary. Its process groups are kept.
+    Report: a person or program asks the job to pause at the boundary between two steps.
+
+    The process groups are kept during the pause.
     """
 
     why: str
@@ -371,7 +397,7 @@ class PauseRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequested:
     """
-    A person or program asks for a paused job to go on.
+    Report: a person or program asks a paused job to continue.
     """
 
     why: str
@@ -381,11 +407,10 @@ class ResumeRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchRequested:
     """
-    A person or program asks for these ranks to move to other processes, together, while training
-    goes on.
+    Report: a person or program asks to move these ranks to other processes while training goes on.
 
-    The ranks move to nodes that have room, as soon as there are any. A rank of an earlier request
-    that is not named again keeps its process.
+    All named ranks move at the same time, to nodes that have room, as soon as enough room is free.
+    A new request replaces an earlier one: a rank that only the earlier request names is not moved.
     """
 
     ranks: tuple[int, ...]
@@ -397,7 +422,9 @@ class SwitchRequested:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """
-    A fault of a rank was seen from outside: by an observer, a scheduler or an operator.
+    Report: an observer, a scheduler or an operator has noticed a fault of a rank.
+
+    The rank itself has not reported this fault.
     """
 
     rank: int
@@ -413,7 +440,8 @@ class Noticed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
     """
-    The answer of a recovery plugin to the strategies that it was offered.
+    Report: the advice of a recovery plugin on the strategies that the controller offered for an
+    incident.
     """
 
     incident: int
@@ -444,7 +472,7 @@ class Advised:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    One rank, as its agent reads it from the rank's page.
+    The status of one rank. The agent reads it from the memory page that it shares with the rank.
     """
 
     rank: int
@@ -459,7 +487,7 @@ class Pulse:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """
-    The status of a node's ranks, sent a few times a second.
+    The status of the ranks of a node. The node's agent sends this message a few times a second.
     """
 
     node: int
@@ -470,8 +498,10 @@ class Beat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lead:
     """
-    The controller leads in this epoch, and has acted on reports of these senders up to these
-    numbers.
+    The controller announces that it leads the job, and acknowledges reports.
+
+    `epoch` is the number of this controller. `heard` gives, for each sender, the highest number of
+    a report on which the controller has acted.
     """
 
     epoch: int
@@ -497,7 +527,9 @@ class Lead:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
     """
-    Enter no update window from now on, and report the position. The control thread answers at once.
+    Order to a rank: enter no update window from now on, and report the position.
+
+    The rank's control thread answers at once, even if the training thread is busy.
     """
 
     epoch: int
@@ -511,8 +543,10 @@ class Freeze:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """
-    Finish step `finish` with its tail if it is not finished (within `grace`), and go no further.
-    Leave the loop, abort collectives that hang, and drop the process groups.
+    Order to a rank: stop training after step `finish`, and leave the training loop.
+
+    If step `finish` is not done, the rank has `grace` seconds to finish it, including its tail.
+    Then the rank aborts collectives that hang, leaves the loop, and drops its process groups.
     """
 
     epoch: int
@@ -528,8 +562,9 @@ class Stop:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
     """
-    Report digests of the state that the rank holds, to be compared with those of the other ranks
-    that hold the same state.
+    Order to a rank: report digests of the state that the rank holds.
+
+    The controller compares them with the digests of the other ranks that hold the same state.
     """
 
     epoch: int
@@ -542,7 +577,7 @@ class Compare:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """
-    Load the state of this checkpoint.
+    Order to a rank: load the state of the checkpoint in `directory`.
     """
 
     epoch: int
@@ -558,7 +593,9 @@ class Load:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """
-    A verified holder of a shard at the agreed step.
+    A rank from which a shard can be fetched, and its address.
+
+    The rank holds the shard at the agreed step, and its copy has been verified.
     """
 
     rank: int
@@ -568,7 +605,7 @@ class Source:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """
-    One shard to be fetched, and all ranks from which it can be fetched.
+    One shard to be fetched, and all ranks from which the shard can be fetched.
     """
 
     shard: str
@@ -578,7 +615,9 @@ class Transfer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
     """
-    Copy these shards as they were at the end of `step`, and verify what arrives.
+    Order to a rank: fetch these shards from other ranks, as they were at the end of `step`.
+
+    The rank verifies the received bytes.
     """
 
     epoch: int
@@ -593,7 +632,7 @@ class Fetch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
     """
-    Restore the copy that the rank keeps of its state at the end of `step`.
+    Order to a rank: restore the state at the end of `step` from the rank's own copy in memory.
     """
 
     epoch: int
@@ -607,8 +646,9 @@ class Restore:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
     """
-    Form the process groups anew under `name`, with the store at `host`:`port`. All ranks do this
-    together.
+    Order to the ranks: form the process groups anew under `name`.
+
+    All ranks do this together, with the rendezvous store at `host`:`port`.
     """
 
     epoch: int
@@ -629,9 +669,11 @@ class Regroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reload:
     """
-    Find the newest checkpoint that the program keeps itself, and load it. The process groups are
-    formed already. All ranks do this together. `held` in the answer is the step whose end state it
-    is.
+    Order to the ranks: find the newest checkpoint that the user's program keeps itself, and load
+    it.
+
+    All ranks do this together, after the process groups have been formed. In the answer, `held` is
+    the step at whose end the checkpoint was saved.
     """
 
     epoch: int
@@ -646,7 +688,10 @@ class Reload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
     """
-    Build the wrappers anew around the state that the rank now holds. All ranks do this together.
+    Order to the ranks: build the framework's wrappers anew around the state that each rank now
+    holds.
+
+    All ranks do this together.
     """
 
     epoch: int
@@ -659,7 +704,7 @@ class Rebuild:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """
-    Set this rank's RNG and data position to the end of `step`.
+    Order to a rank: set the random generators (RNG) and the data position to the end of `step`.
     """
 
     epoch: int
@@ -681,7 +726,7 @@ class Rollback:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """
-    Enter the loop; `step` is the first step to be computed.
+    Order to a rank: enter the training loop. `step` is the first step to compute.
     """
 
     epoch: int
@@ -701,8 +746,10 @@ class Resume:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """
-    Go on to the end of `step` and no further. The rank answers when it waits there, with its
-    all-reduces of the next step complete and its process groups kept.
+    Order to a rank: train to the end of `step`, then wait.
+
+    The rank answers when it waits. At that moment its all-reduces of step `step` + 1 are complete,
+    and its process groups are kept.
     """
 
     epoch: int
@@ -716,7 +763,7 @@ class Hold:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """
-    Run this check while the job waits, and report the result.
+    Order to a rank: run the check called `name` while the job is paused, and report the result.
     """
 
     epoch: int
@@ -730,7 +777,7 @@ class Check:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """
-    Go on from where the rank waits.
+    Order to a rank that waits after a `Hold` order: continue training from that point.
     """
 
     epoch: int
@@ -743,7 +790,9 @@ class Release:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """
-    Write these shards, and the rank-local state of the ranks in `private`, under `directory`.
+    Order to a rank: write `shards` to files under `directory`, for a last checkpoint.
+
+    The rank also writes the rank-local state (RNG and data position) of the ranks in `private`.
     """
 
     epoch: int
@@ -764,8 +813,9 @@ class Save:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """
-    All ranks that save are done: write the manifest, sync the files, and rename the directory into
-    place.
+    Order to a rank: complete a last checkpoint after all ranks have written their files.
+
+    The rank writes the manifest, syncs the files, and renames the directory to its final name.
     """
 
     epoch: int
@@ -781,7 +831,7 @@ class Commit:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
     """
-    Every rank has finished: return from `Session.run`.
+    Order to a rank: return from `Session.run`, because every rank has finished.
     """
 
     epoch: int
@@ -794,7 +844,7 @@ class Complete:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """
-    The job is over: leave `Session.run` with `code`.
+    Order to a rank: leave `Session.run` with the exit code `code`, because the job is over.
     """
 
     epoch: int
@@ -812,7 +862,7 @@ class End:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
     """
-    Start the process of a rank. The answer is `Spawned`.
+    Order to an agent: start the process of a rank. The agent answers with `Spawned`.
     """
 
     epoch: int
@@ -827,7 +877,7 @@ class Spawn:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """
-    End the process of a rank at once. The answer is `Exited`.
+    Order to an agent: end the process of a rank at once. The agent answers with `Exited`.
     """
 
     epoch: int
@@ -842,8 +892,10 @@ class Kill:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndNode:
     """
-    The job is over: give the ranks `grace` seconds to leave, end the remaining processes, and
-    leave.
+    Order to an agent: leave the job, because the job is over.
+
+    The agent gives its ranks `grace` seconds to leave, and ends the processes that are left. Then
+    the agent leaves.
     """
 
     epoch: int
@@ -854,7 +906,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    To one sender: its claim to a rank is not accepted, and the process must leave.
+    Order to one process: the controller does not accept its claim to `rank`. The process must
+    leave.
     """
 
     epoch: int
@@ -910,8 +963,10 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
     """
-    A message with its sender. `number` counts a sender's reports from 1; 0 marks a message that is
-    not acknowledged (orders, beats, `Lead`).
+    A message with the name of its job and its sender, in the form in which it is sent on the bus.
+
+    `number` counts the reports of a sender from 1. It is 0 for a message that the receiver does not
+    acknowledge: an order, a `Beat` or a `Lead`.
     """
 
     job: str

@@ -1,5 +1,6 @@
 """
-The topics of the bus: the processes that publish on each, and those that listen.
+The topics of the bus. For each topic, this file says which processes publish on it and which
+processes subscribe to it.
 """
 
 REPORTS = b"reports"
@@ -16,10 +17,9 @@ listen."""
 
 def presence(sender: str) -> bytes:
     """
-    Return the presence topic of `sender`. Only `sender` subscribes to it, and no process publishes
-    on it.
+    Return the presence topic of the participant `sender`.
 
-    An existing subscription shows that the sender is connected; its end shows that the sender has
-    gone.
+    Only `sender` subscribes to this topic, and no process publishes on it. While the subscription
+    exists, `sender` is connected to the bus. When the subscription ends, `sender` has gone.
     """
     return b"presence." + sender.encode()

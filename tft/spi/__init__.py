@@ -1,6 +1,9 @@
 """
-What an adaptor or a plugin imports, with `tft` and `tft.errors`: marks and specifications of hooks,
-their types, and what adaptors share. Programs that start ranks import `tft.spi.launcher` too.
+The interface for authors of adaptors and plugins.
+
+An adaptor or a plugin imports this package, `tft` and `tft.errors`, and no other module of tft. The
+package contains the hook specifications, the markers for hooks, the types that hooks use, and
+helpers for adaptors. A program that starts ranks itself also imports `tft.spi.launcher`.
 """
 
 from tft.clock import Clock, SystemClock

@@ -1,10 +1,12 @@
 """
 The hook specifications of an adaptor.
 
-An adaptor knows one framework. A worker loads exactly one adaptor, by name. The worker calls its
-hooks on the training thread while that thread is out of the training loop, unless a hook says
-otherwise. If a hook of an adaptor raises an exception, the order that the hook served fails, and
-the controller decides what to do next.
+An adaptor connects tft to one framework, such as PyTorch. A worker (the process of a rank) loads
+exactly one adaptor, by name. The worker calls the adaptor's hooks on the training thread, while
+that thread is out of the training loop. A hook that is called elsewhere says so.
+
+If a hook raises an exception, the order that the worker was carrying out fails. The controller then
+decides what to do next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +21,12 @@ from tft.spi.types import Buffer, Diagnosis, LauncherStore, ShardPayload
 
 class AdaptorSpecs:
     """
-    The hooks of an adaptor.
+    The specifications of an adaptor's hooks.
 
-    An adaptor must implement all of them, except the hooks marked "Not needed".
+    An adaptor must implement every hook, except the hooks whose text says "Not needed". The update
+    window of a step is the part in which the optimizer changes the state (`with
+    session.update():`). The tail is the code of the loop between the window and the end of the
+    step.
     """
 
     # ------------------------------------------------------------ the process
@@ -29,10 +34,10 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_strategies(self) -> Sequence[str]:
         """
-        Return the strategies that this adaptor supports, out of `retry`, `recover`, `scale_in`,
-        `scale_out`, `migrate`, `dump`.
+        Return the names of the recovery strategies that this adaptor supports.
 
-        Called in `tft.init`, again when this rank is ready, and again before process groups are
+        The names are `retry`, `recover`, `scale_in`, `scale_out`, `migrate` and `dump`. The hook is
+        called in `tft.init`, again when this rank is ready, and again before process groups are
         formed without ranks that have left.
         """
         raise NotImplementedError
@@ -40,19 +45,21 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_preload(self) -> None:
         """
-        Import the modules that the framework imports late, before the user's script starts.
+        Import the modules that the framework would import only later.
 
-        A replacement starts while the other ranks wait. A module that is imported here need not be
-        imported after the replacement has joined.
+        The hook is called before the user's script starts. A replacement process starts while the
+        other ranks wait. The imports in this hook then do not delay the replacement after it has
+        joined the job.
         """
 
     @hookspec(firstresult=True)
     def tft_store(self, host: str, port: int, opened: Callable[[int], None]) -> None:
         """
-        Serve the rendezvous store at `host` and `port` until the process is ended.
+        Serve the rendezvous store, with which ranks form process groups, at `host` and `port`.
 
-        The hook runs in a process of its own. Call `opened(port)` once the store accepts
-        connections. `port` 0 asks for a free port.
+        The hook runs in a process of its own, and serves until this process is ended. Call
+        `opened(port)` with the port when the store accepts connections. If `port` is 0, choose a
+        free port.
         """
 
     # ------------------------------------------------------------ under another launcher
@@ -60,11 +67,13 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_begun(self) -> str | None:
         """
-        Return a text that names what the framework has already started in this process and what
-        ties it to other processes, such as a process group; None if there is nothing.
+        Return a text that names what the framework has already started in this process, or None.
 
-        The process is about to become a `tft run`, and the other processes would wait for it for
-        ever. Not needed: without this hook tft assumes that the framework has started nothing.
+        The text names everything that ties this process to other processes, such as a process
+        group. None means that nothing was started. The process is about to become a `tft run`, and
+        the other processes would wait for this process for ever.
+
+        Not needed: without this hook tft assumes that the framework has started nothing.
         """
 
     @hookspec(firstresult=True)
@@ -72,8 +81,9 @@ class AdaptorSpecs:
         """
         Return the store that the framework's own launcher serves at `host` and `port`.
 
-        Raise a `UsageError` if the store does not answer. Not needed: only for an adaptor whose
-        framework has such a launcher.
+        Raise a `UsageError` if the store does not answer.
+
+        Not needed: an adaptor implements this hook only if its framework has such a launcher.
         """
         raise NotImplementedError
 
@@ -86,26 +96,32 @@ class AdaptorSpecs:
         wrap: Callable[[], Any] | None,
     ) -> None:
         """
-        Take charge of the user's objects.
+        Take over the user's training objects, which the script has given to `session.adopt`.
 
-        `parts` has `model` and `optimizer`, and may have `scheduler` and `data`. `wrap` builds the
-        wrapper (DDP) around the model; None: there is no wrapper. Other named arguments of
-        `session.adopt` are in `parts`, too. If the adaptor cannot handle an object or does not know
-        its name, raise a `UsageError` before anything is changed.
+        `parts` contains `model` and `optimizer`, and may contain `scheduler` and `data`. Other
+        named arguments of `session.adopt` are in `parts`, too. `wrap` builds the framework's
+        wrapper (for example DDP) around the model; None means that there is no wrapper.
+
+        If the adaptor cannot handle an object or does not know its name, raise a `UsageError`
+        before any object is changed.
         """
 
     @hookspec(firstresult=True)
     def tft_shards(self, rank: int, world: int) -> Sequence[ShardCopies]:
         """
-        Return the shards that this rank holds, each with all ranks that hold a copy of it.
+        Return the shards (pieces of training state) that this rank holds.
+
+        Each result names the shard and all ranks that hold a copy of the shard.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_column(self, rank: int, world: int) -> Sequence[int]:
         """
-        Return the model replica of this rank: the ranks, this one included, that can leave and
-        return only together when the job goes on with fewer ranks.
+        Return the ranks of the model replica to which this rank belongs, this rank included.
+
+        A model replica is a set of ranks that together hold the whole model. When the job continues
+        with fewer ranks, the ranks of a model replica leave together, and they return together.
 
         Not needed: without this hook each rank leaves alone.
         """
@@ -114,49 +130,55 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_capture(self, closing: bool) -> bytes:
         """
-        Return the rank-local state of this rank: RNG and data position.
+        Return the rank-local state of this rank: the state of the random generators (RNG) and the
+        data position.
 
-        Called at the edges of every update window, so the hook may take a few microseconds and must
-        not synchronise the device. `closing`: the window closes, and the step with it.
+        The hook is called when an update window opens and when it closes, in every step. So the
+        hook may take only a few microseconds and must not synchronise the device. `closing` is True
+        when the window closes, and with it the step.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_watch(self, contributing: Callable[[], None]) -> None:
         """
-        Arrange that `contributing()` is called on the training thread in every step: after this
-        rank has drawn its batch and its random numbers, and before it contributes to the last
-        all-reduce of the step.
+        Arrange that `contributing()` is called on the training thread in every step.
 
-        From that moment on the other ranks can finish the step without this rank. If this rank dies
-        later, its replacement continues with the rank-local state of that moment. This hook is
-        called once, before `tft_adopt`.
+        The call must come after this rank has drawn its batch and its random numbers. It must come
+        before this rank contributes to the last all-reduce of the step. From this moment on, the
+        other ranks can finish the step without this rank. If this rank dies later, its replacement
+        continues with the rank-local state of this moment.
+
+        The hook is called once, before `tft_adopt`.
         """
 
     @hookspec(firstresult=True)
     def tft_rollback(self, private: bytes) -> None:
         """
-        Restore the rank-local state that `tft_capture` returned, in this process or in the process
-        that held this rank before. Drop the gradients.
+        Restore the rank-local state `private`, and drop the gradients.
+
+        `private` is a result of `tft_capture`. The capture was made in this process, or in the
+        process that held this rank before.
         """
 
     @hookspec(firstresult=True)
     def tft_skip(self, batches: int) -> None:
         """
-        Draw this number of batches and drop them, after a rollback.
+        Draw `batches` batches from the data and drop them. Called after a rollback.
 
-        Not needed: without this hook no batch can be left out.
+        Not needed: without this hook tft cannot leave out batches.
         """
 
     @hookspec(firstresult=True)
     def tft_derive(self, step: int) -> bytes:
         """
-        Make the rank-local state of this rank at the end of `step` anew, in the form in which
-        `tft_capture` returns it.
+        Compute the rank-local state of this rank at the end of `step` from the step number alone.
 
-        Called when the captured state was lost with a node, or when the rank returns after the
-        other ranks went on without it. Make unknown parts (the RNG) as at a fresh start. Not
-        needed: without this hook such a rank cannot go on, and no state is invented.
+        Return the state in the form in which `tft_capture` returns it. The hook is called when the
+        captured state was lost with a node. It is also called when the rank returns after the other
+        ranks continued without it. Set parts that cannot be known (the RNG) as at a fresh start.
+
+        Not needed: without this hook such a rank cannot continue, and tft does not invent a state.
         """
         raise NotImplementedError
 
@@ -165,37 +187,41 @@ class AdaptorSpecs:
         """
         Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
 
-        Called in every step in which some shard is not on all ranks, when this rank's all-reduces
-        are complete and its update window is about to open. Raise an exception if the state of the
-        other ranks cannot be known any more. Not needed where the ranks cannot get apart: without
-        this hook a rank may complete a step that holders of other shards cannot complete.
+        The hook is called in every step in which some shard is not on all ranks. It is called when
+        this rank's all-reduces are complete and its update window is about to open. Raise an
+        exception if the state of the other ranks cannot be known any more.
+
+        Not needed if no rank can complete a step that another rank cannot complete. Without this
+        hook, a rank may complete a step that the holders of other shards cannot complete.
         """
 
     @hookspec(firstresult=True)
     def tft_updated(self) -> None:
         """
-        Give the other ranks the part of the step that only this rank has computed.
+        Send the other ranks the result of the step that only this rank has computed.
 
-        Called in every step, when the update window has closed on this rank. The hook may wait for
-        the other ranks. A failure here counts as a fault in the next step. Not needed: without this
-        hook every rank computes the whole step.
+        The hook is called in every step, when the update window has closed on this rank. The hook
+        may wait for the other ranks. A failure here counts as a fault in the next step.
+
+        Not needed: without this hook every rank computes the whole step.
         """
 
     @hookspec(firstresult=True)
     def tft_end_step(self, tail: bool) -> bytes | None:
         """
-        Note the settings that a script may change at the head of its next iteration, such as the
-        learning rate or the modes of modules.
+        Store the settings that a script may change at the start of its next iteration.
 
-        Called in every step, when the step has ended with its tail (the code of the loop after the
-        update window). If the loop is left later, `tft_clear` restores the noted settings, so that
-        all ranks hold the same.
+        Examples are the learning rate and the modes of modules. The hook is called in every step,
+        when the step has ended with its tail (the code of the loop after the update window). If the
+        loop is left later, `tft_clear` restores the stored settings, so that all ranks have the
+        same settings.
 
-        Return the rank-local state anew if something that belongs to the end of the step has
-        changed since `tft_capture(closing=True)`; keep RNG and data position as they were then.
-        Else return None. `tail` True: the loop has marked the end of the step. `tail` False: the
-        window has just closed, and the tail is still to come. Not needed: without this hook no
-        setting is restored.
+        Return the rank-local state anew if a part of the end state of the step has changed since
+        `tft_capture(closing=True)`. Leave the RNG and the data position in it as they were then.
+        Otherwise return None. `tail` True means that the loop has marked the end of the step.
+        `tail` False means that the update window has just closed and the tail is still to come.
+
+        Not needed: without this hook no setting is restored.
         """
         raise NotImplementedError
 
@@ -205,42 +231,49 @@ class AdaptorSpecs:
         Return a function that restores the random generators and the modes of modules to their
         present state.
 
-        Called before a function of the user that is no part of training. Not needed: without this
-        hook the random numbers that such a function draws are missing in training.
+        The hook is called before a function of the user that is not part of training, such as an
+        evaluation.
+
+        Not needed: without this hook, the random numbers that such a function draws are missing in
+        training.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_backup(self, step: int) -> None:
         """
-        Keep a copy of the whole state at the end of `step`, and give up the oldest copy.
+        Store a copy of the whole state at the end of `step` in memory, and drop the oldest copy.
 
-        Called in every step, when `step` is complete. Not needed: without this hook no copy is
-        kept, and the next two hooks are not called.
+        The hook is called in every step, when `step` is complete.
+
+        Not needed: without this hook no copy is stored, and `tft_backups` and `tft_restore` are not
+        called.
         """
 
     @hookspec(firstresult=True)
     def tft_backups(self) -> Sequence[int]:
         """
-        Return the steps of which a copy of the whole state at their end is kept.
+        Return the steps for which this rank has a copy made by `tft_backup`.
 
-        Called on any thread.
+        A copy contains the whole state at the end of its step. The hook may be called on any
+        thread.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_restore(self, step: int) -> None:
         """
-        Restore the state from the copy of the end of `step`. Keep the copy.
+        Restore the state at the end of `step` from the copy made by `tft_backup`. Do not drop the
+        copy.
         """
 
     @hookspec(firstresult=True)
     def tft_give(self, shard: str, step: int) -> ShardPayload:
         """
-        Return the shard as it was at the end of `step`: of the present state, or of one of the
-        copies of `tft_backups`.
+        Return a shard as it was at the end of `step`, for another rank.
 
-        Called on a transfer thread. The buffers are read while the training thread is out of the
+        `step` is the step of the present state, or a step in the result of `tft_backups`. The hook
+        is called on a transfer thread. The buffers are read while the training thread is out of the
         loop.
         """
         raise NotImplementedError
@@ -248,47 +281,54 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for a shard with this `meta`. Return the writable buffers, in the giver's order.
+        Prepare memory for a shard that will be received. Return the writable buffers.
+
+        `meta` is the description of the shard from the rank that gives it. The buffers must be in
+        the order in which that rank lists them.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_taken(self, shard: str, meta: bytes) -> bool | None:
         """
-        Use the shard that was written into the buffers of `tft_take`. All buffers have arrived, and
-        their digests are correct.
+        Use the received shard, whose content is now in the buffers of `tft_take`.
 
-        Return True if the shard is moved only in `tft_rebuild`, which all ranks call at once. Until
-        `tft_rebuild` has returned, this rank's state then counts as torn.
+        All buffers have arrived, and their digests are correct. Return True if the shard is only
+        moved into place in `tft_rebuild`, which all ranks call at the same time. Until
+        `tft_rebuild` has returned, the state of this rank then counts as torn (partly old and
+        partly new).
         """
 
     @hookspec(firstresult=True)
     def tft_compare(self, shard: str) -> Mapping[str, str]:
         """
-        Return the digests of the shard as this rank has it in use, by part.
+        Return the digests of the parts of the shard as this rank has it in use.
 
-        The digests must be equal on all holders of the shard. For a part that is this rank's own,
-        such as a buffer that the forward pass changes, return an empty digest. That part is then
-        compared on no rank. `tft.spi.state.part_digests` computes digests from the result of
-        `tft_give`; tft uses that function if this hook is missing. An adaptor that keeps copies
-        needs this hook when its `tft_give` may read a copy of the present step.
+        The digests must be equal on all ranks that hold the shard. For a part that belongs only to
+        this rank, such as a buffer that the forward pass changes, return an empty digest. That part
+        is then compared on no rank.
 
-        Called on the training thread, out of the loop. While the loop is audited, also in the loop,
-        at the edges of a step. There, a change between the end of a step and the next update window
-        is no finding in the parts `description`, `settings`, `scheduler`, `modes` and
-        `learning_rate`.
+        If this hook is missing, tft computes the digests with `tft.spi.state.part_digests` from the
+        result of `tft_give`. An adaptor that keeps copies (`tft_backup`) needs this hook if its
+        `tft_give` may read a copy of the present step.
+
+        The hook is called on the training thread, out of the loop. While tft audits the loop, the
+        hook is also called in the loop, at the start and end of a step. There, a change between the
+        end of a step and the next update window is not reported for the parts `description`,
+        `settings`, `scheduler`, `modes` and `learning_rate`.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_generators(self) -> Mapping[str, str]:
         """
-        Return a digest of each random generator in the rank-local state, by its name, and under
-        `data` a digest of the data position.
+        Return a digest of each random generator in the rank-local state, by the generator's name.
 
-        Called on the training thread, when the user's function is called, and in the loop of
-        audited steps. Not needed: without this hook the audit does not notice a tail that draws
-        random numbers, nor a loop that takes its batches ahead.
+        Add a digest of the data position under the name `data`. The hook is called on the training
+        thread: when the user's function is called, and in the loop in audited steps.
+
+        Not needed: without this hook the audit misses two faults of a loop. One is a tail that
+        draws random numbers. The other is a loop that draws its batches ahead.
         """
         raise NotImplementedError
 
@@ -299,20 +339,24 @@ class AdaptorSpecs:
         failed: Callable[[BaseException], None] | None,
     ) -> None:
         """
-        From now on call `entered()` before this process enters a collective, and `failed(error)`
-        when a collective raises. None: stop calling that function.
+        Start to call `entered()` and `failed(error)` around collectives of this process.
 
-        Called on the training thread. `entered` is given in audited tails only. `failed` is given
-        for the life of the process, and must cost nothing while no collective fails. Not needed:
-        without this hook the audit does not see what a tail does after a collective, nor a tail
-        that swallows the error of a collective.
+        Call `entered()` before this process enters a collective, and `failed(error)` when a
+        collective raises an exception. An argument None means: stop calling that function.
+
+        The hook is called on the training thread. `entered` is given only in audited tails.
+        `failed` is given for the life of the process, and must cost nothing while no collective
+        fails.
+
+        Not needed: without this hook the audit misses what a tail does after a collective, and a
+        tail that swallows the error of a collective.
         """
 
     @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:
         """
-        Return digests (XXH3-128, hexadecimal) of `parameters`, `optimizer`, `scheduler`, `rng` and
-        `data`.
+        Return a digest (XXH3-128, hexadecimal) for each of `parameters`, `optimizer`, `scheduler`,
+        `rng` and `data`.
         """
         raise NotImplementedError
 
@@ -321,11 +365,11 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_quiesce(self) -> None:
         """
-        Interrupt the training thread in any collective and in the forming of a process group, so
-        that it raises an exception there.
+        Make the training thread raise an exception if it waits in a collective or forms a process
+        group.
 
-        Called on the control thread. Must not block. May be called when nothing hangs, and more
-        than once.
+        The hook is called on the control thread and must not block. It may be called when nothing
+        hangs, and more than once.
         """
 
     @hookspec(firstresult=True)
@@ -333,35 +377,37 @@ class AdaptorSpecs:
         """
         Return whether the training thread may be waiting for other ranks.
 
-        `frame` is the innermost Python frame of the training thread. Called on the control thread.
+        `frame` is the innermost Python frame of the training thread. The hook is called on the
+        control thread.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_clear(self) -> None:
         """
-        Drop the wrappers and really free the process groups. No traceback refers to them any more.
+        Drop the framework's wrappers and free the process groups.
+
+        The process groups can be freed completely: no traceback refers to them any more.
         """
 
     @hookspec(firstresult=True)
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
         """
-        Form the process groups under `name`, which no earlier group had, with the store at `host`
-        and `port`.
+        Form the process groups under `name`, with the rendezvous store at `host` and `port`.
 
-        All members call the hook at the same time. `rank` is the place of this rank among the
-        members, `world` their number. The hook must end early, with an exception, when
-        `tft_quiesce` is called.
+        No earlier group had the same `name`. All members call the hook at the same time. `rank` is
+        the place of this rank among the members, and `world` is the number of members. The hook
+        must end early, with an exception, when `tft_quiesce` is called.
         """
 
     @hookspec(firstresult=True)
     def tft_rebuild(self) -> Any:  # Any: the user's own wrapper
         """
-        Build the wrapper that the training loop calls anew, and return it.
+        Build the framework's wrapper, which the training loop calls, anew. Return the wrapper.
 
-        The state of all ranks is equal at this point, and the hook must not change it. All settings
-        that decide the order of gradient reduction must be as they were before the process groups
-        were lost.
+        At this point the state is the same on all ranks, and the hook must not change the state.
+        All settings that decide the order of gradient reduction must have the values that they had
+        before the process groups were lost.
         """
 
     # ------------------------------------------------------------ checkpoints
@@ -371,92 +417,107 @@ class AdaptorSpecs:
         self, directory: Path, shard: str, step: int, shards: Sequence[str], attempt: int
     ) -> Sequence[str]:
         """
-        Write one copy of a shard, as it is at the end of `step`, under `directory`, and sync it.
+        Write one copy of a shard, as it is at the end of `step`, to files under `directory`. Sync
+        the files.
 
-        Return the names of the written files, relative to `directory`. `shards` are all shards that
-        this rank writes for this checkpoint, this one included. A later `attempt` is made with
-        other ranks when a rank was lost while the checkpoint was written.
+        Return the names of the written files, relative to `directory`. `shards` contains all shards
+        that this rank writes for this checkpoint, including `shard`. `attempt` counts the attempts:
+        if a rank is lost while the checkpoint is written, the next attempt is made with other
+        ranks.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_stage(self, shard: str, step: int) -> Callable[[Path], Sequence[str]]:
         """
-        Copy a shard as it is at the end of `step`, and return a function that writes the copy.
+        Copy a shard in memory, as it is at the end of `step`. Return a function that writes the
+        copy.
 
-        Called on the training thread, so it must be quick. The returned function writes the copy
-        under a directory as `tft_save` would. It is called once, on another thread, while training
-        goes on. Needed for periodic checkpoints.
+        The hook is called on the training thread, so it must be quick. The returned function writes
+        the copy under a directory, in the way `tft_save` does. It is called once, on another
+        thread, while training goes on.
+
+        This hook is needed only for periodic checkpoints.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_join(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
-        Write the files that join the shards under `directory` into one checkpoint, and sync them.
+        Write the files that combine the shards under `directory` into one checkpoint. Sync the
+        files.
 
-        All shards have been written there, each by one of its holders, as they were at the end of
-        `step`. Return the names of the written files, relative to `directory`. `files` are the
-        files that belong to the checkpoint, relative to `directory`; other files may be left of an
-        attempt that was killed. The hook may be called again, also on another rank. Not needed:
-        without this hook the shards are stored next to each other.
+        Before this call, each shard was written to `directory` by a rank that holds it, as it was
+        at the end of `step`. Return the names of the written files, relative to `directory`.
+        `files` lists the files that belong to the checkpoint, relative to `directory`. Other files
+        may be left over from an attempt that was killed. The hook may be called again, also on
+        another rank.
+
+        Not needed: without this hook the shards stay separate, next to each other.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_newest(self, directory: Path, newest: Path | None, step: int) -> None:
         """
-        Record `newest` in the place where the framework looks up its newest checkpoint.
+        Record `newest` where the framework looks for its newest checkpoint.
 
-        `newest` is the newest checkpoint under `directory` from now on; it is of the end of `step`.
-        None: no checkpoint is left, all have been given up. Replace the record atomically: the hook
-        may be called on several ranks, and more than once on one rank. Called on the training
-        thread, or on the thread that writes checkpoints. Not needed: without this hook only tft
-        knows the newest checkpoint.
+        `newest` is now the newest checkpoint under `directory`, of the end of `step`. None means
+        that no checkpoint is left. Replace the record atomically, because the hook may be called on
+        several ranks, and more than once on one rank. The hook is called on the training thread, or
+        on the thread that writes checkpoints.
+
+        Not needed: without this hook only tft knows the newest checkpoint.
         """
 
     @hookspec(firstresult=True)
     def tft_load(self, directory: Path, shard: str) -> None:
         """
-        Read a shard that `tft_save` wrote, possibly in another process.
+        Read a shard that `tft_save` wrote to `directory`, possibly in another process.
         """
 
     @hookspec(firstresult=True)
     def tft_reload(self) -> Callable[[int | None], int] | None:
         """
-        Return a function that loads the newest checkpoint that the program keeps itself and that
-        tft does not know; None if there are no such checkpoints.
+        Return a function that loads the newest checkpoint that the user's program writes itself.
 
-        The argument of the function is the step after which all state may be wrong (None: no state
-        is wrong). The function finds the newest checkpoint that is not later, and loads the whole
-        state with RNG and data position. It returns the step of whose end the checkpoint is.
+        tft does not know these checkpoints. Return None if the program writes none.
 
-        The function is called on all ranks at once, when the process groups are formed. All ranks
-        must find the same checkpoint. They must not find a checkpoint of a step that was given up
-        by a return to an earlier step. The hook is called when the rank is ready, and again each
-        time such a checkpoint is to be loaded. Not needed: without this hook there are no such
-        checkpoints.
+        The returned function takes a step, or None. All state after this step may be wrong; None
+        means that no state is wrong. The function finds the newest checkpoint that is not later
+        than this step. It loads the whole state, including the RNG and the data position. It
+        returns the step at whose end the checkpoint was written.
+
+        The returned function is called on all ranks at the same time, after the process groups have
+        been formed. All ranks must find the same checkpoint. A checkpoint of a step that was
+        abandoned by a return to an earlier step must not be found.
+
+        The hook is called when the rank is ready, and again each time such a checkpoint is to be
+        loaded.
+
+        Not needed: without this hook tft loads no checkpoints of the program.
         """
 
     @hookspec(firstresult=True)
     def tft_beside(self, shard: str) -> bytes:
         """
-        Return the state, as bytes, that must be stored next to a shard but that is no part of the
-        objects that the user handed over, such as the order of gradient reduction.
+        Return, as bytes, the state that belongs to a shard but is not in the user's objects.
 
-        Called on the training thread, before a function of the user writes the shard in place of
-        `tft_save`. Raise `OrderRefused` if those objects do not have all of the shard now. Not
-        needed: without this hook and the next one there is no such state.
+        An example is the order of gradient reduction. The bytes are stored next to the shard in the
+        checkpoint. The hook is called on the training thread, before a function of the user writes
+        the shard in place of `tft_save`. Raise `OrderRefused` if the user's objects do not contain
+        the whole shard now.
+
+        Not needed: without this hook and `tft_replaced` nothing is stored next to the shard.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_replaced(self, shard: str, beside: bytes) -> None:
         """
-        Take note that a function of the user has loaded new content into the user's objects of a
-        shard.
+        React to new content in the user's objects of a shard, loaded by a function of the user.
 
-        `beside` is the result of `tft_beside` when the shard was written.
+        `beside` contains the bytes that `tft_beside` returned when the shard was written.
         """
 
     # ------------------------------------------------------------ faults
@@ -464,12 +525,12 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """
-        Return the kind of fault that an exception of the framework means, or a `Diagnosis` with
-        more facts; None if the adaptor does not know the exception.
+        Return the kind of fault that the framework's exception `error` indicates.
 
-        tft has already checked the table of device faults and the attributes of the exception, such
-        as `tft_fault_kind`. For the exceptions from which this one was raised, the hook is called
-        separately.
+        Return a `Diagnosis` to give more facts. Return None if the adaptor does not know the
+        exception. Before this call, tft has checked the table of device faults and the attributes
+        of the exception, such as `tft_fault_kind`. The exceptions that caused `error` are passed to
+        the hook in separate calls.
         """
 
 

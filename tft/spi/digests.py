@@ -1,5 +1,5 @@
 """
-Digests of the parts of a shard, to be compared between ranks.
+Computes digests of the parts of a shard, which ranks compare to find differing copies.
 """
 
 import os
@@ -22,11 +22,11 @@ def digest_parts(
     heads: Mapping[str, bytes], buffers: Iterable[tuple[str, str, memoryview]]
 ) -> dict[str, str]:
     """
-    Return the digest of each part (XXH3-128, hexadecimal).
+    Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
-    `heads`: by part, what is read before its buffers. `buffers`: the part, the name and the content
-    (bytes) of each buffer, in an order that is the same on every rank. Large contents are read by
-    up to four threads, which have ended when this function returns.
+    `heads` gives, by part, bytes that are digested before the buffers of the part. `buffers` gives
+    the part, the name and the content of each buffer, in the same order on every rank. Large
+    contents are read by up to four threads, which have ended when this function returns.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     pieces: list[memoryview] = []

@@ -1,13 +1,15 @@
 """
-Ranks that another program starts. This file has the functions that the program calls to be a node
-of a job, and the messages between the program and the node's agent.
+Support for a program that starts the ranks of a node itself, in place of tft.
+
+This file has the functions that the program calls to be a node of a job. It also defines the
+messages between the program and the node's agent.
 
     the program, in `Node.run`
       ├─ tft run ── agent          asks the program to start, kill and reap a rank's process
       └─ the ranks                 children of the program, which reports their end
 
-The program does none of the agent's work: it does not know which process of a rank is the newest,
-what a process was doing, or whether the job can go on. It starts, kills and reaps one process at a
+The program makes no decisions. It does not know which process of a rank is the newest, what a
+process was doing, or whether the job can continue. It only starts, kills and reaps one process at a
 time, in the order of the agent's requests.
 """
 
@@ -51,14 +53,18 @@ _DECIDED = (
 
 class Starter(Protocol):
     """
-    The operations that the program provides. All methods are called on the thread of `Node.run`.
+    The operations on rank processes that the program must provide.
+
+    All methods are called on the thread of `Node.run`.
     """
 
     def start(self, local_rank: int) -> int:
         """
-        Start a process of a rank, and return its pid. The rank's earlier processes have ended. The
-        new process must be a child of this process, have the environment that this process has now,
-        and lead its own process group. It must not be reaped before `reap`.
+        Start a process of a rank, and return its pid.
+
+        The earlier processes of the rank have ended. The new process must be a child of this
+        process, and must lead its own process group. It must get the environment that this process
+        has now. It must not be reaped before `reap` is called.
 
         Raises OSError when the process cannot be started.
         """
@@ -80,8 +86,10 @@ class Starter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """
-    A request of an agent. A `start` request carries a descriptor of a file that contains the
-    environment of the process as JSON.
+    A request of an agent to the program: start, kill or reap a process of a rank.
+
+    A `start` request also carries the descriptor of a file that contains the environment of the
+    process as JSON.
     """
 
     kind: Literal["start", "kill", "reap"]
@@ -93,8 +101,10 @@ class Ask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """
-    A report of the program on a process. No other process gets the same pid until the agent asks
-    the program to reap the process.
+    A report of the program to the agent on a process of a rank.
+
+    The process is not reaped until the agent asks for it, so its pid is not given to another
+    process before.
     """
 
     kind: Literal["started", "ended", "refused"]
@@ -108,9 +118,10 @@ class Answer:
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
     """
-    Send a message with descriptors. Waits for room only when the socket is a blocking one.
+    Send a message, with file descriptors, over `channel`.
 
-    Raises OSError when the other side has gone, or when a non-blocking socket has no room.
+    Waits for room in the socket's buffer only if the socket is blocking. Raises OSError when the
+    other side has closed the connection, or when a non-blocking socket has no room.
     """
     content = msgspec.json.encode(asdict(said))
     socket.send_fds(channel, [content], descriptors, socket.MSG_NOSIGNAL)
@@ -118,9 +129,9 @@ def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
 
 def hear_answer(channel: socket.socket) -> Answer | None:
     """
-    Return the next answer; None when the other side has closed the connection.
+    Return the next answer of the program; None when the program has closed the connection.
 
-    Raises `BlockingIOError` when no answer has come yet.
+    Raises `BlockingIOError` when `channel` is non-blocking and no answer has arrived yet.
     """
     said = channel.recv(_SENTENCE)
     return msgspec.json.decode(said, type=Answer) if said else None
@@ -128,8 +139,9 @@ def hear_answer(channel: socket.socket) -> Answer | None:
 
 def written(environment: Mapping[str, str]) -> int:
     """
-    Return the descriptor of a memory file that contains an environment as JSON. A file is used
-    because an environment can be larger than a message.
+    Write an environment as JSON to a memory file, and return the file's descriptor.
+
+    A file is used because an environment can be larger than a message.
     """
     text = os.memfd_create("tft-environment")
     with os.fdopen(text, "w", closefd=False) as writing:
@@ -156,8 +168,10 @@ def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
 
 def check_options(options: Sequence[str]) -> None:
     """
-    Check the options of `tft run` under another launcher. Raises `UsageError` for an option that
-    the launcher decides. `tft run` itself refuses other wrong options.
+    Check options of `tft run` that a user gives to a job under another launcher.
+
+    Raises `UsageError` for an option that only the launcher may set. `tft run` itself refuses other
+    invalid options.
     """
     for word in options:
         if word.partition("=")[0] in _DECIDED:
@@ -169,8 +183,9 @@ def check_options(options: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAddress:
     """
-    Where the nodes of a job find the broker, which is on node 0. A job with one node does not need
-    this.
+    The address of the broker, which runs on node 0, for the nodes of a job.
+
+    A job with one node does not use this address.
     """
 
     host: str
@@ -183,10 +198,12 @@ class BrokerAddress:
 
 class Node:
     """
-    A node of a job, for the program that starts the node's ranks.
+    A node of a job, for the program that starts the ranks of the node.
 
-    `broker` is the address of the broker. `command` is the command of the ranks, for the records. `defaults` are options of
-    `tft run`; the user's options in TFT_RUN_OPTIONS override them.
+    `nnodes` is the number of nodes, `node` the number of this node, and `ranks` the number of ranks
+    on this node. `broker` is the address of the broker. `command` is the command of the ranks,
+    which is only recorded. `defaults` are options of `tft run`; the user's options in
+    TFT_RUN_OPTIONS override them.
 
     Raises `UsageError` for invalid options or addresses, before any process is started.
     """
@@ -216,16 +233,18 @@ class Node:
 
     def beside(self) -> dict[str, str]:
         """
-        Return environment variables for a process that belongs to the job but is no rank. The
-        process is ended with the job. If the process calls `tft.init`, the call waits.
+        Return environment variables for a process that belongs to the job but is not a rank.
+
+        The process is ended with the job. If the process calls `tft.init`, the call waits.
         """
         return aside_variables(self._mark) | parent_death_tie()
 
     def run(self, starter: Starter) -> int:
         """
-        Run this node until the job is over, and return the exit code of `tft run`. SIGTERM and
-        SIGINT are forwarded to `tft run`. Call this on the main thread: the ranks die with the
-        thread that started them.
+        Run this node until the job is over, and return the exit code of `tft run`.
+
+        SIGTERM and SIGINT are forwarded to `tft run`. Call this method on the main thread, because
+        the ranks die together with the thread that started them.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = inherited_environment()
@@ -274,7 +293,7 @@ def _handed_on(running: "subprocess.Popen[bytes]") -> Iterator[None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Started:
     """
-    A started process of a rank that is not reaped yet.
+    A process of a rank that was started and has not been reaped.
     """
 
     local_rank: int
@@ -286,8 +305,8 @@ class Service:
     """
     Carries out the requests of the agent at the other end of `channel`.
 
-    `environment` is the environment that the agent was started with. Variables that differ from it
-    in a request were set by the agent for the rank.
+    `environment` is the environment with which the agent was started. A variable in a request that
+    differs from `environment` was set by the agent for the rank.
     """
 
     def __init__(
@@ -301,8 +320,9 @@ class Service:
 
     def serve(self, *, until_ended: int) -> None:
         """
-        Serve until the child process with the pid `until_ended` has ended. Then kill and reap all
-        processes of ranks that are left.
+        Carry out the agent's requests until the child process with the pid `until_ended` has ended.
+
+        Then kill and reap all rank processes that are left.
         """
         over = False
 
@@ -354,8 +374,10 @@ class Service:
 
     def _watch(self, local_rank: int, pid: int) -> int:
         """
-        Return a pidfd of a process that was just started. A process that cannot be watched, as when
-        there are no descriptors left, is killed and reaped before the `OSError` is raised.
+        Return a pidfd (a file descriptor for a process) of a process that was just started.
+
+        If no pidfd can be opened, for example because no descriptors are left, the process is
+        killed and reaped. The `OSError` is then raised.
         """
         try:
             return os.pidfd_open(pid)
@@ -401,8 +423,10 @@ class Service:
 
 def _status(pid: int) -> int:
     """
-    Return how a child has ended: its exit status, or minus the number of the signal that ended it.
-    The child is not reaped. Returns `UNKNOWN_STATUS` when the child was reaped by other code.
+    Return how a child process has ended: its exit status, or minus the number of the signal that
+    ended it.
+
+    The child is not reaped. Returns `UNKNOWN_STATUS` if other code has already reaped the child.
     """
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)

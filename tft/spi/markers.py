@@ -1,5 +1,5 @@
 """
-The marks of pluggy for the hooks of tft.
+The markers of the library pluggy, which mark functions as hooks of tft.
 """
 
 import pluggy

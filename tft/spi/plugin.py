@@ -1,8 +1,8 @@
 """
 The hook specifications of a plugin.
 
-A plugin may implement any of these hooks. tft guards them: an exception of a plugin is logged, and
-the job goes on. The hooks that differ say so.
+A plugin may implement any of these hooks. If a hook raises an exception, tft logs the exception and
+the job goes on. A hook for which this is different says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,9 @@ from tft.spi.types import Advice, CheckResult, DeviceFault, IncidentView, Sessio
 
 class PluginSpecs:
     """
-    The hooks of a plugin. All of them are optional. A result of None means "no answer".
+    The specifications of a plugin's hooks. All hooks are optional.
+
+    A result of None means that the plugin has no answer.
     """
 
     # ------------------------------------------------------------ the command line
@@ -26,17 +28,17 @@ class PluginSpecs:
     @hookspec
     def tft_options(self) -> Sequence[click.Option]:
         """
-        Return options to add to `tft run`. Called once, when the command line is built.
+        Return options to add to the command `tft run`. Called once, when the command line is built.
         """
         raise NotImplementedError
 
     @hookspec
     def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
-        Return variables to add to the environment of every process of the job.
+        Return environment variables to add to every process of the job.
 
-        `options` are the options of `tft run`, by parameter name. Raise a `UsageError` to refuse
-        the run; no process has been started at this point.
+        `options` contains the options of `tft run`, by parameter name. Raise a `UsageError` to
+        refuse the run. No process has been started at this point.
         """
         raise NotImplementedError
 
@@ -45,59 +47,70 @@ class PluginSpecs:
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
         """
-        Return an object with any of the `tft_on_…` hooks of this section, which are called from now
-        on. None costs nothing later.
+        Return an object with any of the methods `tft_on_adopted`, `tft_on_window_closed`,
+        `tft_on_tail_ending` and `tft_on_order`.
 
-        Called on the training thread, when `tft.init` has succeeded. An exception of such a hook
-        with an attribute `tft_fault_kind` is not only logged: it counts as a fault at this rank.
+        From now on, tft calls these methods at the moments that this class describes. If the result
+        is None, the plugin causes no cost later. The hook is called on the training thread, when
+        `tft.init` has succeeded.
+
+        An exception of one of these methods is logged. If the exception has an attribute
+        `tft_fault_kind`, it also counts as a fault of this rank.
         """
 
     @hookspec
     def tft_on_adopted(self, parts: Mapping[str, Any]) -> None:
         """
-        Take note that the user has handed over these objects (training thread).
+        React to the user's training objects, which the script has just given to `session.adopt`.
 
-        They are the user's own objects: watch them, but do not change them. Only a tool for tests
-        may disturb them.
+        Called on the training thread. The objects are the user's own: observe them, but do not
+        change them. Only a tool for tests may change them.
         """
 
     @hookspec
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Take note that the update window of `step` has closed (training thread, every step).
+        React to the end of the update window of `step`, in which the optimizer has changed the
+        state.
+
+        Called on the training thread in every step.
         """
 
     @hookspec
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Take note that the tail of `step` is done and the step is about to end (training thread,
-        every step).
+        React to the end of the tail of `step` (the code between the update window and the end of
+        the step).
+
+        The step is about to end. Called on the training thread in every step.
         """
 
     @hookspec
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Take note that an order of an incident is about to be carried out (training thread).
+        React to an order of an incident that this rank is about to carry out.
 
-        `step` is the present step of this rank; for `regroup`, the step to which all ranks return.
+        Called on the training thread. `step` is the present step of this rank. For a `regroup`
+        order, `step` is the step to which all ranks return.
         """
 
     @hookspec
     def tft_device_faults(self) -> Sequence[DeviceFault]:
         """
-        Return lines for the table of device faults. They are tried before the table's own lines.
+        Return lines to add to the table of device faults, which maps error texts to faults.
 
-        Called once, in `tft.init`.
+        The returned lines are tried before the lines of the table. Called once, in `tft.init`.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_check(self, session: SessionView, name: str) -> CheckResult | None:
         """
-        Run the check called `name` while the job is paused (training thread; all ranks at once).
+        Run the check called `name` while the job is paused.
 
-        Return None if this plugin has no check of that name. An exception is not guarded here: the
-        check then has no result on this rank.
+        Called on the training thread, on all ranks at the same time. Return None if this plugin has
+        no check of that name. tft does not guard this hook: after an exception, the check has no
+        result on this rank.
         """
 
     # ------------------------------------------------------------ in an agent
@@ -105,7 +118,7 @@ class PluginSpecs:
     @hookspec
     def tft_progressed(self, run_dir: Path, node: int, step: int) -> None:
         """
-        Take note that a rank of this node is the first that has completed `step`.
+        React to the completion of `step` by the first rank of this node.
 
         Called in the agent's event loop; must not block.
         """
@@ -115,17 +128,18 @@ class PluginSpecs:
     @hookspec
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Take note that this controller is the leader from now on.
+        React to the fact that this controller is the leader of the job from now on.
 
-        Called in the controller's event loop; must not block. `report` may be called from any
-        thread, at any time: with a `Noticed` for a fault that was seen from outside, a
-        `PauseRequested` or a `StopRequested`. An external scheduler uses it to report by itself.
+        Called in the controller's event loop; must not block. An external scheduler keeps `report`,
+        to send reports to the controller later. `report` may be called from any thread, at any
+        time. Its argument is a `Noticed` (a fault seen from outside), a `PauseRequested` or a
+        `StopRequested`.
         """
 
     @hookspec
     def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Take note of an event that matters to an operator, with its facts.
+        React to an event that matters to an operator. `facts` has the details of the event.
 
         Events are `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and all
         other entries of the controller's log. Called in the controller's event loop; must not
@@ -135,10 +149,10 @@ class PluginSpecs:
     @hookspec
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Advise which strategy to follow in an incident. All ranks have stopped.
+        Return advice on the strategy to follow in an incident, after all ranks have stopped.
 
-        Called on a thread of its own. The controller waits at most 30 s for the advice, unless the
-        plugin asks for more time. None: no advice.
+        Called on a separate thread. The controller waits at most 30 s for the advice, unless the
+        plugin asks for more time. Return None to give no advice.
         """
 
     # ------------------------------------------------------------ in the report
@@ -148,8 +162,8 @@ class PluginSpecs:
         self, run_dir: Path, kind: str, rank: int | None, seen: float
     ) -> float | None:
         """
-        Return when a fault really happened (CLOCK_MONOTONIC, seconds); None if this plugin does not
-        know.
+        Return the time when a fault really happened (CLOCK_MONOTONIC, in seconds).
 
-        `seen` is the time of the first evidence of the fault.
+        `seen` is the time of the first evidence of the fault. Return None if this plugin does not
+        know the time.
         """

@@ -1,7 +1,7 @@
 """
-Hooks for adaptors that keep the training state of this process as one object.
+Ready-made hooks for an adaptor that keeps the training state of this process in one object.
 
-Each hook only calls the method of that object with the same name.
+Each hook only calls a method of that object: `tft_shards` calls `shards`, and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,12 @@ _NONE: Mapping[str, bool] = MappingProxyType({})
 
 def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
     """
-    Return the digests of a shard by part (XXH3-128, hexadecimal), to be compared between ranks.
+    Return the digests of the parts of a shard (XXH3-128, hexadecimal), to be compared between
+    ranks.
 
-    `description` is the digest of `payload.meta`. Buffers whose names are equal up to the first
-    point form one part. A buffer named in `own` is a part by itself. If its value in `own` is True,
-    its digest is empty: its content belongs to this rank alone.
+    The part `description` is the digest of `payload.meta`. Buffers form one part if their names are
+    equal up to the first point. A buffer named in `own` is a part by itself. If its value in `own`
+    is True, the digest of this part is empty, because its content belongs to this rank alone.
     """
     found = digest_parts(
         {"description": payload.meta},
@@ -37,9 +38,10 @@ def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict
 
 class TrainingState(Protocol):
     """
-    The methods of a training state. Each one serves the hook of the same name.
+    The methods of an object that holds the training state of a process.
 
-    `tft.spi.adaptor.AdaptorSpecs` specifies them.
+    Each method implements the hook whose name is `tft_` and the method's name. `AdaptorSpecs` in
+    `tft.spi.adaptor` specifies these hooks.
     """
 
     def shards(self, rank: int, world: int) -> Sequence[ShardCopies]: ...
@@ -72,12 +74,17 @@ State = TypeVar("State", bound=TrainingState)
 
 class StateHooks(Generic[State]):
     """
-    The hooks. An adaptor's module assigns those that it wants: `tft_shards = hooks.tft_shards`.
+    Hooks that call the methods of a `TrainingState`.
+
+    An adaptor's module assigns the hooks that it wants to use: `tft_shards = hooks.tft_shards`.
     """
 
     def __init__(self, hands_over: str = "session.adopt") -> None:
         """
-        `hands_over` names the call with which a script hands over its state, for error messages.
+        Create the hooks, without a training state.
+
+        `hands_over` names the call with which a script gives its training state to tft. Error
+        messages show this name.
         """
         self._hands_over = hands_over
         self.adopted: State | None = None
@@ -85,7 +92,7 @@ class StateHooks(Generic[State]):
 
     def state(self) -> State:
         """
-        Return the training state. Raises `UsageError` if none was handed over.
+        Return the training state. Raises `UsageError` if the script has not given one to tft.
         """
         if self.adopted is None:
             raise UsageError(f"there is no training state yet: call {self._hands_over} first")

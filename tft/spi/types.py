@@ -1,5 +1,6 @@
 """
-The types that hooks take and return: payloads of shards, and views of incidents and sessions.
+The types of arguments and results of hooks: shards of training state, and views of incidents and
+sessions.
 """
 
 import re
@@ -26,8 +27,10 @@ class Buffer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """
-    The sizes of the parallelism of a job, and how its framework cuts the optimizer state. A reader
-    of a framework's job files returns it (the entry points `tft.job_files`).
+    The sizes of a job's parallelism, and how its framework divides the optimizer state among ranks.
+
+    A function that reads a framework's job files returns this object. Such functions are registered
+    under the entry points `tft.job_files`.
     """
 
     framework: str
@@ -51,9 +54,10 @@ class Parallelism:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
     """
-    The objects that a user's factory (`session.adopt(make=...)`) makes over the process groups.
+    The objects that a user's factory makes, after the process groups have been formed.
 
-    This object is `session.model` until the process groups are lost.
+    The factory is the argument `make` of `session.adopt`. This object is `session.model` until the
+    process groups are lost.
     """
 
     model: Any  # Any: the framework's own types
@@ -69,7 +73,9 @@ class Made:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPayload:
     """
-    A shard in the form in which it is moved: `meta` is sent first, then the buffers.
+    The content of a shard for a transfer to another rank.
+
+    `meta` is sent first, then the buffers.
     """
 
     meta: bytes
@@ -102,7 +108,7 @@ class CheckResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFault:
     """
-    One line of the table of device faults: the text of an error, and the fault that it means.
+    One line of the table of device faults: an error text, and the fault that the text indicates.
 
     Raises `UsageError` if the kind is unknown or `words` is not a regular expression.
     """
@@ -133,7 +139,7 @@ class DeviceFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    The meaning of an exception, for cases in which the kind of fault is not enough.
+    What an exception means for the job, if the kind of fault alone is not enough.
     """
 
     kind: FaultKind
@@ -148,7 +154,7 @@ class Diagnosis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultView:
     """
-    One fault of an incident.
+    One fault of an incident, as a plugin sees it.
     """
 
     kind: FaultKind
@@ -162,7 +168,7 @@ class FaultView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferView:
     """
-    A strategy, with the reasons for and against it.
+    A strategy that the controller offers in an incident, with the reasons for and against it.
     """
 
     strategy: str
@@ -186,7 +192,7 @@ class OfferView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
     """
-    A rank while a strategy is chosen.
+    The status of a rank while a strategy is chosen.
     """
 
     rank: int
@@ -261,7 +267,9 @@ class SessionView(Protocol):
 
     @property
     def rank(self) -> int:
-        """Global rank."""
+        """
+        The global rank of this process.
+        """
 
     @property
     def incarnation(self) -> int:
@@ -269,7 +277,9 @@ class SessionView(Protocol):
 
     @property
     def world(self) -> int:
-        """World size."""
+        """
+        The number of ranks in the job (world size).
+        """
 
     @property
     def step(self) -> int:
@@ -277,7 +287,9 @@ class SessionView(Protocol):
 
     @property
     def evaluating(self) -> bool:
-        """Whether a function runs that is called after a step; `step` is then the next step."""
+        """
+        True while a function runs that tft calls after a step; `step` is then the next step.
+        """
 
     @property
     def run_dir(self) -> Path:

@@ -1,9 +1,12 @@
 """
-The transfer of shards from rank to rank. A shard is moved in chunks with digests, from several
-sources at once, over TCP, plain or encrypted.
+The transfer of shards (pieces of training state) from rank to rank.
 
-No process group takes part, so a repair need not wait for a process group. A rank serves its shards
-with a `ShardServer`. A rank that lacks a shard gets the shard with `fetch`.
+A shard is moved in chunks, each with a digest, from several source ranks at once. The chunks travel
+over TCP, plain or encrypted. A transfer uses no process group, so it works while the process groups
+are broken.
+
+A rank that holds shards serves them with a `ShardServer`. A rank that lacks a shard gets the shard
+with `fetch`.
 """
 
 from tft.transfer.client import Receiver, fetch

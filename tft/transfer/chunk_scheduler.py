@@ -1,11 +1,14 @@
 """
-The schedule of a fetch: which source brings which chunk of a shard. It is the only object that the
-thread of the fetch and the threads of its sources share.
+The scheduler of a fetch: decides which source rank sends which chunk of a shard.
 
-A source is identified by its place in the order's list of sources. Each source makes its offer. The
-thread of the fetch settles which offer is valid for the shard. Then the sources pick chunks until
-none is left. Chunks that a source had picked when it was lost, or that it sent damaged, are picked
-by other sources. A lost source is never used again.
+A fetch has one main thread (the caller of `fetch`) and one thread for each source. The scheduler is
+the only object that these threads share. A source is identified by its index in the list of sources
+of the `Fetch` order.
+
+Each source first makes an offer, which describes its copy of the shard. The main thread settles
+which offer is valid. Then the thread of each source picks chunks until no chunk is left. If a
+source is lost or sends a damaged chunk, the missing chunks are picked again, by other sources where
+possible. A lost source is never used again in this fetch.
 """
 
 import threading
@@ -24,9 +27,9 @@ _ODD = "its description of the shard differs from that of the other sources"
 
 class ChunkScheduler:
     """
-    The state of one fetch. Every method may be called on any thread.
+    The shared state of one fetch. Every method may be called on any thread.
 
-    After `close`, no chunk is given out, and threads that wait here are woken.
+    After `close`, no chunk is assigned to a source, and threads that wait in a method are woken.
     """
 
     def __init__(self, sources: int) -> None:
@@ -48,21 +51,25 @@ class ChunkScheduler:
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
-        Wait until `fact` about this scheduler is true, for at most `seconds`. Return whether it is true
-        now.
+        Wait at most `seconds` until `fact()` is true. Return its value at the end.
+
+        `fact` is a function on this scheduler, such as `complete`.
         """
         with self._changed:
             return self._changed.wait_for(fact, seconds)
 
     def begun(self) -> bool:
         """
-        Return whether a source has made its offer, or all sources are lost.
+        Return whether at least one source has made its offer, or all sources are lost.
         """
         return bool(self._offers) or not self._living()
 
     def decided(self) -> bool:
         """
-        Return whether further offers can no longer change which offer is the most common.
+        Return whether the most common offer is certain.
+
+        This is so when more than half of the sources made the same offer, or when every source has
+        made its offer or is lost.
         """
         with self._changed:
             votes = Counter(self._keys.values())
@@ -73,27 +80,29 @@ class ChunkScheduler:
 
     def ended(self) -> bool:
         """
-        Return whether all chunks have come, or no source is left to bring them.
+        Return whether all chunks have arrived, or all sources are lost.
         """
         return self.complete() or not self._living()
 
     def complete(self) -> bool:
         """
-        Return whether all chunks have come.
+        Return whether all chunks have arrived undamaged.
         """
         return self._settled is not None and not self._left
 
     def quiet(self) -> bool:
         """
-        Return whether no thread of a source writes to the buffers. After `close`, no thread begins
-        to write again.
+        Return whether no source thread is writing a chunk to the buffers now.
+
+        If this is true after `close`, no source thread writes to the buffers again.
         """
         return not any(self._picked.values())
 
     def common(self) -> Offer | None:
         """
-        Return the most common offer; among equally common ones, that of the first source in the
-        list. Return None when there is no offer.
+        Return the offer that the most sources made, or None when there is no offer.
+
+        If several offers are equally common, the offer of the first source in the list is returned.
         """
         with self._changed:
             votes = Counter(self._keys.values())
@@ -103,8 +112,9 @@ class ChunkScheduler:
 
     def settle(self, offer: Offer, room: Run, chunks: Iterable[Request]) -> None:
         """
-        Settle the valid offer of the shard, the memory `room` for the shard, and the chunks to
-        fetch. Sources that made another offer are lost.
+        Set the valid offer of the shard, the memory `room` for the shard, and the chunks to fetch.
+
+        Sources that made a different offer are recorded as lost.
         """
         with self._changed:
             self._settled = (fingerprint(offer), room)
@@ -117,7 +127,7 @@ class ChunkScheduler:
 
     def close(self) -> None:
         """
-        End the fetch, after success or failure.
+        Mark the fetch as over, after success or failure.
         """
         with self._changed:
             self._closed = True
@@ -125,14 +135,14 @@ class ChunkScheduler:
 
     def lost(self) -> dict[int, str]:
         """
-        Return the lost sources, each with the reason.
+        Return the reason for each lost source, by the index of the source.
         """
         with self._changed:
             return dict(self._lost)
 
     def given(self) -> dict[int, int]:
         """
-        Return for each source the number of bytes that it brought undamaged.
+        Return the number of undamaged bytes from each source, by the index of the source.
         """
         with self._changed:
             return {source: self._given[source] for source in self._sources}
@@ -142,15 +152,17 @@ class ChunkScheduler:
     @property
     def closed(self) -> bool:
         """
-        Whether the fetch is over. The buffers must not be written after that.
+        True when the fetch is over. Source threads must not write to the buffers after that.
         """
         return self._closed
 
     def offer(self, source: int, offer: Offer) -> tuple[bytes, Run] | None:
         """
-        Make the offer of a source, and wait until an offer is settled or the fetch is over. Return
-        the fingerprint of the offer and the memory for the chunks if this offer was settled. Return
-        None if another offer was settled, or the fetch is over.
+        Record the offer of a source, and wait until `settle` has chosen an offer or the fetch is
+        over.
+
+        If this offer was chosen, returns its fingerprint and the memory for the chunks. Returns
+        None if another offer was chosen (the source is then lost), or if the fetch is over.
         """
         with self._changed:
             self._offers[source] = offer
@@ -164,8 +176,12 @@ class ChunkScheduler:
 
     def pick(self, source: int, *, wait: bool) -> Request | None:
         """
-        Return a chunk that this source should bring. Return None when there is no chunk for the
-        source now; with `wait`, only when there will be none any more.
+        Assign a chunk to this source and return it; return None when the source has nothing to
+        fetch.
+
+        With `wait` False, returns None at once if no chunk is available to this source now. With
+        `wait` True, waits for a chunk, and returns None only when all chunks have arrived or the
+        fetch is over.
         """
         with self._changed:
             while self._left and not self._closed:
@@ -181,7 +197,8 @@ class ChunkScheduler:
 
     def came(self, source: int, chunk: Request) -> None:
         """
-        Record that a picked chunk is in its place in memory, and that its digest is right.
+        Record that a chunk of this source has been written to its place in memory, and that its
+        digest is right.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -192,7 +209,10 @@ class ChunkScheduler:
 
     def spoilt(self, source: int, chunk: Request) -> bool:
         """
-        Record that a picked chunk came damaged. Return whether its source may go on.
+        Record that a chunk of this source arrived damaged, so that the chunk is fetched again.
+
+        Returns False when the source has sent `_STRIKES` damaged chunks and must not be used any
+        more.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -204,9 +224,11 @@ class ChunkScheduler:
 
     def lose(self, source: int, why: str) -> None:
         """
-        Record that a source is lost: it brings no more chunks, and its thread writes nothing any
-        more. After `close`, the reason is not recorded, because the end of the fetch ends the
-        source.
+        Record that a source is lost for the reason `why`, and make its unfinished chunks available
+        again.
+
+        The thread of the source must not write to the buffers after this call. After `close`, the
+        reason is not recorded, because then the source ended only because the fetch was over.
         """
         with self._changed:
             if not self._closed:

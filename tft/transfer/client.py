@@ -1,5 +1,8 @@
 """
-The receiving end of a transfer: fetches one shard from all its holders, directly into its memory.
+The receiving end of a transfer.
+
+`fetch` reads one shard from all ranks that hold a copy, and writes the bytes directly into the
+shard's memory.
 """
 
 import threading
@@ -33,7 +36,7 @@ rest."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiver:
     """
-    The rank that fetches.
+    The rank that fetches a shard, and what this rank needs to connect to the sources.
     """
 
     job: str
@@ -54,21 +57,21 @@ def fetch(
     patience: float = PATIENCE,
 ) -> dict[int, str]:
     """
-    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the ranks of
-    the sources that were lost during the fetch, each with the reason.
+    Fetch a shard as it was at the end of `step`, from all its sources at once. Return the reason
+    for each source that was lost during the fetch, by rank.
 
-    `take(meta)` returns writable buffers with the names and sizes of the source's buffers. They are
-    written in place and out of order. `taken(meta)` is called when all digests are right, and not
-    before. Both are called on this thread.
+    `take(meta)` must return writable buffers with the same names and sizes as the buffers of the
+    sources. The fetch writes to these buffers in place and out of order. `taken(meta)` is called
+    only after all digests have been found right. Both functions are called on the calling thread.
 
-    Sources must agree on the buffers of the shard. A source whose offer differs from the most
-    common one is not used. A source that gives no byte for `patience` seconds counts as lost, also
-    while it prepares its shard.
+    The sources must agree on the names and sizes of the shard's buffers. A source whose offer
+    differs from the most common offer is not used. A source that sends no byte for `patience`
+    seconds counts as lost, also while the source prepares the shard.
 
-    Raises `TransferFailed`, which names every source and its failure, when the shard cannot be
-    fetched whole. Raises `TransferFailed` also within a few ticks after `abandoned` is set. The
-    content of the buffers is then undefined. When this function returns or raises, no thread writes
-    into the buffers any more.
+    Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
+    its failure. Raises `TransferFailed` also when `abandoned` is set, after a few `TICK`s. After an
+    error the content of the buffers is undefined. When this function returns or raises, no thread
+    writes to the buffers any more.
     """
     clock = SystemClock()
     began = clock.now()
@@ -118,7 +121,7 @@ def _close(
     transfer: Transfer, scheduler: ChunkScheduler, threads: Sequence[threading.Thread]
 ) -> None:
     """
-    End the fetch: wait until no thread writes into the buffers any more, and log the lost sources.
+    End the fetch: wait until no thread writes to the buffers any more, and log the lost sources.
     """
     scheduler.close()
     while not scheduler.wait(scheduler.quiet, TICK):
@@ -169,10 +172,9 @@ def _until(
     ticks: int | None = None,
 ) -> None:
     """
-    Wait until `fact` about the scheduler is true, at most about `ticks` ticks; None means without
-    limit.
+    Wait until `fact()` is true, or until about `ticks` times `TICK` seconds have passed.
 
-    Raises `TransferFailed` when `abandoned` is set.
+    `ticks` None means no time limit. Raises `TransferFailed` when `abandoned` is set.
     """
     while not abandoned.is_set():
         if scheduler.wait(fact, TICK) or ticks == 0:

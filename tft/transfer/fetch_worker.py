@@ -1,8 +1,10 @@
 """
-One source of a fetch: the connection to the source, and the thread that receives its chunks.
+The part of a fetch that serves one source: the connection to the source, and the thread that
+receives chunks from the source.
 
-Every wait ends when the source is silent for too long or the fetch is over. Silence is counted in
-ticks and not with a clock, so that a stop of this process itself does not count as silence.
+Every wait ends when the source is silent for too long, or when the fetch is over. The silence is
+measured by counting waits of `TICK` seconds, not with a clock. So if this process is stopped for a
+while, the pause does not count as silence of the source.
 """
 
 import os
@@ -53,9 +55,11 @@ def bring(
     tls: Tls | None,
 ) -> None:
     """
-    Receive the chunks that the scheduler assigns to this source, until no chunk is left. This is the
-    body of a thread. `place` is the place of the source in the scheduler's list. When the source is
-    lost, the reason is recorded in the scheduler.
+    Receive chunks from one source until the scheduler has no chunk left for the source.
+
+    This function is the body of a thread. `place` is the index of the source in the scheduler's
+    list. `patience` is the number of seconds without a byte after which the source is lost. If the
+    source is lost, this function records the reason in the scheduler.
     """
     why: str | None = "the thread that served it ended by an error of tft, see its traceback"
     try:
@@ -82,7 +86,7 @@ def bring(
 
 class _Line:
     """
-    A connection to a source.
+    A TCP or TLS connection to one source of the fetch.
     """
 
     def __init__(
@@ -97,15 +101,17 @@ class _Line:
 
     def shake_hands(self) -> None:
         """
-        Do the TLS handshake when the connection uses TLS.
+        Do the TLS handshake if the connection uses TLS.
         """
         if isinstance(self._connection, ssl.SSLSocket):
             self._patiently(self._connection.do_handshake)
 
     def read(self, views: list[memoryview]) -> int:
         """
-        Wait for bytes and put them into the views. Return the number of bytes; 0 means that the
-        source has closed the connection.
+        Wait for bytes and write them into `views`. Return the number of bytes.
+
+        The result 0 means that the source has closed the connection. Raises `TransferFailed` if the
+        source is silent for too long, or when the fetch is over.
         """
         return self._patiently(lambda: self._read(views))
 
@@ -120,7 +126,9 @@ class _Line:
 
     def send(self, said: Hello | Request) -> None:
         """
-        Send a message. A message is so short that it always fits into the socket's buffer.
+        Send a message to the source.
+
+        The call does not wait, because a message is short enough to fit into the socket's buffer.
         """
         self._connection.sendall(frame(said))
 

@@ -1,8 +1,10 @@
 """
-The sending end of a transfer: a port where the other ranks of a job fetch this rank's shards.
+The sending end of a transfer: a server from which the other ranks of a job fetch this rank's
+shards.
 
-One thread accepts connections, and one thread serves each connection. No thread of the training
-loop takes part. Bytes are digested while they are sent, directly from their memory.
+One thread accepts connections, and one more thread serves each connection. The training thread is
+not involved. The server reads the bytes directly from the memory of the shard, and computes the
+digests while it sends.
 """
 
 import hmac
@@ -50,12 +52,14 @@ descriptor left."""
 
 class ShardServer:
     """
-    Serves the shards that `give` returns to clients that know the job's name. With `tls`, a client
-    must also have the job's keys.
+    A server that sends this rank's shards to clients that know the job's name.
 
-    `give(shard, step)` is called on the thread of a connection, so several calls may run at once.
-    The memory of its payload is read until the client leaves, and must hold the state at the end of
-    `step` for so long. When `give` raises `OrderRefused`, its message is sent to the client.
+    With `tls`, a client must also have the job's keys. `give(shard, step)` returns the content of a
+    shard. The server calls it on the thread of a connection, so several calls may run at once.
+
+    The server reads the memory of the returned payload until the client disconnects. Until then
+    this memory must hold the state at the end of `step`. If `give` raises `OrderRefused`, the
+    server sends the message of the exception to the client.
     """
 
     def __init__(self, host: str, job: str, give: Give, tls: Tls | None = None) -> None:
@@ -71,7 +75,8 @@ class ShardServer:
     @property
     def address(self) -> str:
         """
-        The address HOST:PORT of the server. Raises `InternalError` before the server is started.
+        The address HOST:PORT of the server. Raises `InternalError` if the server has not been
+        started.
         """
         if self._listener is None:
             raise InternalError("the shard server has no address before it is started")
@@ -79,8 +84,10 @@ class ShardServer:
 
     def start(self) -> None:
         """
-        Listen at a free port of the host. Raises `UsageError` when the server cannot listen there,
-        as when the host is not an address of this machine.
+        Listen at a free port of the host, and start to accept connections.
+
+        Raises `UsageError` when the server cannot listen, for example because the host is not an
+        address of this machine.
         """
         try:
             family = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -96,7 +103,7 @@ class ShardServer:
 
     def close(self) -> None:
         """
-        End every connection and every thread. A second call has no further effect.
+        Close every connection and end the server's threads. A second call has no effect.
         """
         self._closing.set()
         if self._listener is None or self._accepting is None:

@@ -1,5 +1,6 @@
 """
-Encrypted transfers: TLS between two ranks, each of which presents the job's own certificate.
+TLS for encrypted transfers. Both ends of a connection present the same certificate: the one of the
+job.
 """
 
 import socket
@@ -16,8 +17,7 @@ from tft.transfer.wire import Views
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """
-    The TLS contexts of the two ends of a connection: of the server (`giving`) and of the client
-    (`fetching`).
+    The TLS contexts of a rank: `giving` for its server, `fetching` for its connections as a client.
     """
 
     giving: ssl.SSLContext
@@ -26,9 +26,9 @@ class Tls:
 
 def read_tls(curve: Path | None) -> Tls | None:
     """
-    Return TLS contexts with the keys in the directory `curve`; None when `curve` is None.
+    Read the keys in the directory `curve`, and return TLS contexts that use them.
 
-    Raises `UsageError` when the keys cannot be used.
+    Returns None when `curve` is None. Raises `UsageError` when the keys cannot be used.
     """
     if curve is None:
         return None
@@ -41,8 +41,10 @@ def read_tls(curve: Path | None) -> Tls | None:
 
 def reader(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Return a function that waits for bytes, and puts them into views from the first one on. The
-    function returns the number of bytes; 0 means the end of the connection.
+    Return a function that reads from `connection` into a list of views.
+
+    The function waits for bytes, fills the views from the first one on, and returns the number of
+    bytes. The result 0 means that the peer has closed the connection.
     """
     if isinstance(connection, ssl.SSLSocket):  # takes one view, and reads one record at a time
         return lambda views: connection.recv_into(views[0])
@@ -51,7 +53,9 @@ def reader(connection: socket.socket) -> Callable[[Views], int]:
 
 def sender(connection: socket.socket) -> Callable[[Views], int]:
     """
-    Return a function that sends as many bytes from views as possible, and returns their number.
+    Return a function that writes a list of views to `connection`.
+
+    The function sends as many bytes as the connection takes, and returns their number.
     """
     if isinstance(connection, ssl.SSLSocket):
         return lambda views: connection.send(views[0])

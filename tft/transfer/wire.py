@@ -1,16 +1,19 @@
 """
-The wire format of a transfer: the messages of the two ends of a connection, and their order.
+The wire format of a transfer: the messages on a connection, and their order.
 
     client to server   `Hello`       the name of the job, and the wanted shard and step
     server to client   `Offer`       the buffers of the shard; or `Refusal`, and the end
     client to server   `Request`     a chunk; any number of requests, answered in order
     server to client   the bytes of the chunk, then their digest
 
-For both ends a shard is one run of bytes: its buffers, end to end. A chunk is any part of that run,
-so many small buffers cost no more than a large one. A message travels in a frame: length (4 bytes),
-digest of the body (16 bytes), body (MessagePack). All digests are XXH3-128: they detect damage, but
-not manipulation. A client that knows the job's name is trusted. When the job has keys, all bytes go
-through TLS (`tls.py`), and a client must have the keys.
+Both ends treat a shard as one sequence of bytes (`Run`): the buffers of the shard, one after the
+other. A chunk is any part of this sequence and may span several buffers. So many small buffers cost
+no more than one large buffer.
+
+A message is sent in a frame: length (4 bytes), digest of the body (16 bytes), body (MessagePack).
+All digests are XXH3-128. They detect damage, but not manipulation. The server trusts a client that
+knows the job's name. When the job has keys, all bytes go through TLS (`tls.py`), and a client must
+have the keys.
 """
 
 import struct
@@ -58,7 +61,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """
-    The first message of a client.
+    The first message of a client: asks the server for a shard as it was at the end of a step.
     """
 
     version: int = VERSION
@@ -74,7 +77,7 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """
-    The answer of a server that gives the shard: the buffers of the shard.
+    The server's answer when it can send the shard: describes the buffers of the shard.
     """
 
     meta: bytes
@@ -84,7 +87,7 @@ class Offer:
     @property
     def size(self) -> int:
         """
-        The number of bytes of all buffers together.
+        The total number of bytes in all buffers.
         """
         return sum(size for _, size in self.buffers)
 
@@ -92,7 +95,7 @@ class Offer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """
-    The answer of a server that gives nothing; `why` is a sentence.
+    The server's answer when it does not send the shard. `why` is a sentence with the reason.
     """
 
     why: str
@@ -101,7 +104,9 @@ class Refusal:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """
-    The request for a chunk: a part of the run of bytes that the buffers of a shard form.
+    A client's request for one chunk: `length` bytes of the shard, starting at byte `offset`.
+
+    The offset counts from the start of the first buffer, through all buffers in order.
     """
 
     offset: Natural
@@ -124,7 +129,7 @@ _NAMES = {kind: name for name, kind in _WORDS.items()}
 
 def frame(said: Said) -> bytes:
     """
-    Return the frame that carries a message.
+    Return the bytes of the frame that contains a message.
     """
     body = pack([_NAMES[type(said)], {f.name: getattr(said, f.name) for f in fields(said)}])
     return _FRAME.pack(len(body), xxhash.xxh3_128_digest(body)) + body
@@ -132,9 +137,9 @@ def frame(said: Said) -> bytes:
 
 def read_frame(read: Read, longest: int) -> Said:
     """
-    Read the next frame, and return its message.
+    Read the next frame with `read`, and return the message in the frame.
 
-    Raises `MalformedMessage` when the frame is not a frame of a transfer, is damaged, or is longer
+    Raises `MalformedMessage` when the bytes are not a valid frame, are damaged, or announce more
     than `longest` bytes. Raises `EOFError` when the peer has closed the connection.
     """
     head = bytearray(_FRAME.size)
@@ -171,7 +176,7 @@ def _said(body: memoryview) -> Said:
 
 class Run:
     """
-    A list of buffers, used as one run of bytes in place.
+    The buffers of a shard as one sequence of bytes, without a copy.
     """
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
@@ -181,14 +186,15 @@ class Run:
     @property
     def size(self) -> int:
         """
-        The number of bytes of the run.
+        The total number of bytes in the buffers.
         """
         return self._ends[-1] if self._ends else 0
 
     def part(self, chunk: Request) -> Iterator[memoryview]:
         """
-        Yield the memory of a chunk in order, in pieces of at most `_PIECE` bytes. The chunk must
-        lie within the run.
+        Yield the memory of a chunk in order, in pieces of at most `_PIECE` bytes.
+
+        The chunk must lie within the buffers.
         """
         at, end = chunk.offset, chunk.offset + chunk.length
         index = bisect_right(self._ends, at)
@@ -203,8 +209,10 @@ class Run:
 
 def chunks(size: int, sources: int) -> list[Request]:
     """
-    Cut a run of `size` bytes into chunks for `sources` sources. A small shard is cut into smaller
-    chunks, so that every source has a few to give and all sources end at about the same time.
+    Divide `size` bytes of a shard into chunks that `sources` sources can send at the same time.
+
+    A small shard is divided into smaller chunks. So every source has a few chunks to send, and all
+    sources finish at about the same time.
     """
     length = min(CHUNK, max(SMALLEST_CHUNK, size // (4 * sources)))
     return [Request(offset=at, length=min(length, size - at)) for at in range(0, size, length)]
@@ -212,15 +220,18 @@ def chunks(size: int, sources: int) -> list[Request]:
 
 def fingerprint(offer: Offer) -> bytes:
     """
-    Return a digest of an offer. Two digests are equal only if the offers are equal.
+    Return a digest of an offer, used to compare offers. Two digests are equal only if the offers
+    are equal.
     """
     return xxhash.xxh3_128_digest(frame(offer))
 
 
 def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int]) -> None:
     """
-    Send a chunk and its digest. `key` is the fingerprint of the offer. `send` sends as many bytes
-    from the views as possible, and returns their number.
+    Send the bytes of a chunk, and then their digest.
+
+    `key` is the fingerprint of the server's offer and is part of the digest. `send` sends as many
+    bytes of a list of views as possible, and returns their number.
     """
     digest = _digest(chunk, key)
     for batch in _batches(run.part(chunk)):
@@ -232,9 +243,11 @@ def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int
 
 def receive_chunk(run: Run, chunk: Request, key: bytes, read: Read) -> bool:
     """
-    Read a chunk into its place in the run. Return whether its digest is that of the source.
+    Read a chunk into its place in `run`. Return whether the chunk arrived undamaged.
 
-    Raises `EOFError` when the stream ends before the whole chunk has come.
+    The chunk is undamaged if the digest of the received bytes equals the digest that the source
+    sent. `key` is the fingerprint of the source's offer. Raises `EOFError` when the connection ends
+    before the whole chunk has arrived.
     """
     digest = _digest(chunk, key)
     for batch in _batches(run.part(chunk)):
@@ -248,7 +261,9 @@ def receive_chunk(run: Run, chunk: Request, key: bytes, read: Read) -> bool:
 
 def fill(views: Views, read: Read) -> None:
     """
-    Fill the views from the stream. Raises `EOFError` when the stream ends before they are full.
+    Read bytes with `read` until all views are full.
+
+    Raises `EOFError` when the connection ends before the views are full.
     """
     left = [view for view in views if view.nbytes]
     while left:
