@@ -44,7 +44,7 @@ def fetched(orders: list[Fetch]) -> list[tuple[int, int, set[int]]]:
     ]
 
 
-# ---------------------------------------------------------------- a minority
+# ---------------------------------------------------------------- a minority of copies
 
 
 @pytest.mark.parametrize("what", ["content", "settings"])
@@ -198,7 +198,7 @@ def test_loaded_copies_are_compared_before_the_first_step_of_a_resumed_job() -> 
     assert {one.state.content for one in job.ranks.values()} == {"right"}
 
 
-# ---------------------------------------------------------------- nobody knows
+# ---------------------------------------------------------------- two copies that differ
 
 
 def test_two_differing_copies_roll_all_ranks_back_to_the_last_comparison() -> None:
@@ -498,7 +498,7 @@ def test_copy_of_a_rank_that_has_left_is_not_compared_with_the_members() -> None
     ]  # a link that breaks later follows from it
 
 
-# ---------------------------------------------------------------- tails
+# ---------------------------------------------------------------- tails of steps
 
 
 def test_copy_fetched_from_ranks_in_the_tail_is_compared() -> None:
@@ -840,7 +840,7 @@ def test_draw_in_the_tail_is_reported_only_after_the_first_step(
     assert job.reports()[0]["inexact"] == inexact
 
 
-# ---------------------------------------------------------------- the rule itself
+# ---------------------------------------------------------------- the rule
 
 
 def copy_of(rank: int, **facts: Any) -> Copy:  # Any: fields, by name
@@ -1104,7 +1104,7 @@ def test_rank_with_a_restored_copy_is_a_source_after_a_dispute() -> None:
     assert job.doing == "healthy"
 
 
-# ---------------------------------------------------------------- an order of its own
+# ---------------------------------------------------------------- the order `compare`
 
 
 def test_comparison_has_the_time_limit_of_a_repair() -> None:

@@ -27,7 +27,7 @@ WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 CAN_ONLY_DUMP = frozenset({"dump"})
 
 
-# ---------------------------------------------------------------- a requested dump
+# ---------------------------------------------------------------- a requested last checkpoint
 
 
 def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
@@ -116,7 +116,7 @@ def test_dump_before_any_rank_is_ready_saves_nothing() -> None:
     assert job.orders(Save) == []
 
 
-# ---------------------------------------------------------------- a dump from copies that are kept
+# ---------------------------------------------------------------- a last checkpoint from kept copies
 
 
 def test_rank_past_the_saved_step_restores_its_copy_before_it_saves() -> None:
@@ -165,7 +165,7 @@ def test_other_holder_saves_when_the_saver_cannot_restore_its_copy() -> None:
     assert job.over.result == "dumped"
 
 
-# ---------------------------------------------------------------- what can go wrong with a dump
+# ---------------------------------------------------------------- faults during a last checkpoint
 
 
 def test_other_holder_saves_when_the_saver_fails() -> None:
@@ -355,7 +355,7 @@ def test_job_ends_when_ranks_do_not_answer_the_end_order() -> None:
     assert job.now <= began + 15.0
 
 
-# ---------------------------------------------------------------- recover: where
+# ---------------------------------------------------------------- recover: the node
 
 
 def test_ranks_of_a_lost_node_start_on_a_node_with_room() -> None:
@@ -436,7 +436,7 @@ def test_rank_0_moves_to_another_node_like_any_other_rank() -> None:
     assert job.ranks[0].node == 2
 
 
-# ---------------------------------------------------------------- recover: how much
+# ---------------------------------------------------------------- recover: limits
 
 
 def test_all_processes_of_a_node_are_replaced_with_the_policy_node() -> None:
@@ -644,7 +644,7 @@ def test_all_members_form_groups_under_a_new_name_after_a_loss() -> None:
     assert regroup.incarnations == {2: 1, 3: 1}
 
 
-# ---------------------------------------------------------------- noticed from outside
+# ---------------------------------------------------------------- notices from outside
 
 
 @pytest.mark.parametrize("kind", ["process", "hang"])

@@ -1,10 +1,14 @@
 """
-The rounds of an incident in detail: what is told, what is counted, what counts as come back.
+Rounds of a recovery: reports, retries, doubts about copies, and the end of an incident.
 """
 
 import pytest
 
-from tests.core.lives import strategies, trained, tried
+from tests.core.lives import (
+    strategies,
+    trained,
+    tried,
+)
 from tft.protocol.messages import (
     Fetch,
     Freeze,
@@ -12,11 +16,16 @@ from tft.protocol.messages import (
     Load,
     NodeJoined,
     Regroup,
+    Release,
     Restore,
+    Resume,
     Save,
     Spawn,
+    Trained,
 )
-from tft.testing.scripted import ScriptedJob
+from tft.testing.scripted import (
+    ScriptedJob,
+)
 
 WITH_ROOM = {0: (0, 1, 2), 1: (3,), 2: ()}
 
@@ -31,7 +40,7 @@ def tries_on(job: ScriptedJob) -> None:
         job.settle()
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- reports
 
 
 def test_an_incident_is_told_from_its_fault_to_its_end() -> None:
@@ -245,7 +254,7 @@ def test_a_pollution_counts_once() -> None:
     assert job.reports()[0]["step"] == 3
 
 
-# ---------------------------------------------------------------- who is asked
+# ---------------------------------------------------------------- receivers of orders
 
 
 def test_nobody_is_asked_who_is_about_to_be_ended() -> None:
@@ -272,7 +281,7 @@ def test_a_successor_that_is_late_is_ended_without_last_words() -> None:
     assert [(k.incarnation, k.last_words) for k in job.orders(Kill)] == [(1, False)]
 
 
-# ---------------------------------------------------------------- what is tried again
+# ---------------------------------------------------------------- retries
 
 
 def test_an_order_that_fails_twice_is_no_reason_to_give_up() -> None:
@@ -432,7 +441,7 @@ def test_numbers_that_go_wrong_further_back_get_a_new_process() -> None:
     assert tried(job) == {"retry": "the numeric fault at step 3 occurred again"}
 
 
-# ---------------------------------------------------------------- what is doubted
+# ---------------------------------------------------------------- doubted copies
 
 
 def test_doubtful_numbers_are_better_than_none() -> None:
@@ -560,7 +569,7 @@ def test_everyone_whose_process_was_ended_is_named() -> None:
     assert job.machine.incidents[0].turnover.kept == {0: True, 1: True, 3: False}
 
 
-# ---------------------------------------------------------------- advice, in detail
+# ---------------------------------------------------------------- details of advice
 
 
 def test_silence_after_a_wait_means_the_default() -> None:
@@ -621,3 +630,132 @@ def test_only_the_successor_that_is_ready_takes_over() -> None:
     job.train()
     assert strategies(job) == ["migrate", "migrate"]
     assert {job.ranks[r].incarnation for r in (2, 3)} == {1}
+
+
+# ---------------------------------------------------------------- the end of an incident
+
+
+TWO_NODES_WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
+
+
+def test_step_report_before_the_resume_answer_does_not_end_the_incident() -> None:
+    """When a rank reports a step before its answer to `Resume`, then the job is healthy only after
+    the answer arrives."""
+    job = trained()
+    job.script.muted = {(2, "resume")}
+    job.kill(1)
+    job.settle()
+    job.train()
+    late = job.ranks[2]
+    job.report(Trained(rank=2, incarnation=0, step=4, at=job.now))
+    assert job.doing == "resuming"
+    (resume,) = job.orders(Resume)
+    job.report(late.answer(resume, "resume", None, found=("pass", ""), at=job.now))
+    assert job.doing == "healthy"
+
+
+def test_step_report_before_the_release_answer_does_not_end_the_pause() -> None:
+    """When a rank reports a step before its answer to `Release`, then the job is healthy only after
+    the answer arrives."""
+    job = trained()
+    job.pause()
+    job.settle()
+    job.script.muted = {(2, "release")}
+    job.go_on()
+    job.settle()
+    job.train()
+    late = job.ranks[2]
+    job.report(Trained(rank=2, incarnation=0, step=4, at=job.now))
+    assert job.doing == "resuming"
+    (release,) = job.orders(Release)
+    job.report(late.answer(release, "release", None, found=("pass", ""), at=job.now))
+    assert job.doing == "healthy"
+
+
+def test_successor_on_an_excluded_node_does_not_take_over_when_it_is_ready() -> None:
+    """When the node of a starting successor is excluded and its agent does not end it, then the
+    successor does not take over when it is ready. The next incident does not include it either."""
+    job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
+    job.script.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.script.deaf = {2}
+    job.notice(4, "node", "its fan has failed")
+    job.settle()
+    job.wait()
+    job.settle()
+    job.train()
+    assert job.doing == "healthy"
+    job.arrive(3)
+    assert job.doing == "healthy"
+    job.fault(0, "network")
+    job.settle()
+    job.train()
+    assert strategies(job) == ["scale_in", "retry"]
+
+
+def test_straggler_gets_another_successor_when_the_first_is_excluded() -> None:
+    """When a straggler dies after its successor was excluded with its node, then another process is
+    started for the rank."""
+    job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
+    job.script.slow = {3}
+    job.notice(3, "straggler")
+    job.settle()
+    job.script.deaf = {2}
+    job.notice(4, "node", "its fan has failed")
+    job.kill(3)
+    assert [(s.rank, s.node, s.incarnation) for s in job.orders(Spawn)] == [(3, 2, 1), (3, 1, 2)]
+
+
+def test_freeze_cause_names_returning_ranks_in_order() -> None:
+    """When several ranks that had left are ready to return, then the cause of the freeze names them
+    in rank order."""
+    job = trained(9, placement={0: (0, 2, 3, 4, 5, 6, 7), 1: (8, 1)})
+    job.lose_node(1)
+    job.settle()
+    job.train()
+    job.said.clear()
+    job.pause()
+    job.settle()
+    job.come(1)
+    job.settle()
+    job.go_on()
+    job.settle()
+    job.train()
+    assert [f.cause for f in job.orders(Freeze)][-1] == "ranks [1, 8] are ready to come back"
+
+
+def test_decision_waits_for_the_end_of_a_replaced_straggler() -> None:
+    """When a rank is lost before the end of a replaced straggler is reported, then no strategy is
+    chosen until this end is reported."""
+    job = trained(placement=TWO_NODES_WITH_ROOM, spare={2: 1})
+    job.script.deaf = {1}
+    job.notice(3, "straggler")
+    job.settle()
+    assert job.doing == "awaiting"
+    job.kill(0)
+    job.settle()
+    assert job.machine.incident.decision.strategy == ""
+    job.kill(3)
+    assert job.machine.incident.decision.strategy == "recover"
+    job.settle()
+    job.train()
+    assert strategies(job) == ["recover"]
+    assert job.doing == "healthy"
+
+
+def test_migration_fails_when_the_captured_state_of_a_straggler_is_lost() -> None:
+    """When a replaced straggler cannot be ended and its captured state cannot be recreated, then
+    `migrate` fails with a reason. The other ranks write a last checkpoint."""
+    job = trained(placement=TWO_NODES_WITH_ROOM, spare={2: 1}, derives=False)
+    job.script.deaf = {1}
+    job.notice(3, "straggler")
+    job.settle()
+    assert job.doing == "awaiting"
+    job.wait()
+    job.settle()
+    assert tried(job)["migrate"] == (
+        "the RNG and data position of rank 3 at the end of step 3 were lost with its node"
+    )
+    assert job.over is not None
+    assert job.over.result == "dumped"

@@ -1,13 +1,20 @@
 """
-The rank machine: what one worker makes of its orders.
+The rank machine: how one worker carries out its orders.
 """
 
-from dataclasses import asdict
-from typing import TypedDict
+from dataclasses import (
+    asdict,
+)
+from typing import (
+    TypedDict,
+)
 
 import pytest
 
-from tft.core.rank.machine import AGAIN, RankMachine
+from tft.core.rank.machine import (
+    AGAIN,
+    RankMachine,
+)
 from tft.core.rank.protocol import (
     Abort,
     Answer,
@@ -28,7 +35,9 @@ from tft.core.rank.protocol import (
     Withdrawn,
     Woken,
 )
-from tft.core.rank.transitions import Stage
+from tft.core.rank.transitions import (
+    Stage,
+)
 from tft.protocol.messages import (
     Answered,
     Check,
@@ -403,7 +412,7 @@ def test_end_order_aborts_a_training_rank_and_is_carried_out() -> None:
     assert machine.handle(Left(at=2.1)) == [Execute(name="end", order=end)]
 
 
-# ---------------------------------------------------------------- standing still
+# ---------------------------------------------------------------- pauses
 
 
 def hold(step: int, **which: int) -> Hold:

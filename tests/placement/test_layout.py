@@ -41,7 +41,7 @@ def groups(layout: Layout, kind: str) -> list[tuple[int, ...]]:
     return list(found.groups.values())
 
 
-# ---------------------------------------------------------------- the cases MindIO is described by
+# ---------------------------------------------------------------- the documented cases of MindIO
 
 
 def test_eight_ranks_with_optimizer_shards_of_four() -> None:
@@ -276,7 +276,7 @@ def test_stages_may_be_counted_first_where_it_makes_no_difference() -> None:
     assert groups(one_stage, "expert") == [(0, 2), (1, 3)]
 
 
-# ---------------------------------------------------------------- what is reported
+# ---------------------------------------------------------------- report lines
 
 
 def test_every_rank_is_reported_with_its_fewest_copies() -> None:
@@ -311,7 +311,7 @@ def test_pairs_are_told_by_their_distance() -> None:
     assert shortened(["0-2", "8"], 2) == shortened(["0-2", "8"], None) == "0-2, 8"
 
 
-# ---------------------------------------------------------------- what can be lost
+# ---------------------------------------------------------------- losses
 
 
 def test_a_node_is_lost_with_both_copies() -> None:
@@ -400,7 +400,7 @@ def test_what_can_be_lost_is_what_the_planner_can_do_without(
     assert agrees(of_nodes(placed), placed, nodes)
 
 
-# ---------------------------------------------------------------- any layout
+# ---------------------------------------------------------------- random layouts
 
 
 @st.composite

@@ -1,10 +1,15 @@
 """
-Which copies are sound: who copies from whom, and when everyone has to go back.
+Which copies are sound, which ranks copy from which, and when all ranks return to an earlier step.
 """
 
 import pytest
 
-from tests.core.lives import names, strategies, trained, tried
+from tests.core.lives import (
+    names,
+    strategies,
+    trained,
+    tried,
+)
 from tft.protocol.messages import (
     FaultKind,
     Fetch,
@@ -23,7 +28,7 @@ ALL = (0, 1, 2, 3)
 SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 
-# ---------------------------------------------------------------- one rank's memory
+# ---------------------------------------------------------------- memory of one rank
 
 
 @pytest.mark.parametrize("kind", ["memory", "corruption", "numeric"])
@@ -203,7 +208,7 @@ def test_ranks_that_are_one_step_ahead_restore_their_own_copy() -> None:
     assert {r.step for r in job.ranks.values()} == {3}
 
 
-# ---------------------------------------------------------------- what may have spread
+# ---------------------------------------------------------------- faults that may have spread
 
 
 def test_polluted_step_makes_all_ranks_restore_the_step_before() -> None:
@@ -455,7 +460,7 @@ def test_pollution_of_a_rank_that_did_not_resume_is_ignored() -> None:
     assert job.orders(Restore) == []
 
 
-# ---------------------------------------------------------------- numbers that go wrong again
+# ---------------------------------------------------------------- numeric faults that return
 
 
 def test_repeated_numeric_fault_at_one_step_goes_one_step_further_back() -> None:
@@ -541,7 +546,7 @@ def test_step_limit_of_a_plugin_is_not_dropped() -> None:
     assert "of step 2 or earlier" in job.over.why
 
 
-# ---------------------------------------------------------------- leaving batches out
+# ---------------------------------------------------------------- skipped batches
 
 
 def test_batches_up_to_the_failing_one_are_skipped_when_the_policy_says_so() -> None:
@@ -573,7 +578,7 @@ def test_two_batches_are_skipped_when_a_numeric_fault_repeats() -> None:
     assert [(r.step, r.skip) for r in job.orders(Rollback)] == [(3, 0), (2, 2)]
 
 
-# ---------------------------------------------------------------- what cannot be taken back
+# ---------------------------------------------------------------- checkpoints that rule out a return
 
 
 def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
@@ -590,7 +595,7 @@ def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
     assert job.facts("order_failed") == [{"rank": 1, "order": "restore", "why": "digest differs"}]
 
 
-# ---------------------------------------------------------------- where somebody was
+# ---------------------------------------------------------------- positions of ranks
 
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process", "hang", "node"])
