@@ -35,7 +35,7 @@ def write(
     (directory / "dense").mkdir(parents=True)
     (directory / "dense" / "weights").write_bytes(content)
     for rank in range(ranks):
-        checkpoint.write_private(directory, rank, bytes([rank]))
+        checkpoint.write_local_state(directory, rank, bytes([rank]))
     return final
 
 
@@ -43,7 +43,7 @@ def describe(directory: Path, step: int = 5, ranks: int = 2) -> Manifest:
     """
     The manifest of what `write` has written.
     """
-    names = ["dense/weights", *(f"private-rank{rank}.bin" for rank in range(ranks))]
+    names = ["dense/weights", *(f"local-state-rank{rank}.bin" for rank in range(ranks))]
     files = [checkpoint.digest_file(directory, name) for name in names]
     return checkpoint.manifest(step=step, world=ranks, adaptor="pytorch", files=files)
 
@@ -64,7 +64,7 @@ def test_committed_checkpoint_is_verified_and_read_back(tmp_path: Path) -> None:
     final = committed(tmp_path, 5)
 
     assert checkpoint.verify(final) == describe(final)
-    assert [checkpoint.read_private(final, rank) for rank in (0, 1)] == [b"\x00", b"\x01"]
+    assert [checkpoint.read_local_state(final, rank) for rank in (0, 1)] == [b"\x00", b"\x01"]
     assert not checkpoint.partial(final).exists()
 
 
@@ -72,12 +72,12 @@ def test_manifest_does_not_depend_on_the_order_of_reports() -> None:
     """When the same files are reported in another order, then the manifest is the same."""
     files = [
         SavedFile(name=name, size=1, digest="0" * 32)
-        for name in ("private-rank0.bin", "dense/.metadata", "private-rank10.bin")
+        for name in ("local-state-rank0.bin", "dense/.metadata", "local-state-rank10.bin")
     ]
     first = checkpoint.manifest(step=1, world=11, adaptor="pytorch", files=files)
 
     assert first == checkpoint.manifest(step=1, world=11, adaptor="pytorch", files=files[::-1])
-    assert first.private == {0: "private-rank0.bin", 10: "private-rank10.bin"}
+    assert first.local_state == {0: "local-state-rank0.bin", 10: "local-state-rank10.bin"}
 
 
 def test_a_repeated_commit_changes_nothing(tmp_path: Path) -> None:
@@ -184,9 +184,11 @@ def test_rank_verifies_only_the_files_that_it_reads(tmp_path: Path) -> None:
     """When a file is damaged, then a rank that reads this file gets an error, and other ranks do
     not."""
     final = committed(tmp_path, 5)
-    (final / "private-rank1.bin").write_bytes(b"x")
+    (final / "local-state-rank1.bin").write_bytes(b"x")
     checkpoint.verify_shards(final, ["dense"], 0)
-    with pytest.raises(CheckpointCorrupt, match=r"private-rank1.bin differs from what was written"):
+    with pytest.raises(
+        CheckpointCorrupt, match=r"local-state-rank1.bin differs from what was written"
+    ):
         checkpoint.verify_shards(final, ["dense"], 1)
     (final / "dense" / "weights").write_bytes(b"weightz")
     checkpoint.verify_shards(final, ["dens"], 0)
@@ -234,29 +236,29 @@ def sealed(fields: str) -> str:
     return unsealed.replace("0" * 32, xxhash.xxh3_128_hexdigest(unsealed.encode()), 1)
 
 
-KNOWN = '"schema":2,"step":1,"world":1,"adaptor":"a"'
+KNOWN = '"schema":3,"step":1,"world":1,"adaptor":"a"'
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("", "cannot be understood"),
-        ('{"schema": 2}', "cannot be understood"),
-        ('{"schema":1,"step":1,"world":1,"adaptor":"a","files":[],"private":{}}', "schema 1"),
+        ('{"schema": 3}', "cannot be understood"),
+        ('{"schema":2,"step":1,"world":1,"adaptor":"a","files":[],"private":{}}', "schema 2"),
         (
-            sealed(f'{KNOWN},"files":[{{"name":"../x","size":1,"digest":""}}],"private":{{}}'),
+            sealed(f'{KNOWN},"files":[{{"name":"../x","size":1,"digest":""}}],"local_state":{{}}'),
             "outside",
         ),
         (
             sealed(
-                f'{KNOWN},"files":[],"private":{{}},'
+                f'{KNOWN},"files":[],"local_state":{{}},'
                 '"copies":[{"name":"copy-rank1/../../x","size":1,"digest":""}]'
             ),
             "outside",
         ),
-        (sealed(f'{KNOWN},"files":[],"private":{{"0":"x"}}'), "among"),
+        (sealed(f'{KNOWN},"files":[],"local_state":{{"0":"x"}}'), "among"),
         (
-            sealed(f'{KNOWN},"files":[],"private":{{}}').replace('"step":1', '"step":2'),
+            sealed(f'{KNOWN},"files":[],"local_state":{{}}').replace('"step":1', '"step":2'),
             "differs from what was written: it does not have the digest",
         ),
     ],
@@ -301,23 +303,23 @@ def test_rank_local_state_under_the_name_of_another_rank_is_refused(tmp_path: Pa
     """When the rank-local state files of two ranks are exchanged, also in the manifest, then
     neither rank takes the generators of the other."""
     for rank in (0, 1):
-        checkpoint.write_private(tmp_path, rank, f"of {rank}".encode())
-    (tmp_path / "private-rank0.bin").rename(tmp_path / "kept")
-    (tmp_path / "private-rank1.bin").rename(tmp_path / "private-rank0.bin")
-    (tmp_path / "kept").rename(tmp_path / "private-rank1.bin")
-    files = [checkpoint.digest_file(tmp_path, f"private-rank{rank}.bin") for rank in (0, 1)]
+        checkpoint.write_local_state(tmp_path, rank, f"of {rank}".encode())
+    (tmp_path / "local-state-rank0.bin").rename(tmp_path / "kept")
+    (tmp_path / "local-state-rank1.bin").rename(tmp_path / "local-state-rank0.bin")
+    (tmp_path / "kept").rename(tmp_path / "local-state-rank1.bin")
+    files = [checkpoint.digest_file(tmp_path, f"local-state-rank{rank}.bin") for rank in (0, 1)]
     known = checkpoint.manifest(step=1, world=2, adaptor="a", files=files)
     checkpoint.commit(tmp_path, tmp_path.with_name("step-00000001"), known)
     for rank in (0, 1):
         with pytest.raises(CheckpointCorrupt, match=f"is not the rank-local state of rank {rank}"):
-            checkpoint.read_private(tmp_path.with_name("step-00000001"), rank)
+            checkpoint.read_local_state(tmp_path.with_name("step-00000001"), rank)
 
 
 def test_reading_rank_local_state_of_a_missing_rank_is_refused(tmp_path: Path) -> None:
     """When a rank asks for its own state in a checkpoint of fewer ranks, then this is refused with
     a message."""
     with pytest.raises(CheckpointCorrupt, match="no rank-local state of rank 7"):
-        checkpoint.read_private(committed(tmp_path, 5), 7)
+        checkpoint.read_local_state(committed(tmp_path, 5), 7)
 
 
 def test_older_checkpoints_are_those_that_the_job_can_resume_from(tmp_path: Path) -> None:
@@ -418,9 +420,9 @@ def test_checkpoint_is_whole_when_only_a_further_copy_is_damaged(tmp_path: Path)
     assert checkpoint.verify_shards(final, ["dense"], 0)[1] == {"dense": final}
     checkpoint.verify(final)
     assert len(checkpoint.damaged(final)) == 1
-    (final / "private-rank0.bin").write_bytes(b"x")
+    (final / "local-state-rank0.bin").write_bytes(b"x")
     with pytest.raises(
-        CheckpointCorrupt, match=r"private-rank0\.bin differs from what was written"
+        CheckpointCorrupt, match=r"local-state-rank0\.bin differs from what was written"
     ):
         checkpoint.verify(final)
 

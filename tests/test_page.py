@@ -37,7 +37,7 @@ def page() -> Iterator[Page]:
 def test_new_page_is_at_step_0_without_captures(page: Page) -> None:
     """When a page is new, then it is at step 0, outside of training, without captures."""
     assert page.position() == Position(step=0, window=False)
-    assert (page.training(), page.moved(), page.private()) == (False, 0.0, {})
+    assert (page.training(), page.moved(), page.local_states()) == (False, 0.0, {})
 
 
 def test_written_values_are_read_through_another_mapping(page: Page) -> None:
@@ -61,9 +61,9 @@ def test_captures_of_the_last_two_steps_are_kept(page: Page) -> None:
     for step in (1, 2, 3):
         page.capture(step, b"opened %d" % step, False)
         page.capture(step, b"closed %d" % step, True)
-    assert page.private() == {2: b"closed 2", 3: b"closed 3"}
+    assert page.local_states() == {2: b"closed 2", 3: b"closed 3"}
     page.capture(4, b"opened 4", False)
-    assert page.private() == {2: b"closed 2", 3: b"closed 3", 4: b"opened 4"}
+    assert page.local_states() == {2: b"closed 2", 3: b"closed 3", 4: b"opened 4"}
 
 
 def test_captures_of_abandoned_steps_are_forgotten(page: Page) -> None:
@@ -73,19 +73,19 @@ def test_captures_of_abandoned_steps_are_forgotten(page: Page) -> None:
         page.capture(step, b"opened %d" % step, False)
         page.capture(step, b"closed %d" % step, True)
     page.forget_after(3)
-    assert page.private() == {2: b"closed 2", 3: b"closed 3"}
+    assert page.local_states() == {2: b"closed 2", 3: b"closed 3"}
     page.forget_after(2)
-    assert page.private() == {2: b"closed 2"}
+    assert page.local_states() == {2: b"closed 2"}
     page.capture(3, b"opened anew", False)
-    assert page.private() == {2: b"closed 2", 3: b"opened anew"}
+    assert page.local_states() == {2: b"closed 2", 3: b"opened anew"}
     page.capture(3, b"closed anew", True)
-    assert page.private() == {2: b"closed 2", 3: b"closed anew"}
+    assert page.local_states() == {2: b"closed 2", 3: b"closed anew"}
 
 
 def test_empty_rank_local_state_is_captured(page: Page) -> None:
     """When the rank-local state is empty, then an empty capture is stored."""
     page.capture(0, b"", False)
-    assert page.private() == {0: b""}
+    assert page.local_states() == {0: b""}
 
 
 def test_too_long_rank_local_state_is_refused(page: Page) -> None:
@@ -94,7 +94,7 @@ def test_too_long_rank_local_state_is_refused(page: Page) -> None:
     page.capture(1, b"x" * CAPTURE_LIMIT, True)
     with pytest.raises(UsageError, match=rf"{CAPTURE_LIMIT + 1} bytes; at most {CAPTURE_LIMIT}"):
         page.capture(5, b"x" * (CAPTURE_LIMIT + 1), True)
-    assert page.private() == {1: b"x" * CAPTURE_LIMIT}
+    assert page.local_states() == {1: b"x" * CAPTURE_LIMIT}
 
 
 @given(at=st.integers(0, 123), change=st.integers(1, 255))
@@ -107,7 +107,7 @@ def test_damaged_capture_is_not_found(at: int, change: int) -> None:
     [byte] = os.pread(page.fd, 1, start)
     os.pwrite(page.fd, bytes([byte ^ change]), start)
 
-    assert page.private() == {}
+    assert page.local_states() == {}
     page.close()
 
 
@@ -120,13 +120,13 @@ def test_killed_writer_leaves_only_whole_captures(page: Page) -> None:
             pass_fds=[page.fd],
         ) as writer:
             while page.position().step < 200:
-                for step, private in page.private().items():  # while it is being written
-                    assert private == step.to_bytes(8, "little") * 20_000
+                for step, local_state in page.local_states().items():  # while it is being written
+                    assert local_state == step.to_bytes(8, "little") * 20_000
             writer.kill()
         position = page.position()
-        found = page.private()
-        for step, private in found.items():
-            assert private == step.to_bytes(8, "little") * 20_000
+        found = page.local_states()
+        for step, local_state in found.items():
+            assert local_state == step.to_bytes(8, "little") * 20_000
         assert position.step in found, "the last closed step is never the one being written"
         page.move(0, False, 0.0)
 

@@ -2,7 +2,7 @@
 A checkpoint on the disk: its directory, its manifest, and the rank-local state of each rank. This
 file knows no framework: it sees the files that an adaptor writes only as a list.
 
-    step-00000042/           a checkpoint: manifest.json, private-rank0.bin, …, the adaptor's files
+    step-00000042/           a checkpoint: manifest.json, local-state-rank0.bin, …, the adaptor's files
     step-00000042.partial/   a checkpoint that is being written, or was never finished
     step-00000042.round-3.1.partial/  the same of a periodic checkpoint, see `round_of`
     step-00000042.given-up/  a checkpoint of a later step than one the job has gone back to
@@ -34,7 +34,7 @@ from tft.errors import CheckpointCorrupt, UsageError
 from tft.files import sync
 from tft.protocol.messages import SavedFile
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the manifest's format. A reader refuses other versions."""
 
 _UNSEALED = "0" * 32
@@ -61,8 +61,8 @@ _CLAIMED = "claimed.json"
 BESIDE = ".beside"
 """The suffix of the file that is kept in addition to the files that the script's own save function
 writes for a shard. The suffix follows the name of the shard."""
-_PRIVATE = re.compile(r"private-rank(\d+)\.bin")
-_OWNER = "tft private state of rank {}\n"
+_LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
+_OWNER = "tft rank-local state of rank {}\n"
 """The first line of a file of rank-local state. A file that names another rank is refused."""
 _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
@@ -84,7 +84,7 @@ class Manifest:
     """The name of the adaptor that can read the files."""
     files: tuple[SavedFile, ...]
     """All files except the manifest itself and the further copies."""
-    private: dict[int, str]
+    local_state: dict[int, str]
     """For each rank, the name of the file with its rank-local state."""
     own: bool = False
     """Whether functions of the script wrote the shards."""
@@ -98,7 +98,7 @@ class Manifest:
         The ranks whose rank-local state is not in the checkpoint, because it was lost with their
         node.
         """
-        return sorted(set(range(self.world)) - set(self.private))
+        return sorted(set(range(self.world)) - set(self.local_state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +208,12 @@ def digest_file(directory: Path, name: str) -> SavedFile:
     return SavedFile(name=name, size=size, digest=digest.hexdigest())
 
 
-def write_private(directory: Path, rank: int, private: bytes) -> SavedFile:
+def write_local_state(directory: Path, rank: int, local_state: bytes) -> SavedFile:
     """
     Write the rank-local state of a rank to a file, and sync the file. The file names its rank.
     """
-    name = f"private-rank{rank}.bin"
-    write_synced(directory / name, _OWNER.format(rank).encode() + private)
+    name = f"local-state-rank{rank}.bin"
+    write_synced(directory / name, _OWNER.format(rank).encode() + local_state)
     return digest_file(directory, name)
 
 
@@ -407,8 +407,10 @@ def manifest(
         world=world,
         adaptor=adaptor,
         files=ordered,
-        private={
-            int(match[1]): file.name for file in ordered if (match := _PRIVATE.fullmatch(file.name))
+        local_state={
+            int(match[1]): file.name
+            for file in ordered
+            if (match := _LOCAL_STATE.fullmatch(file.name))
         },
         own=own,
         copies=tuple(file for file in every if _COPY.fullmatch(file.name)),
@@ -618,7 +620,7 @@ def verify_shards(
             f"{directory} holds the end of step {known.step}, not of step {step}"
         )
     for file in known.files:
-        if file.name == known.private.get(rank):
+        if file.name == known.local_state.get(rank):
             _verify_file(directory, file)
     return known, {shard: _whole_at(directory, known, shard) for shard in shards}
 
@@ -637,13 +639,13 @@ def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     raise CheckpointCorrupt(why)
 
 
-def read_private(directory: Path, rank: int) -> bytes:
+def read_local_state(directory: Path, rank: int) -> bytes:
     """
     Return the rank-local state of a rank from a checkpoint.
 
     Raises `CheckpointCorrupt` when the state is missing, cannot be read, or names another rank.
     """
-    name = manifest_of(directory).private.get(rank)
+    name = manifest_of(directory).local_state.get(rank)
     if name is None:
         raise CheckpointCorrupt(f"{directory} holds no rank-local state of rank {rank}")
     try:
@@ -680,9 +682,9 @@ def manifest_of(directory: Path) -> Manifest:
             f"{known.digest}"
         )
     names = [file.name for file in known.files]
-    for name in [*names, *known.private.values(), *(file.name for file in known.copies)]:
+    for name in [*names, *known.local_state.values(), *(file.name for file in known.copies)]:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise CheckpointCorrupt(f"{path} names {name!r}, which is outside the checkpoint")
-    if not set(known.private.values()) <= set(names):
+    if not set(known.local_state.values()) <= set(names):
         raise CheckpointCorrupt(f"{path} names rank-local state that is not among its files")
     return known

@@ -178,10 +178,10 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         .sign(key, None)
     )
     pem = serialization.Encoding.PEM
-    private = key.private_bytes(
+    private_key = key.private_bytes(
         pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return private, certificate.public_bytes(pem)
+    return private_key, certificate.public_bytes(pem)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -129,14 +129,14 @@ class Page:
         """
         self._words[_TAILED] = 1
 
-    def capture(self, step: int, private: bytes, closed: bool) -> None:
+    def capture(self, step: int, local_state: bytes, closed: bool) -> None:
         """
         Keep the rank-local state of `step`. Takes about 1 us for 5 KB.
 
         `closed`: the state was captured when the update window of `step` closed; else before that.
         Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
-        length = len(private)
+        length = len(local_state)
         if length > CAPTURE_LIMIT:
             raise UsageError(
                 f"the rank-local state of a rank (RNG, data position) has {length} bytes; at most "
@@ -145,10 +145,10 @@ class Page:
         tag = 2 * step + closed
         start = _HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
         content = start + 8 * _HEADER_WORDS
-        self._bytes[content : content + length] = private
+        self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
         # seeded with the tag, so that an old digest never matches a new header
-        words[header + _DIGEST] = xxhash.xxh3_64_intdigest(private, tag)
+        words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
 
@@ -193,14 +193,16 @@ class Page:
         """
         return self._stamps[_MOVED]
 
-    def private(self) -> dict[int, bytes]:
+    def local_states(self) -> dict[int, bytes]:
         """
         Return the valid captures, by step. If a step has two captures, return the one that was
         taken when its window closed.
         """
         captures: dict[int, bytes] = {}
-        for tag, private in sorted(self._whole()):
-            captures[tag // 2] = private  # the capture of the closed window sorts last, so it stays
+        for tag, local_state in sorted(self._whole()):
+            captures[tag // 2] = (
+                local_state  # the capture of the closed window sorts last, so it stays
+            )
         return captures
 
     def _whole(self) -> list[tuple[int, bytes]]:
@@ -211,7 +213,7 @@ class Page:
             if length > CAPTURE_LIMIT:
                 continue
             content = start + 8 * _HEADER_WORDS
-            private = bytes(self._bytes[content : content + length])
-            if xxhash.xxh3_64_intdigest(private, tag) == digest:
-                whole.append((tag, private))
+            local_state = bytes(self._bytes[content : content + length])
+            if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
+                whole.append((tag, local_state))
         return whole

@@ -64,7 +64,7 @@ _COMMON = "tft.common"
 _GENERATORS = "rng_state"
 """The directory of what Megatron keeps of the random generators of all ranks."""
 
-_PRIVATE = re.compile(r"private-rank(\d+)\.bin")
+_LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
 """The name that tft gives the rank-local state of a rank in a checkpoint."""
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
@@ -329,7 +329,7 @@ def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
     """
     Return the rank-local state of each rank whose file is among `files`.
     """
-    found = {int(match[1]): match[0] for file in files if (match := _PRIVATE.fullmatch(file))}
+    found = {int(match[1]): match[0] for file in files if (match := _LOCAL_STATE.fullmatch(file))}
     # the first line of the file names the rank
     return {r: (directory / name).read_bytes().partition(b"\n")[2] for r, name in found.items()}
 

@@ -72,9 +72,9 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
     return next((found for found in counted if found is not None), None)
 
 
-def of_rank(private: bytes) -> dict[str, Any]:
+def of_rank(local_state: bytes) -> dict[str, Any]:
     """
-    Return the generator states of a rank, in Megatron's form. `private` is the rank-local state of
+    Return the generator states of a rank, in Megatron's form. `local_state` is the rank-local state of
     the rank.
 
     Megatron needs a state for every generator, but only generators that training draws from were
@@ -82,7 +82,7 @@ def of_rank(private: bytes) -> dict[str, Any]:
     CUDA's generator, the captured state of torch's CPU generator is used. The values are `Any`:
     each generator has its own form.
     """
-    told = unpack(private)
+    told = unpack(local_state)
     kept = unpack(told["torch"])
     return {
         "random_rng_state": _python(kept.get("python")),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import xxhash
 from tft_pytorch.forward_buffers import RunningBuffers
-from tft_pytorch.rank_local_state import Private as TorchPrivate
+from tft_pytorch.rank_local_state import RankLocalState as TorchRankLocalState
 from torch import nn
 
 from tft.errors import MalformedMessage
@@ -21,14 +21,16 @@ from tft_megatron.training import Training
 _FORM = "megatron.1"
 
 
-class Private:
+class RankLocalState:
     """
     Captures and restores the state of which no other rank has a copy.
     """
 
     def __init__(self, training: Training) -> None:
         self._data = training.data
-        self._torch = TorchPrivate(nn.ModuleList(training.chunks), training.data, training.rngs)
+        self._torch = TorchRankLocalState(
+            nn.ModuleList(training.chunks), training.data, training.rngs
+        )
 
     @property
     def running(self) -> RunningBuffers:
@@ -51,11 +53,11 @@ class Private:
             state["consumed"] = self._data.consumed
         return pack(state)
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore the captured state. Raises `MalformedMessage` if this adaptor did not capture it.
         """
-        state = unpack(private)
+        state = unpack(local_state)
         if not isinstance(state, dict) or state.get("form") != _FORM:
             raise MalformedMessage("rank-local state that the adaptor megatron did not capture")
         self._torch.rollback(state["torch"])

@@ -24,7 +24,7 @@ from tft_megatron.initial_sync import begins, has_trained, make_alike
 from tft_megatron.method_hooks import Replaced
 from tft_megatron.mode_flags import Switches
 from tft_megatron.pipeline_check import refuse_other_settings
-from tft_megatron.rank_local_state import Private
+from tft_megatron.rank_local_state import RankLocalState
 from tft_megatron.schedulers import Progress, check_scheduler
 from tft_megatron.shards import Shard, shards_of
 from tft_megatron.step_cleanup import forget, forget_counts, let_go
@@ -71,7 +71,7 @@ class Adopted:
         self._replaced = replaced
         self._parallel = parallel
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
-        self._private = Private(training)
+        self._local_state = RankLocalState(training)
         self._switches = Switches(training)
         self._settings = Settings()
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
@@ -81,7 +81,7 @@ class Adopted:
         # user's is changed.
         for shard in self._shards.values():
             shard.give()
-        pack(self._private.digestible())
+        pack(self._local_state.digestible())
         parallel.remember(
             {
                 "model": list(training.chunks),
@@ -117,7 +117,7 @@ class Adopted:
         """
         if closing:
             self._settings.forget()
-        return self._private.capture(closing=closing)
+        return self._local_state.capture(closing=closing)
 
     def end_step(self) -> None:
         """
@@ -130,15 +130,15 @@ class Adopted:
         Return a function that restores the random generators and the modes of modules to their
         present state.
         """
-        return self._private.set_aside(self.training)
+        return self._local_state.set_aside(self.training)
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state and the modes of the modules, and drop the gradients.
 
         Also forget the routers' token counts, and the optimizer step that was given up.
         """
-        self._private.rollback(private)
+        self._local_state.rollback(local_state)
         self._stands = True  # a rollback comes after all ranks have rebuilt
         forget_counts(self.training)
         self._replaced.forget()
@@ -151,13 +151,13 @@ class Adopted:
         """
         Return a digest of each random generator in the rank-local state, by name.
         """
-        return self._private.generators()
+        return self._local_state.generators()
 
     def skip(self, batches: int) -> None:
         """
         Leave out the next `batches` batches.
         """
-        self._private.skip(batches)
+        self._local_state.skip(batches)
 
     def updated(self) -> None:
         """
@@ -182,7 +182,7 @@ class Adopted:
         end of the last complete step.
         """
         forget(self.training)
-        self._private.running.rewind()
+        self._local_state.running.rewind()
         self._settings.put_back()
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class Adopted:
         if self.training.distributed:
             for chunk in self.training.chunks:
                 chunk.start_param_sync(force_sync=True)
-        self._private.running.rest()
+        self._local_state.running.rest()
         return self.training.chunks[0] if len(self.training.chunks) == 1 else self.training.chunks
 
     # ------------------------------------------------------------ the shards
@@ -240,7 +240,7 @@ class Adopted:
         Use the shard, whose buffers have all arrived.
         """
         self.shard(shard).taken(meta)
-        self._private.running.forget()
+        self._local_state.running.forget()
         self._settings.forget()
 
     # ------------------------------------------------------------ checkpoints
@@ -270,7 +270,7 @@ class Adopted:
         own = self.shard(shard)
         own.settle(*load(directory, shard, own.room))
         self._stands = True
-        self._private.running.forget()
+        self._local_state.running.forget()
         self._settings.forget()
 
     def replaced(self) -> None:
@@ -278,7 +278,7 @@ class Adopted:
         Take note that the script has loaded other content into its objects.
         """
         self._stands = True
-        self._private.running.forget()
+        self._local_state.running.forget()
         self._settings.forget()
 
     def _written(self, name: str, step: int) -> "Written":
@@ -304,7 +304,7 @@ class Adopted:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         payload = self.give(shard)
-        return part_digests(payload, self._private.running.own(payload))
+        return part_digests(payload, self._local_state.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """
@@ -326,12 +326,12 @@ class Adopted:
             for name, tensor in kept.items()
         }
         scheduler = self.training.scheduler
-        private = self._private.digestible()
+        local_state = self._local_state.digestible()
         return {
             "parameters": digest(None, parameters),
             "optimizer": digest([plain for plain, _ in found], tensors),
             "scheduler": digest(None if scheduler is None else scheduler.state_dict(), {}),
-            **{name: xxhash.xxh3_128_hexdigest(pack(kept)) for name, kept in private.items()},
+            **{name: xxhash.xxh3_128_hexdigest(pack(kept)) for name, kept in local_state.items()},
         }
 
     def shard(self, name: str) -> Shard:

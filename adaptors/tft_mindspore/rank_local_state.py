@@ -29,7 +29,7 @@ KiB.
 """
 
 
-class Private:
+class RankLocalState:
     """
     Captures and restores the state of which no other rank has a copy.
     """
@@ -63,13 +63,13 @@ class Private:
             state["data"] = self._data.state_dict()
         return pack(state)
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured state. Raises `MalformedMessage` if this adaptor did not capture it.
         """
         from mindspore import Tensor, set_rng_state  # heavy: only processes that train have it
 
-        state = unpack(private)
+        state = unpack(local_state)
         if not isinstance(state, dict) or "mindspore" not in state:
             raise MalformedMessage("rank-local state that the adaptor mindspore did not capture")
         if self._data is not None:  # a data position may draw random numbers while it is loaded

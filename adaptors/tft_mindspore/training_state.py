@@ -16,7 +16,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
 from tft_mindspore import checkpoints
 from tft_mindspore.memory import digest, drop_unfinished_backward
-from tft_mindspore.rank_local_state import Private
+from tft_mindspore.rank_local_state import RankLocalState
 from tft_mindspore.state import DENSE, Part, Shard, group_values, is_setting, named_parameters
 
 _PARTS = frozenset(
@@ -96,7 +96,7 @@ class Adopted:
         for name, part in shards.items():
             own = {each: everything[each] for each in everything if each in set(part.names)}
             self._shards[name] = Shard(name, own, tuple(sorted(part.ranks)))
-        self._private = Private(model, data, rngs)
+        self._local_state = RankLocalState(model, data, rngs)
 
     def begin(self) -> None:
         """
@@ -105,7 +105,7 @@ class Adopted:
         """
         for shard in self._shards.values():
             shard.meta()
-        self._private.digests()
+        self._local_state.digests()
 
     # ------------------------------------------------------------ between steps
 
@@ -114,20 +114,20 @@ class Adopted:
         Return the rank-local state, at the opening or the closing of an update window. `closing`:
         the window closes.
         """
-        return self._private.capture(closing=closing)
+        return self._local_state.capture(closing=closing)
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. No gradients need to be dropped: in MindSpore gradients
         are values that no object keeps.
         """
-        self._private.rollback(private)
+        self._local_state.rollback(local_state)
 
     def skip(self, batches: int) -> None:
         """
         Leave out the next `batches` batches.
         """
-        self._private.skip(batches)
+        self._local_state.skip(batches)
 
     def clear(self) -> None:
         """
@@ -135,7 +135,7 @@ class Adopted:
         to send its state to another rank.
         """
         drop_unfinished_backward()
-        self._private.rewind()
+        self._local_state.rewind()
 
     def rebuild(self) -> Any:  # Any: whatever the user's factory returns
         """
@@ -180,7 +180,7 @@ class Adopted:
         Use the shard whose buffers have all arrived.
         """
         self._shard(shard).taken(meta)
-        self._private.forget()
+        self._local_state.forget()
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
@@ -199,7 +199,7 @@ class Adopted:
         Load a shard that `save` wrote.
         """
         checkpoints.load(directory, self._shard(shard))
-        self._private.forget()
+        self._local_state.forget()
 
     def compare(self, shard: str) -> dict[str, str]:
         """
@@ -207,7 +207,7 @@ class Adopted:
         """
         parameters = self._shard(shard).parameters
         # a script may set the learning rate at the head of an iteration that only some ranks began
-        own = [*self._private.owned(parameters), *(n for n in parameters if is_setting(n))]
+        own = [*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))]
         parts = part_digests(self.give(shard), dict.fromkeys(own, True))
         return {**parts, "description": ""}
 
@@ -215,7 +215,7 @@ class Adopted:
         """
         Return a digest of each random generator in the rank-local state, by name.
         """
-        return self._private.generators()
+        return self._local_state.generators()
 
     def digests(self) -> dict[str, str]:
         """
@@ -228,7 +228,7 @@ class Adopted:
             "optimizer": digest(plain, {n: p for n, p in self._kept.items() if n in held}),
             "scheduler": digest(None, {}),
             **{name: digest(other.state_dict(), {}) for name, other in self._others.items()},
-            **self._private.digests(),
+            **self._local_state.digests(),
         }
 
     def _shard(self, name: str) -> Shard:

@@ -40,7 +40,7 @@ numpy are kept if the user names them because training draws from them. Each is 
 at every edge of an update window: this takes 8 us for Python's and 26 us for numpy's."""
 
 
-class Private:
+class RankLocalState:
     """
     Captures and restores the rank-local state, of which no other rank has a copy.
     """
@@ -187,14 +187,14 @@ class Private:
         rest = {name: kept for name, kept in closed.items() if name not in now}
         return pack({**rest, **{name: kept for name, kept in now.items() if kept is not None}})
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero, all others are dropped.
 
-        Raises `MalformedMessage` if the adaptor `pytorch` did not capture `private`.
+        Raises `MalformedMessage` if the adaptor `pytorch` did not capture `local_state`.
         """
-        state = unpack(private)
+        state = unpack(local_state)
         if not isinstance(state, dict) or "torch" not in state:
             raise MalformedMessage("rank-local state that the adaptor pytorch did not capture")
         if self._data is not None:

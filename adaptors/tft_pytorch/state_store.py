@@ -22,7 +22,7 @@ from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
 from tft_pytorch.part_digests import digest, shard_parts
-from tft_pytorch.rank_local_state import Private
+from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shard_content import ShardContent
@@ -140,7 +140,7 @@ class StateStore:
         """
         self._maker = maker
         self._wrappers = maker.wrappers
-        self._private = Private(nn.Module(), data, rngs)
+        self._local_state = RankLocalState(nn.Module(), data, rngs)
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
         self._trained = Trained()
@@ -150,7 +150,7 @@ class StateStore:
         if maker.made is not None:
             self._describe()
             self._watch(maker.made)
-        pack(self._private.digestible())
+        pack(self._local_state.digestible())
 
     def _describe(self) -> None:
         for content in self._contents(self._maker.shards()).values():
@@ -161,13 +161,13 @@ class StateStore:
         parameters = named_parameters(made.model)
         others = others_of(made)
         self._trained.watch(parameters)
-        self._private.watch(made.model, parameters.values(), others)
+        self._local_state.watch(made.model, parameters.values(), others)
         self._rehearsal.watch(made.optimizer, others)
         self._settings.watch([made.optimizer], made.scheduler)
 
     def _let_go(self) -> None:
         self._settings.watch([], None)
-        self._private.let_go()
+        self._local_state.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()
 
@@ -193,7 +193,7 @@ class StateStore:
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
-        return self._private.capture(closing=closing)
+        return self._local_state.capture(closing=closing)
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
@@ -204,23 +204,23 @@ class StateStore:
         if the update window has just closed, and the tail has not run yet.
         """
         self._settings.note()
-        return self._private.end_step(tail=tail)
+        return self._local_state.end_step(tail=tail)
 
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a
         function that restores them.
         """
-        return self._private.set_aside()
+        return self._local_state.set_aside()
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero, all others are dropped.
 
         Each `GradScaler` also forgets how far it has come in the interrupted step.
         """
-        self._private.rollback(private)
+        self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
 
@@ -228,7 +228,7 @@ class StateStore:
         """
         Make the user's data object leave out its next `batches` batches.
         """
-        self._private.skip(batches)
+        self._local_state.skip(batches)
 
     def updated(self) -> None:
         """
@@ -248,7 +248,7 @@ class StateStore:
         """
         self._wrappers.drop()
         self._trained.put_back()  # before another wrapper is built
-        self._private.rewind()
+        self._local_state.rewind()
         self._settings.put_back()
         self._detach()
 
@@ -266,7 +266,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._private.running.rest()  # DDP's constructor broadcasts all buffers
+        self._local_state.running.rest()  # DDP's constructor broadcasts all buffers
         return built
 
     def _detach(self) -> None:
@@ -293,7 +293,7 @@ class StateStore:
 
         Raises `UsageError` if the user's objects are those of another rank or world size.
         """
-        self._maker.learn(rank, world, self._private.running.learn)
+        self._maker.learn(rank, world, self._local_state.running.learn)
         return [
             ShardCopies(shard=shard, ranks=holders or tuple(range(world)))
             for shard, holders in self._maker.shards().items()
@@ -321,7 +321,7 @@ class StateStore:
         payload = self.content(shard).payload()
         if not self._has_modes(shard):
             return payload
-        return replace(payload, buffers=(*payload.buffers, *self._private.modes.give()))
+        return replace(payload, buffers=(*payload.buffers, *self._local_state.modes.give()))
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
@@ -334,7 +334,7 @@ class StateStore:
         self._refuse_other(shard)
         awaited = self._awaited.setdefault(shard, Awaited())
         room = awaited.make(meta, self._maker.room(shard, meta))
-        return [*room, *self._private.modes.take()] if self._has_modes(shard) else room
+        return [*room, *self._local_state.modes.take()] if self._has_modes(shard) else room
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
@@ -344,7 +344,7 @@ class StateStore:
         tensors = self._awaited.setdefault(shard, Awaited()).filled(shard, meta)
         self._settle(shard, meta, tensors)
         if self._has_modes(shard):
-            self._private.modes.taken()
+            self._local_state.modes.taken()
 
     def save(self, directory: Path, shard: str) -> list[str]:
         """
@@ -372,7 +372,7 @@ class StateStore:
 
         self._refuse_other(shard)
         self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
-        self._private.modes.forget()
+        self._local_state.modes.forget()
 
     def beside(self, shard: str) -> bytes:
         """
@@ -393,7 +393,7 @@ class StateStore:
         """
         self._refuse_other(shard)
         self._forget()
-        self._private.modes.forget()
+        self._local_state.modes.forget()
         self._maker.replaced(shard, beside)
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
@@ -407,7 +407,7 @@ class StateStore:
             self._kept = {name: known[name] for name in self._maker.shards() if name in known}
 
     def _forget(self) -> None:
-        self._private.forget()
+        self._local_state.forget()
         self._settings.forget()
 
     # ------------------------------------------------------------ digests
@@ -416,7 +416,7 @@ class StateStore:
         """
         Return a digest of each random generator in the rank-local state, by name.
         """
-        return self._private.generators()
+        return self._local_state.generators()
 
     def compare(self, shard: str) -> dict[str, str]:
         """
@@ -424,14 +424,14 @@ class StateStore:
         """
         # without the modes: they may differ between ranks, since one rank may evaluate for all
         payload = self.content(shard).payload()
-        return shard_parts(payload, self._private.running.own(payload))
+        return shard_parts(payload, self._local_state.running.own(payload))
 
     def digests(self) -> dict[str, str]:
         """
         Return digests of all parts of this rank's state.
 
         The keys are `parameters` (with the module buffers), `optimizer` (this rank's part of it),
-        `scheduler`, the names of the others, and the keys of `Private.digests`.
+        `scheduler`, the names of the others, and the keys of `RankLocalState.digests`.
         """
         contents = list(self._contents(self._maker.shards()).values())
 
@@ -440,14 +440,14 @@ class StateStore:
 
         trees: list[Plain] = [each.optimizer for each in contents]
         return {
-            "parameters": digest(self._private.extra.noted()[0], self._maker.weights(contents)),
+            "parameters": digest(self._local_state.extra.noted()[0], self._maker.weights(contents)),
             "optimizer": digest(trees, named("optim") | named("master")),
             "scheduler": digest(None, {}),
             **{
                 name: digest(tree, named(name))
                 for name, tree in self._maker.others(contents).items()
             },
-            **self._private.digests(),
+            **self._local_state.digests(),
         }
 
     # ------------------------------------------------------------ one shard

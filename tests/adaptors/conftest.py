@@ -99,7 +99,9 @@ class Job:
         """
         The victims are killed in the middle of the step after `completed` steps, and replaced.
         """
-        private = {victim: self.ranks[victim].ask("private", completed) for victim in victims}
+        local_state = {
+            victim: self.ranks[victim].ask("local_state", completed) for victim in victims
+        }
         self.all("interrupt")
         for victim in victims:
             self.replace(victim)
@@ -108,7 +110,7 @@ class Job:
         self.form()
         self.all("build")
         for number, rank in enumerate(self.ranks):
-            rank.ask("roll_back", completed, private.get(number))
+            rank.ask("roll_back", completed, local_state.get(number))
 
     def adopted(self) -> "Job":
         """

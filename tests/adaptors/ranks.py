@@ -162,7 +162,7 @@ class Actor:
         self.recipe, self.rank = recipe, rank
         self.data = Batches(rank)
         self.step = 0
-        self.privates: dict[int, bytes] = {}
+        self.local_states: dict[int, bytes] = {}
         self.contributed: list[int] = []
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
@@ -206,7 +206,7 @@ class Actor:
         Called by the adaptor, as a session's method of that name.
         """
         self.contributed.append(self.step + 1)
-        self.privates[self.step + 1] = adaptor.tft_capture(closing=False)
+        self.local_states[self.step + 1] = adaptor.tft_capture(closing=False)
 
     def form(self, name: str, port: int, rank: int, world: int) -> None:
         """
@@ -240,15 +240,15 @@ class Actor:
             )
             self.schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, _: out.square().mean())
 
-    def roll_back(self, step: int, private: bytes | None) -> None:
+    def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
         To the end of `step`; None: what was captured here.
         """
-        if private is None and step == 0 and 0 not in self.privates:
-            self.privates[0] = adaptor.tft_capture(closing=False)
-        if private is not None:
-            self.privates[step] = private  # as the page does, which outlives the process
-        adaptor.tft_rollback(self.privates[step])
+        if local_state is None and step == 0 and 0 not in self.local_states:
+            self.local_states[0] = adaptor.tft_capture(closing=False)
+        if local_state is not None:
+            self.local_states[step] = local_state  # as the page does, which outlives the process
+        adaptor.tft_rollback(self.local_states[step])
         self.step = step
 
     def train(self, last: int) -> list[tuple[str, str]]:
@@ -268,10 +268,10 @@ class Actor:
         told = []
         while self.step < last:
             told.append(self.half_step())
-            self.privates[self.step + 1] = adaptor.tft_capture(closing=False)
+            self.local_states[self.step + 1] = adaptor.tft_capture(closing=False)
             self.update()
             self.scheduler.step()
-            self.privates[self.step + 1] = adaptor.tft_capture(closing=True)
+            self.local_states[self.step + 1] = adaptor.tft_capture(closing=True)
             self.step += 1
             self.optimizer.zero_grad()
         return told
@@ -347,11 +347,11 @@ class Actor:
         self.schedule.step(batch, target=batch, losses=losses)
         return torch.stack(losses).mean()
 
-    def private(self, step: int) -> bytes:
+    def local_state(self, step: int) -> bytes:
         """
         What was captured at the end of `step`.
         """
-        return self.privates[step]
+        return self.local_states[step]
 
     def interrupt(self) -> None:
         """

@@ -126,7 +126,7 @@ def test_resumed_job_is_bitwise_equal(
     of the saved job."""
     saved = job(3, recipe)
     saved.all("train", completed)
-    privates = saved.all("private", completed)
+    local_states = saved.all("local_state", completed)
     saved.all("interrupt")
     saved.all("clear")
     names = saved.ranks[1].ask("save", tmp_path)
@@ -140,8 +140,8 @@ def test_resumed_job_is_bitwise_equal(
     resumed.all("load", tmp_path)
     resumed.form()
     resumed.all("build")
-    for rank, private in zip(resumed.ranks, privates, strict=True):
-        rank.ask("roll_back", completed, private)
+    for rank, local_state in zip(resumed.ranks, local_states, strict=True):
+        rank.ask("roll_back", completed, local_state)
 
     assert names == ["dense/.metadata", "dense/__0_0.distcp"]
     assert all((tmp_path / name).is_file() for name in names)
@@ -156,7 +156,7 @@ def test_job_resumed_with_the_scripts_own_functions_is_bitwise_equal(
     """
     saved = job(3, Recipe(norm="batch"))
     saved.all("train", 3)
-    privates = saved.all("private", 3)
+    local_states = saved.all("local_state", 3)
     saved.all("clear")
     saved.ranks[1].ask("save_own", tmp_path)
     saved.form()
@@ -169,8 +169,8 @@ def test_job_resumed_with_the_scripts_own_functions_is_bitwise_equal(
     resumed.all("load_own", tmp_path)
     resumed.form()
     resumed.all("build")
-    for rank, private in zip(resumed.ranks, privates, strict=True):
-        rank.ask("roll_back", 3, private)
+    for rank, local_state in zip(resumed.ranks, local_states, strict=True):
+        rank.ask("roll_back", 3, local_state)
     assert (resumed.all("train", 6), resumed.all("digests")) == expected
 
 
@@ -201,7 +201,7 @@ def test_shards_of_a_killed_attempt_are_not_joined(tmp_path: Path) -> None:
     names = saved(tmp_path, own)
     copies = [f"copy-rank1/{name}" for name in names]
 
-    assert join(tmp_path, [*names, *copies, "private-rank0.bin"]) == [".metadata"]
+    assert join(tmp_path, [*names, *copies, "local-state-rank0.bin"]) == [".metadata"]
 
     known = FileSystemReader(tmp_path).read_metadata().state_dict_metadata
     assert {name for name in known if name.startswith("model.")} == {

@@ -102,7 +102,7 @@ def periodic(run_dir: Path, answers: Connection) -> None:
     by.resumed((0, 0))
     for step, room in ((2, ROOM[2]), (4, ROOM[0]), (6, resource.RLIM_INFINITY)):
         with full(room):
-            by.stage(step, b"private")
+            by.stage(step, b"local_state")
             by.finish()
     answers.send([(each.step, getattr(each, "why", "")) for each in told])
 

@@ -34,7 +34,7 @@ class Trainee:
         self.head = head
         self.tails = tails
         self.dropped: list[nn.Parameter] = []
-        self.private = self.state.capture()
+        self.local_state = self.state.capture()
 
     def step(self, *used: int) -> None:
         """
@@ -42,15 +42,15 @@ class Trainee:
         """
         self.begin(*used)
         self.optimizer.step()
-        self.private = self.state.capture(closing=True)
+        self.local_state = self.state.capture(closing=True)
         if not self.tails:
-            self.private = self.state.end_step(tail=False) or self.private
+            self.local_state = self.state.end_step(tail=False) or self.local_state
         if not self.head:
             self.optimizer.zero_grad(set_to_none=self.drops)
         for parameter in self.dropped:
             parameter.grad = None
         if self.tails:
-            self.private = self.state.end_step(tail=True) or self.private
+            self.local_state = self.state.end_step(tail=True) or self.local_state
 
     def begin(self, *used: int) -> None:
         """
@@ -105,10 +105,10 @@ def test_gradients_after_a_rollback_are_those_of_the_step_start(
     for _ in range(2):
         assert rank.left() == left
         rank.begin(0, 1, 2)
-        rank.state.rollback(rank.private)
+        rank.state.rollback(rank.local_state)
     assert rank.left() == left
     move(rank.state, other.state)
-    other.state.rollback(rank.private)
+    other.state.rollback(rank.local_state)
     assert other.left() == left
 
 
@@ -120,7 +120,7 @@ def test_dropped_gradient_of_one_parameter_stays_dropped() -> None:
     for _ in range(3):
         rank.step(0, 1)
     rank.begin(0, 1)
-    rank.state.rollback(rank.private)
+    rank.state.rollback(rank.local_state)
     assert rank.left() == [ZERO, NONE, NONE]
 
 
@@ -131,7 +131,7 @@ def test_gradients_are_dropped_when_the_loop_does_not_call_end_step() -> None:
     for _ in range(3):
         rank.step(0, 1)
     rank.begin(0)
-    rank.state.rollback(rank.private)
+    rank.state.rollback(rank.local_state)
     assert rank.left() == [NONE, NONE, NONE]
 
 

@@ -60,7 +60,7 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     All have completed that many steps and are in the middle of the next one when the victim's
     process is killed, or its memory is damaged; a survivor gives its state.
     """
-    private = job.ranks[victim].ask("private", completed)
+    local_state = job.ranks[victim].ask("local_state", completed)
     job.all("interrupt")
     if process:
         job.replace(victim)
@@ -71,7 +71,7 @@ def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) 
     job.form()
     job.all("build")
     for rank in job.ranks:
-        rank.ask("roll_back", completed, private if rank is job.ranks[victim] else None)
+        rank.ask("roll_back", completed, local_state if rank is job.ranks[victim] else None)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def save(run_dir: Path, step: int, at: int | None, log: Path) -> None:
         name for shard in ("dense", "optimizer.0") for name in adaptor.tft_save(partial, shard)
     ]
     files = [checkpoint.digest_file(partial, name) for name in names]
-    files.append(checkpoint.write_private(partial, 0, adaptor.tft_capture(closing=True)))
+    files.append(checkpoint.write_local_state(partial, 0, adaptor.tft_capture(closing=True)))
     files += [checkpoint.digest_file(partial, name) for name in adaptor.tft_join(partial, names)]
     manifest = checkpoint.manifest(step=step, world=2, adaptor="pytorch", files=files)
     checkpoint.commit(partial, final, manifest)

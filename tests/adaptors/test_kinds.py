@@ -327,14 +327,14 @@ def test_checkpoint_has_each_shard_once_and_plain_torch_reads_it(
     dcp.load(read, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # as documented
     for name, tensor in expected.items():
         assert torch.equal(read[name], tensor), name
-    private = [rank.ask("private", 3) for rank in saved.ranks]
+    local_state = [rank.ask("local_state", 3) for rank in saved.ranks]
 
     resumed = job(WORLD, RECIPES[recipe])
     resumed.all("load", tmp_path, WORLD)
     resumed.all("clear")
     resumed.form()
     resumed.all("build")
-    for each, state in zip(resumed.ranks, private, strict=True):
+    for each, state in zip(resumed.ranks, local_state, strict=True):
         each.ask("roll_back", 3, state)
     after = resumed.all("train", LAST)
     steps, final = undisturbed(recipe)

@@ -211,9 +211,9 @@ def test_buffers_of_a_made_model_are_restored_to_the_last_step(size: int) -> Non
     with alone():
         model = maker.rebuild()
         maker.rollback(maker.capture())
-        private = b""
+        local_state = b""
         for _ in range(2):
-            private = step(model)
+            local_state = step(model)
     for _ in range(3):
         model.model.module(torch.randn(2, 8))
         maker.capture()
@@ -223,7 +223,7 @@ def test_buffers_of_a_made_model_are_restored_to_the_last_step(size: int) -> Non
         )
         with alone():
             model = maker.rebuild()
-            maker.rollback(private)
+            maker.rollback(local_state)
         assert torch.equal(model.model.module.seen, torch.full((size,), 2.0))
 
 

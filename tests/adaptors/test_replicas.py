@@ -399,14 +399,14 @@ def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", 2)
     told = disturbed.all("train_without_sharing", 3)
-    private = disturbed.ranks[1].ask("private", 3)
+    local_state = disturbed.ranks[1].ask("local_state", 3)
     disturbed.replace(1)
     disturbed.all("clear")
     disturbed.repair(1)
     disturbed.form()
     disturbed.all("build")
     for number, rank in enumerate(disturbed.ranks):
-        rank.ask("roll_back", 3, private if number == 1 else None)
+        rank.ask("roll_back", 3, local_state if number == 1 else None)
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
     assert steps == [
@@ -493,13 +493,13 @@ def test_checkpoint_of_shares_is_resumed_bit_for_bit(
         saved.ranks[rank].ask(f"save{own}", tmp_path, shard)
     for rank in () if own else (3, 0):  # asked for again, of another
         assert saved.ranks[rank].ask("join", tmp_path) == [".metadata"]
-    private = [rank.ask("private", 3) for rank in saved.ranks]
+    local_state = [rank.ask("local_state", 3) for rank in saved.ranks]
 
     resumed = job(WORLD, RECIPES[recipe])
     resumed.all(f"load{own}", tmp_path, WORLD)
     resumed.form()
     resumed.all("build")
-    for each, state in zip(resumed.ranks, private, strict=True):
+    for each, state in zip(resumed.ranks, local_state, strict=True):
         each.ask("roll_back", 3, state)
     after = resumed.all("train", LAST)
     steps, final = undisturbed(recipe)

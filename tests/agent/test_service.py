@@ -89,7 +89,7 @@ def test_rank_keeps_the_place_that_another_launcher_gave_it(tmp_path: Path) -> N
 
 async def test_end_of_a_rank_is_reported_at_once_with_its_page(stage: Stage) -> None:
     """When a rank is killed, then `Exited` comes within 0.1 seconds, with the position and the
-    private state of its page."""
+    rank-local state of its page."""
     await stage.agent(
         PAGE + "page.capture(7, b'rng', True); page.move(7, True, 1.0); signal.pause()"
     )
@@ -102,15 +102,15 @@ async def test_end_of_a_rank_is_reported_at_once_with_its_page(stage: Stage) -> 
 
     assert exited.code == -signal.SIGKILL
     assert (exited.position.step, exited.position.window) == (7, True)
-    assert exited.private == {7: b"rng".hex()}
+    assert exited.local_state == {7: b"rng".hex()}
     assert exited.at - killed < 0.1  # half a millisecond on an idle machine
 
 
 async def test_next_incarnation_reads_the_page_of_the_last_one(stage: Stage) -> None:
-    """When a rank is started again, then the new process reads the private state that the process
+    """When a rank is started again, then the new process reads the rank-local state that the process
     before has captured."""
     await stage.agent(
-        PAGE + "print(page.private(), page.training())\n"
+        PAGE + "print(page.local_states(), page.training())\n"
         "page.capture(3, b'state', True); page.train(True, 1.0)"
     )
     for incarnation in range(2):

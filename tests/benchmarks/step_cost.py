@@ -1,5 +1,5 @@
 """
-What tft does in the training thread in one step, in microseconds: the captures of the private
+What tft does in the training thread in one step, in microseconds: the captures of the local_state
 state, the marks in the page, the lock, what is noted as a step ends. The example's model and optimizer are adopted; nothing is
 computed, so that nothing else is measured.
 """

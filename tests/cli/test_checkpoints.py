@@ -19,7 +19,7 @@ def saved(run_dir: Path, step: int, content: bytes = b"weights") -> Path:
     partial = checkpoint.partial(final)
     (partial / "dense").mkdir(parents=True)
     (partial / "dense" / "data").write_bytes(content)
-    files = [checkpoint.write_private(partial, rank, b"rng") for rank in range(2)]
+    files = [checkpoint.write_local_state(partial, rank, b"rng") for rank in range(2)]
     files.append(checkpoint.digest_file(partial, "dense/data"))
     manifest = checkpoint.manifest(step=step, world=2, adaptor="pytorch", files=files)
     checkpoint.commit(partial, final, manifest)

@@ -137,7 +137,7 @@ class GivesTooLittle(Broken):
     instead: ClassVar = {"tft_give": _gives_too_little}
 
 
-def _forgets_the_data(private: bytes) -> None:
+def _forgets_the_data(local_state: bytes) -> None:
     return None
 
 

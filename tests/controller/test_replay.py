@@ -170,9 +170,9 @@ def test_story_printed_as_a_test_passes(
     names["test_it"]()
 
 
-def test_printed_test_shortens_the_private_state_of_ranks(tmp_path: Path) -> None:
+def test_printed_test_shortens_the_rank_local_state_of_ranks(tmp_path: Path) -> None:
     """When a process has ended or could not save, then the printed test has only the beginning of
-    its private state. No decision depends on the rest."""
+    its rank-local state. No decision depends on the rest."""
     job, machine = scripted()
     job.start()
     job.train(1)
@@ -180,13 +180,13 @@ def test_printed_test_shortens_the_private_state_of_ranks(tmp_path: Path) -> Non
     position, at = Position(step=1, window=False), job.now
     job.report(
         Exited(
-            node=0, rank=1, incarnation=0, code=-9, position=position, stack="", private=state, at=at
+            node=0, rank=1, incarnation=0, code=-9, position=position, stack="", local_state=state, at=at
         )
     )  # fmt: skip
     job.report(
         Answered(
             rank=2, incarnation=0, incident=1, round=1, order="save", failure="no space left",
-            position=position, held=1, private=state, began=at, at=at,
+            position=position, held=1, local_state=state, began=at, at=at,
         )
     )  # fmt: skip
     write_story(tmp_path / "s", OPENED, machine.told)

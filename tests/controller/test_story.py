@@ -30,7 +30,7 @@ EVENTS: list[Event] = [
         number=4,
         message=Exited(
             node=0, rank=1, incarnation=0, code=-9, position=Position(step=3, window=True),
-            stack="", private={3: "00ff", 4: "01"}, at=1.9,
+            stack="", local_state={3: "00ff", 4: "01"}, at=1.9,
         ),
     ),
     Stalled(at=3.0, silence=2.5, limit=2.0),

@@ -48,9 +48,9 @@ def tried(job: ScriptedJob) -> dict[str, str]:
     return dict(job.machine.incidents[-1].decision.tried)
 
 
-def take_over(job: ScriptedJob, private: dict[int, str]) -> None:
+def take_over(job: ScriptedJob, local_state: dict[int, str]) -> None:
     """
-    Let another process take over from rank 1, and end the first process. Its node reports `private`
+    Let another process take over from rank 1, and end the first process. Its node reports `local_state`
     as its rank-local state.
     """
     job.script.deaf = {0}
@@ -61,7 +61,7 @@ def take_over(job: ScriptedJob, private: dict[int, str]) -> None:
     job.report(
         Exited(
             node=0, rank=1, incarnation=0, code=-9, position=former.position, stack="",
-            stopped=False, private=private, at=job.now,
+            stopped=False, local_state=local_state, at=job.now,
         )
     )  # fmt: skip
     job.settle()

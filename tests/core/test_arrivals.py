@@ -279,7 +279,7 @@ def test_rank_lost_during_the_first_load_gets_its_state_from_the_checkpoint(
     *, derives: bool
 ) -> None:
     """When a rank dies while all ranks load the checkpoint, then all ranks load it again. Only the
-    checkpoint has the private state of the lost rank."""
+    checkpoint has the rank-local state of the lost rank."""
     job = ScriptedJob(2, resume=SEVEN, derives=derives, strategies=STRATEGIES)
     job.script.muted = {(1, "load")}
     job.start()

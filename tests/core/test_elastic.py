@@ -399,7 +399,7 @@ def test_rejoining_rank_derives_its_random_state_again() -> None:
     assert job.machine.members == {0, 1, 2, 3}
     back = job.orders(Rollback)[-1]
     assert (back.step, back.derive) == (4, (3,))
-    assert job.facts("private_derived") == [{"ranks": [3], "step": 4}]
+    assert job.facts("local_state_derived") == [{"ranks": [3], "step": 4}]
 
 
 @pytest.mark.parametrize("steps", [0, 1])
@@ -412,7 +412,7 @@ def test_derived_random_state_is_reported_only_after_the_first_step(steps: int) 
     job.settle()
     back = job.orders(Rollback)[-1]
     assert (back.step, back.derive) == (steps, (2, 3))
-    assert job.facts("private_derived") == [{"ranks": [2, 3], "step": 1}][:steps]
+    assert job.facts("local_state_derived") == [{"ranks": [2, 3], "step": 1}][:steps]
 
 
 def test_lost_member_is_replaced_before_other_ranks_rejoin() -> None:
@@ -1049,7 +1049,7 @@ def test_node_can_end_when_all_its_ranks_are_being_switched(state: str) -> None:
     assert strategies(job) == ["recover"]
     assert (job.ranks[3].incarnation, job.ranks[3].node) == (1, 2)
     (rollback,) = job.orders(Rollback)
-    assert (rollback.private, rollback.derive) == ({3: "00"}, ())
+    assert (rollback.local_state, rollback.derive) == ({3: "00"}, ())
     assert job.doing == "healthy"
 
 
@@ -1209,7 +1209,10 @@ def test_successor_takes_the_rank_of_a_straggler_that_dies() -> None:
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
     assert job.orders(Kill) == []
     (rollback,) = job.orders(Rollback)
-    assert (rollback.private, rollback.derive) == ({3: "00"}, ())  # what the first one had captured
+    assert (rollback.local_state, rollback.derive) == (
+        {3: "00"},
+        (),
+    )  # what the first one had captured
     assert job.doing == "healthy"
 
 

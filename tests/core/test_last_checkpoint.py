@@ -82,7 +82,7 @@ def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
     job.lose_node(0)
     job.settle()
     (commit,) = job.orders(Commit)
-    assert [file.name for file in commit.files] == ["dense", "private-2", "private-3"]
+    assert [file.name for file in commit.files] == ["dense", "local-state-2", "local-state-3"]
 
 
 def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() -> None:
@@ -136,7 +136,7 @@ def test_a_rank_with_another_process_saves_what_is_its_own_itself() -> None:
         job.obey_next()
     job.stop(0)
     job.settle()
-    saves = [(save.to, save.private) for save in job.orders(Save)]
+    saves = [(save.to, save.local_state) for save in job.orders(Save)]
     assert saves == [((rank,), {}) for rank in range(4)]
 
 
@@ -223,9 +223,9 @@ def test_what_one_outside_does_not_save_itself_the_others_save(goes: str) -> Non
         case _:
             job.lose_node(0)
     job.settle()
-    private = {} if goes == "its node is lost" else {0: "00"}
-    assert [(save.to, save.shards, save.private) for save in job.orders(Save)][-2:] == [
-        ((2,), ("dense",), private),
+    local_state = {} if goes == "its node is lost" else {0: "00"}
+    assert [(save.to, save.shards, save.local_state) for save in job.orders(Save)][-2:] == [
+        ((2,), ("dense",), local_state),
         ((3,), (), {}),
     ]
     assert len(job.orders(Commit)) == 1
@@ -323,7 +323,12 @@ def test_who_cannot_take_its_copy_back_still_saves_what_is_its_own() -> None:
         (0,): (), (1,): ("dense",), (2,): (),
     }  # fmt: skip
     (commit,) = job.orders(Commit)
-    assert [file.name for file in commit.files] == ["dense", "private-0", "private-1", "private-2"]
+    assert [file.name for file in commit.files] == [
+        "dense",
+        "local-state-0",
+        "local-state-1",
+        "local-state-2",
+    ]
     assert job.over is not None
     assert job.over.result == "dumped"
 
@@ -355,11 +360,11 @@ def test_what_is_a_ranks_own_is_saved_of_another_step_than_it_was_asked_for() ->
     job.window(0)
     job.stop(0)
     job.settle()
-    assert [(save.step, save.to, save.shards, save.private) for save in job.orders(Save)] == [
+    assert [(save.step, save.to, save.shards, save.local_state) for save in job.orders(Save)] == [
         (4, (0,), ("dense",), {}), (4, (1,), (), {}), (3, (1,), ("dense",), {0: "00"}),
     ]  # fmt: skip
     (commit,) = job.orders(Commit)
-    assert [file.name for file in commit.files] == ["dense", "private-0", "private-1"]
+    assert [file.name for file in commit.files] == ["dense", "local-state-0", "local-state-1"]
     assert job.over is not None
     assert job.over.result == "dumped"
 

@@ -306,9 +306,9 @@ def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
     assert (job.over.result, job.over.code) == ("dumped", 3)
     saves = job.orders(Save)
     assert {s.to: s.shards for s in saves} == {(1,): ("dense",), (2,): (), (3,): ()}
-    assert [s.private for s in saves if s.to == (1,)] == [{0: "00"}]
+    assert [s.local_state for s in saves if s.to == (1,)] == [{0: "00"}]
     (commit,) = job.orders(Commit)
-    assert {f.name for f in commit.files} == {"dense", *(f"private-{r}" for r in range(4))}
+    assert {f.name for f in commit.files} == {"dense", *(f"local-state-{r}" for r in range(4))}
     (incident,) = job.reports()
     assert (incident["strategy"], incident["pids_kept"]) == ("dump", None)
     assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover", "scale_in"}
@@ -360,7 +360,7 @@ def test_a_saver_that_dies_is_replaced_by_another_holder() -> None:
     assert job.over.result == "dumped"
     last = [s for s in job.orders(Save) if s.shards][-1]
     assert last.to == (2,)
-    assert set(last.private) == {0, 1}
+    assert set(last.local_state) == {0, 1}
 
 
 def test_a_users_own_bug_is_not_retried() -> None:
@@ -542,7 +542,7 @@ def test_what_a_replaced_process_still_says_is_absorbed() -> None:
     said = len(job.said)
     old = Exited(
         node=0, rank=1, incarnation=0, code=-9, position=Position(step=3, window=False),
-        stack="", private={}, at=job.now,
+        stack="", local_state={}, at=job.now,
     )  # fmt: skip
     job.report(old)
     assert len(job.said) == said
@@ -665,7 +665,7 @@ def _store() -> StoreOpened:
     return StoreOpened(node=0, host="h", port=1, at=0.0)
 
 
-def test_a_torn_rank_still_writes_its_own_private_state() -> None:
+def test_a_torn_rank_still_writes_its_own_rank_local_state() -> None:
     """
     When a user's bug strikes inside the update window of one rank, then that rank saves no shard
     but its RNG and data position, without which nothing could be resumed.
@@ -678,7 +678,12 @@ def test_a_torn_rank_still_writes_its_own_private_state() -> None:
     saves = {s.to: s.shards for s in job.orders(Save)}
     assert saves == {(0,): ("dense",), (1,): (), (2,): ()}
     (commit,) = job.orders(Commit)
-    assert {f.name for f in commit.files} == {"dense", "private-0", "private-1", "private-2"}
+    assert {f.name for f in commit.files} == {
+        "dense",
+        "local-state-0",
+        "local-state-1",
+        "local-state-2",
+    }
 
 
 def test_nothing_is_committed_before_a_saver_that_hangs_is_gone() -> None:

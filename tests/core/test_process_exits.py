@@ -286,11 +286,11 @@ def test_captured_state_is_kept_when_a_process_end_is_reported_again() -> None:
     job.report(
         Exited(
             node=0, rank=3, incarnation=0, code=-9, position=Position(step=0, window=False),
-            stack="", private={}, at=job.now,
+            stack="", local_state={}, at=job.now,
         )
     )  # fmt: skip
     job.settle()
-    assert [dict(save.private) for save in job.orders(Save)] == [{3: "00"}, {}, {}]
+    assert [dict(save.local_state) for save in job.orders(Save)] == [{3: "00"}, {}, {}]
 
 
 def test_room_of_a_dead_successor_can_be_used_by_one_successor() -> None:
@@ -430,7 +430,7 @@ def test_captured_state_of_a_process_that_ends_late_is_saved() -> None:
     assert job.state is State.CLEARING
     job.kill(3)
     job.settle()
-    assert [s.private for s in job.orders(Save) if s.private] == [{3: "00"}]
+    assert [s.local_state for s in job.orders(Save) if s.local_state] == [{3: "00"}]
 
 
 def test_process_that_ends_late_makes_its_node_available_again() -> None:

@@ -267,7 +267,7 @@ def test_rank_that_returns_after_further_training_does_not_load_again() -> None:
     assert job.doing == "healthy"
 
 
-def taken_over(private: dict[int, str], *, derives: bool) -> ScriptedJob:
+def taken_over(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
     A job in which another process, on another node, has taken over from rank 1 at the end of step 3;
     the first has left this.
@@ -276,16 +276,16 @@ def taken_over(private: dict[int, str], *, derives: bool) -> ScriptedJob:
         placement={0: (0, 1), 1: ()}, spare={1: 1}, world=2, keeps=2, derives=derives,
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
     )  # fmt: skip
-    take_over(job, private)
+    take_over(job, local_state)
     assert (job.doing, job.ranks[1].node) == ("resuming", 1)
     return job
 
 
-def moved(private: dict[int, str], *, derives: bool) -> ScriptedJob:
+def moved(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
     The same, and before a step is done everyone has to go back to the one before.
     """
-    job = taken_over(private, derives=derives)
+    job = taken_over(local_state, derives=derives)
     job.fault(0, "numeric", polluted=True)
     job.settle()
     return job
@@ -299,14 +299,14 @@ def test_captured_state_of_the_first_process_survives_loss_of_its_successor() ->
     job.settle()
     job.fault(0, "numeric", polluted=True)
     job.settle()
-    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].local_state) == (2, {1: "ab"})
 
 
 def test_rollback_gives_a_moved_rank_its_earlier_captured_state() -> None:
     """When all ranks roll back to a step before a rank moved, then the rollback order gives the
     rank its captured state of that step."""
     job = moved({2: "ab", 3: "cd"}, derives=False)
-    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (2, {1: "ab"})
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].local_state) == (2, {1: "ab"})
     job.train()
     assert strategies(job) == ["retry"]
     assert job.doing == "healthy"
@@ -319,7 +319,7 @@ def test_rollback_omits_captured_state_of_steps_that_were_trained_again() -> Non
     job.train()
     job.fault(0, "network")
     job.settle()
-    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].private) == (3, {})
+    assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].local_state) == (3, {})
 
 
 def test_moved_rank_recreates_captured_state_that_is_not_known() -> None:

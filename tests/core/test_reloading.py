@@ -231,7 +231,7 @@ def test_replaced_process_without_captured_state_ends_in_a_last_checkpoint() -> 
         groups={}, derives=False, placement={0: (0, 1, 2, 3), 1: ()}, spare={1: 1},
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
     )  # fmt: skip
-    take_over(job, private={})
+    take_over(job, local_state={})
     assert job.over is not None
     assert (job.over.result, job.orders(Reload)) == ("dumped", [])
     assert "the RNG and data position of rank 1" in tried(job)["retry"]

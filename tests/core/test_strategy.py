@@ -42,7 +42,7 @@ def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
     ]  # fmt: skip
     assert [f.cause for f in job.orders(Freeze)] == ["an operator asks for it"]
     assert [(s.finish, s.to) for s in job.orders(Stop)] == [(3, (0, 1, 2, 3))]
-    assert [(s.to, s.shards, s.private) for s in job.orders(Save)] == [
+    assert [(s.to, s.shards, s.local_state) for s in job.orders(Save)] == [
         ((0,), ("dense",), {}), ((1,), (), {}), ((2,), (), {}), ((3,), (), {}),
     ]  # fmt: skip
     assert {(s.step, s.directory) for s in job.orders(Save)} == {
@@ -53,7 +53,7 @@ def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
         (0,), 3, "/run/checkpoints/step-00000003",
     )  # fmt: skip
     assert [f.name for f in commit.files] == [
-        "dense", "private-0", "private-1", "private-2", "private-3",
+        "dense", "local-state-0", "local-state-1", "local-state-2", "local-state-3",
     ]  # fmt: skip
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
@@ -87,7 +87,7 @@ def test_dump_requested_in_an_incident_does_not_wait_for_the_successor() -> None
     assert job.doing == "awaiting"
     job.stop(0)
     job.settle()
-    assert {s.to: s.private for s in job.orders(Save)} == {(0,): {1: "00"}, (2,): {}, (3,): {}}
+    assert {s.to: s.local_state for s in job.orders(Save)} == {(0,): {1: "00"}, (2,): {}, (3,): {}}
     job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
@@ -199,14 +199,14 @@ def test_job_fails_when_no_holder_can_write_the_last_checkpoint() -> None:
 
 def test_other_rank_commits_after_all_ranks_save_again_when_a_commit_fails() -> None:
     """When the committing rank fails, then all ranks save once more and another rank commits. The
-    failed rank saves too, because only this rank has its private state."""
+    failed rank saves too, because only this rank has its rank-local state."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
     job.settle()
     assert [c.to for c in job.orders(Commit)] == [(1,), (2,)]
     assert [f.name for f in job.orders(Commit)[-1].files] == [
-        "dense", "private-0", "private-1", "private-2", "private-3",
+        "dense", "local-state-0", "local-state-1", "local-state-2", "local-state-3",
     ]  # fmt: skip
     assert job.over is not None
     assert job.over.result == "dumped"
@@ -235,7 +235,7 @@ def test_saver_that_hangs_is_ended_and_another_holder_writes_its_part() -> None:
     assert len([s for s in job.orders(Save) if s.shards]) == 1
     job.settle()
     last = [s for s in job.orders(Save) if s.shards][-1]
-    assert (last.to, last.private) == ((2,), {0: "00", 1: "00"})
+    assert (last.to, last.local_state) == ((2,), {0: "00", 1: "00"})
     assert job.over is not None
     assert job.over.result == "dumped"
 
@@ -256,7 +256,7 @@ def test_second_death_during_a_dump_makes_the_remaining_ranks_save_again(
     assert job.over.result == "dumped"
     (*_, last) = job.orders(Commit)
     assert (last.to, [f.name for f in last.files]) == (
-        (2,), ["dense", "private-0", "private-1", "private-2", "private-3"],
+        (2,), ["dense", "local-state-0", "local-state-1", "local-state-2", "local-state-3"],
     )  # fmt: skip
 
 

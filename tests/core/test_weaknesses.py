@@ -276,7 +276,14 @@ def test_checkpoint_is_committed_only_with_all_its_files() -> None:
     (commit,) = job.orders(Commit)
     assert [(f.name, f.size, f.digest) for f in commit.files] == [
         (name, 1, "d")
-        for name in ("first", "private-0", "private-1", "private-2", "private-3", "second")
+        for name in (
+            "first",
+            "local-state-0",
+            "local-state-1",
+            "local-state-2",
+            "local-state-3",
+            "second",
+        )
     ]
 
 

@@ -179,7 +179,7 @@ def test_resume_is_refused_when_world_size_or_adaptor_differs(
 def test_resume_from_a_damaged_checkpoint_is_refused(settings: JobSettings) -> None:
     """When a byte of a checkpoint has changed, then resuming is refused. The sentence names the
     file, the expected digest and the found digest."""
-    file = saved(settings) / "private-rank0.bin"
+    file = saved(settings) / "local-state-rank0.bin"
     expected = checkpoint.digest_file(file.parent, file.name).digest
     file.write_bytes(b"positiom")
     found = checkpoint.digest_file(file.parent, file.name).digest
@@ -260,12 +260,12 @@ def test_damaged_checkpoint_is_passed_over_by_a_run_that_may_begin(settings: Job
     settings = replace(settings, nproc_per_node=2, resume=True)
     older, newest = saved(settings), saved(settings, step=9)
     assert resumable(checkpoint_store_of(settings)) == newest
-    (newest / "private-rank0.bin").write_bytes(b"positiom")
+    (newest / "local-state-rank0.bin").write_bytes(b"positiom")
 
     assert resumable(checkpoint_store_of(settings)) == older
     check_run_dir(settings, node=0, may_begin=True)
     with pytest.raises(
-        CheckpointCorrupt, match=r"private-rank0\.bin differs from what was written"
+        CheckpointCorrupt, match=r"local-state-rank0\.bin differs from what was written"
     ):
         check_run_dir(settings, node=0)
 
@@ -277,7 +277,7 @@ def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     final = checkpoint_store_of(settings).place(step)
     partial = checkpoint.partial(final)
     partial.mkdir(parents=True)
-    files = [checkpoint.write_private(partial, rank, b"position") for rank in range(ranks)]
+    files = [checkpoint.write_local_state(partial, rank, b"position") for rank in range(ranks)]
     manifest = checkpoint.manifest(step=step, world=2, adaptor="pytorch", files=files)
     checkpoint.commit(partial, final, manifest)
     return final

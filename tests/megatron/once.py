@@ -79,12 +79,12 @@ class Script:
         self.wrapped.config.param_sync_func = self.wrapped.start_param_sync
         self.enable()
         before = self.switched()
-        private = adaptor.tft_capture(closing=True)
+        local_state = adaptor.tft_capture(closing=True)
         self.wrapped.disable_forward_pre_hook(param_sync=False)
         self.wrapped.config.param_sync_func = None
         self.wrapped.eval()
         between = self.switched()
-        adaptor.tft_rollback(private)
+        adaptor.tft_rollback(local_state)
         return {"before": before, "between": between, "after": self.switched()}
 
     def beginning(self) -> Found:

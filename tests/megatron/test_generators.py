@@ -28,8 +28,8 @@ def test_each_pipeline_stage_has_the_generator_states_of_its_ranks() -> None:
     """When two stages are on two ranks each, then each has a list of two states, in the order of
     the ranks. Another rank's state stands in for a lost one, and a stage without any state is left
     out."""
-    private = {rank: captured(rank) for rank in (0, 2, 3)}
-    found = generators([part(0, 1), part(2, 3, stage=1), part(8, 9, stage=1)], private)
+    local_state = {rank: captured(rank) for rank in (0, 2, 3)}
+    found = generators([part(0, 1), part(2, 3, stage=1), part(8, 9, stage=1)], local_state)
     assert {
         key: [int(state["torch_rng_state"]) for state in states] for key, [states] in found.items()
     } == {"rng_state/shard_0.0_2.1": [0, 0], "rng_state/shard_1.0_2.1": [2, 3]}

@@ -223,7 +223,7 @@ def test_a_saved_shard_is_read_by_mindspore(optimizer: str, tmp_path: Path) -> N
         saved.step()
     files = saved.adopted().save(tmp_path, "dense", 3)
     write = saved.adopted().stage("dense", 3)
-    private = saved.adopted().capture(closing=True)
+    local_state = saved.adopted().capture(closing=True)
 
     assert files == ["dense.ckpt", "dense.plain"]
     found = mindspore.load_checkpoint(str(tmp_path / "dense.ckpt"))
@@ -235,12 +235,12 @@ def test_a_saved_shard_is_read_by_mindspore(optimizer: str, tmp_path: Path) -> N
     fresh.step()
     adopted = fresh.adopted()
     adopted.load(tmp_path, "dense")
-    adopted.rollback(private)
+    adopted.rollback(local_state)
     assert [fresh.step() for _ in range(3)] == expected
 
     assert write(tmp_path) == files  # what was staged is of then, and replaces what is there
     adopted.load(tmp_path, "dense")
-    adopted.rollback(private)
+    adopted.rollback(local_state)
     assert [fresh.step() for _ in range(3)] == expected
 
 

@@ -96,13 +96,13 @@ def test_map_by_rank_keeps_integer_keys_after_json() -> None:
         directory="d",
         step=3,
         shards=("replica",),
-        private={11: "00ff"},
+        local_state={11: "00ff"},
     )
 
     kind, body = codec.to_plain(save)
 
     assert kind == "Save"
-    assert body["private"] == {"11": "00ff"}
+    assert body["local_state"] == {"11": "00ff"}
     assert codec.from_plain(kind, json.loads(json.dumps(body))) == save
 
 

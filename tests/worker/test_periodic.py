@@ -211,7 +211,7 @@ def stage(ranks: Sequence[Rank], step: int) -> None:
     """
     for number, rank in enumerate(ranks):
         assert rank.periodic.due(step)
-        rank.periodic.stage(step, b"private %d" % number)
+        rank.periodic.stage(step, b"local_state %d" % number)
 
 
 def written(ranks: Sequence[Rank]) -> None:
@@ -243,7 +243,7 @@ def steps(run_dir: Path) -> list[int]:
 def test_rank_that_writes_its_part_last_makes_the_checkpoint(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
-    """When all ranks have written their copies, then there is one checkpoint with the private state
+    """When all ranks have written their copies, then there is one checkpoint with the rank-local state
     of every rank, and one rank reports it. State that was trained meanwhile is not in the
     checkpoint."""
     with held(ranks[0]):
@@ -255,8 +255,8 @@ def test_rank_that_writes_its_part_last_makes_the_checkpoint(
     place = CheckpointStore(directory=tmp_path / "checkpoints").place(2)
     assert steps(tmp_path) == [2]
     assert (place / "dense").read_bytes() == b"fresh"
-    assert [checkpoint.read_private(place, r) for r in range(WORLD)] == [
-        b"private %d" % r for r in range(WORLD)
+    assert [checkpoint.read_local_state(place, r) for r in range(WORLD)] == [
+        b"local_state %d" % r for r in range(WORLD)
     ]
     [report] = [report for rank in ranks for report in rank.post.reports]
     assert (report.step, report.directory, report.compared) == (2, str(place), True)

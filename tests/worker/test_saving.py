@@ -100,7 +100,7 @@ def committed(run_dir: Path, by: Saving, *shards: str) -> Path:
     partial.mkdir(parents=True)
     names = [name for shard in shards for name in by.save(partial, shard, 7)]
     files = [checkpoint.digest_file(partial, name) for name in names]
-    files.append(checkpoint.write_private(partial, 0, b"rng"))
+    files.append(checkpoint.write_local_state(partial, 0, b"rng"))
     manifest = by.join(partial, files, step=7, world=1, adaptor="plain")
     checkpoint.commit(partial, final, manifest)
     return final
@@ -116,7 +116,7 @@ def test_save_and_load_functions_of_a_script_use_the_same_directory(tmp_path: Pa
     assert script.calls == [("dense", 7), ("dense", b"7")]
     assert {file.name for file in checkpoint.verify(final).files} == {
         "dense/weights",
-        "private-rank0.bin",
+        "local-state-rank0.bin",
     }
     (final / "dense" / "weights").write_bytes(b"8")
     with pytest.raises(CheckpointCorrupt, match="dense/weights differs from what was written"):
@@ -145,7 +145,7 @@ def test_adaptor_is_told_the_newest_checkpoint(tmp_path: Path) -> None:
     for step in (4, 7):
         partial = checkpoint.partial(store.place(step))
         partial.mkdir(parents=True)
-        files = [checkpoint.write_private(partial, 0, b"rng")]
+        files = [checkpoint.write_local_state(partial, 0, b"rng")]
         manifest = by.join(partial, files, step=step, world=1, adaptor="plain")
         by.commit(partial, store.place(step), manifest)
     for step in (7, 6, 0):

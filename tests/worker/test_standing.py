@@ -295,35 +295,35 @@ async def test_fault_report_carries_the_spread_of_the_exception(stage: Stage) ->
     assert (fault.polluted, fault.not_after) == (True, 3)
 
 
-async def test_missing_private_state_is_taken_from_the_order_or_derived(
+async def test_missing_rank_local_state_is_taken_from_the_order_or_derived(
     stage: Stage,
 ) -> None:
-    """When a rank has captured nothing for the step of a rollback, then it takes the private state
+    """When a rank has captured nothing for the step of a rollback, then it takes the rank-local state
     from the order, derives it if ordered, or refuses. The new state is saved like captured state.
     """
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     await done(stage, Stop(**key(1), finish=step, grace=1.0))
     sent = {1: pack({"position": 5}).hex()}
-    left, taken = await ordered(stage, Rollback(**key(1), step=77, private=sent))
+    left, taken = await ordered(stage, Rollback(**key(1), step=77, local_state=sent))
     assert taken.failure is None
     assert left.failure is not None
     assert "rank 0 has not kept the RNG state and data position of step 77" in left.failure
     await done(stage, Rollback(**key(1, round=2, to=(0,)), step=77, derive=(0,)))
 
     directory = stage.run_dir / "checkpoints" / "step-77"
-    saving = Save(**key(1, round=3), directory=str(directory), step=77, shards=(), private={})
+    saving = Save(**key(1, round=3), directory=str(directory), step=77, shards=(), local_state={})
     files = [file for answer in await done(stage, saving) for file in answer.files]
     saved = [(checkpoint.partial(directory) / file.name).read_bytes() for file in files]
     saved = [each.partition(b"\n")[2] for each in saved]  # the first line says whose it is
     assert [unpack(each) for each in saved] == [{"position": 77}, {"position": 5}]
 
 
-async def test_private_state_at_a_rollback_is_kept_for_the_next_incident(
+async def test_rank_local_state_at_a_rollback_is_kept_for_the_next_incident(
     stage: Stage,
 ) -> None:
     """When ranks were cut off in their all-reduces and are rolled back to the end of that step,
-    then their private state is captured. A second rollback to the same step succeeds."""
+    then their rank-local state is captured. A second rollback to the same step succeeds."""
     await trains(stage, "1", "5")
     await stage.report(Faulted, rank=1)
     await done(stage, Freeze(**key(1), cause="a test"))
@@ -332,18 +332,18 @@ async def test_private_state_at_a_rollback_is_kept_for_the_next_incident(
     await done(stage, Rollback(**key(2), step=5))
 
 
-async def test_rank_that_cannot_save_sends_its_private_state(stage: Stage) -> None:
-    """When a rank cannot write its part of a checkpoint, then its answer carries its private state
+async def test_rank_that_cannot_save_sends_its_rank_local_state(stage: Stage) -> None:
+    """When a rank cannot write its part of a checkpoint, then its answer carries its rank-local state
     of every kept step. Another rank can then write it."""
     await trains(stage)
     step = (await held(stage, 1))[0].position.step
     await done(stage, Stop(**key(1), finish=step, grace=1.0))
     (stage.run_dir / "taken").touch()
     saving = Save(
-        **key(1), directory=str(stage.run_dir / "taken" / "x"), step=step, shards=(), private={}
+        **key(1), directory=str(stage.run_dir / "taken" / "x"), step=step, shards=(), local_state={}
     )
     for answer in await ordered(stage, saving):
         assert answer.failure is not None
-        kept = {at: unpack(bytes.fromhex(state)) for at, state in answer.private.items()}
+        kept = {at: unpack(bytes.fromhex(state)) for at, state in answer.local_state.items()}
         assert kept == {at: {"position": at} for at in kept}
         assert kept.keys() >= {step - 1, step}

@@ -458,7 +458,9 @@ class Ranks:
                 position=rank_state.page.position(),
                 stack=stack,
                 stopped=stopped,
-                private={step: state.hex() for step, state in rank_state.page.private().items()},
+                local_state={
+                    step: state.hex() for step, state in rank_state.page.local_states().items()
+                },
                 at=self._clock.now(),
             ),
         )

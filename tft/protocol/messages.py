@@ -20,7 +20,7 @@ been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 8
+VERSION = 9
 """Increased when a message changes its form. A peer with another version is refused with a
 sentence."""
 
@@ -200,7 +200,7 @@ class Answered:
     """For `check`: the result."""
     finding: str = ""
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
-    private: dict[int, str] = field(default_factory=dict)
+    local_state: dict[int, str] = field(default_factory=dict)
     """For a `save` that failed: the rank-local state that the rank captured last (hexadecimal), by
     step. Without this rank's copies, another step may have to be saved."""
     began: float
@@ -323,7 +323,7 @@ class Exited:
     """The stacks that the process wrote when it was asked to; else empty."""
     stopped: bool = False
     """The process was in the stopped state (SIGSTOP) when it was ended."""
-    private: dict[int, str]
+    local_state: dict[int, str]
     """The rank-local state that the process captured last (RNG, data position; hexadecimal), by
     step."""
     at: float
@@ -715,7 +715,7 @@ class Rollback:
     step: int
     skip: int = 0
     """The number of batches to draw and drop after that."""
-    private: dict[int, str] = field(default_factory=dict)
+    local_state: dict[int, str] = field(default_factory=dict)
     """The captured state of lost processes (hexadecimal), by rank, for a process that may not find
     it."""
     derive: tuple[int, ...] = ()
@@ -792,7 +792,7 @@ class Save:
     """
     Order to a rank: write `shards` to files under `directory`, for a last checkpoint.
 
-    The rank also writes the rank-local state (RNG and data position) of the ranks in `private`.
+    The rank also writes the rank-local state (RNG and data position) of the ranks in `local_state`.
     """
 
     epoch: int
@@ -806,7 +806,7 @@ class Save:
     copies: tuple[str, ...] = ()
     """Shards that this rank writes a second time, in addition to the rank that writes them first. A
     failure of these copies does not matter."""
-    private: dict[int, str]
+    local_state: dict[int, str]
     """The rank-local state (hexadecimal) of ranks that cannot write their own, by rank."""
 
 

@@ -214,8 +214,8 @@ def as_test(replay: Replay, name: str) -> str:
 def _brief(event: Event) -> Event:
     match event:
         case Received(message=Exited() | Answered() as told):
-            private = {step: state[:8] for step, state in told.private.items()}
-            return replace(event, message=replace(told, private=private))
+            local_state = {step: state[:8] for step, state in told.local_state.items()}
+            return replace(event, message=replace(told, local_state=local_state))
         case _:
             return event
 

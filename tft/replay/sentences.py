@@ -294,10 +294,10 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
             left_out = f", without {ranks_of(without)}" if without else ""
             heading = f"for step {step}" if step else "for a step that the ranks find themselves"
             return f"form groups of {{who}} {heading}{left_out}", command.to
-        case Save(shards=shards, private=private, directory=directory):
+        case Save(shards=shards, local_state=local_state, directory=directory):
             parts = [
                 *shards,
-                *([f"the rank-local state of {ranks_of(private)}"] if private else []),
+                *([f"the rank-local state of {ranks_of(local_state)}"] if local_state else []),
             ]
             what = "".join(f"{part}, " for part in parts)
             return f"{{who}}: save {what}your own rank-local state under {directory}", command.to

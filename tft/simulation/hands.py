@@ -65,7 +65,7 @@ def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) ->
     elif isinstance(order, Load | Reload):
         process.memory.torn = True
         _tear(process, process.memory.content)
-    work = Work(private=_told(process)) if isinstance(order, Save) else Work()
+    work = Work(local_state=_told(process)) if isinstance(order, Save) else Work()
     process.stage.clock.after(takes + 0.01, process.done, execute, failure, work)
 
 
@@ -264,13 +264,13 @@ def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
         return process.done(execute, f"CheckpointCorrupt: {order.directory} cannot be read")
     if files is None:
         return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
-    if f"private-{process.rank}" not in files:
+    if f"local-state-{process.rank}" not in files:
         why = f"CheckpointCorrupt: it holds no rank-local state of rank {process.rank}"
         return process.done(execute, why)
     for name in process.memory.content:
         process.memory.content[name] = _shard(files[name])
     process.memory.unsaid = False
-    process.page.capture(order.step, _number(files[f"private-{process.rank}"]), closed=True)
+    process.page.capture(order.step, _number(files[f"local-state-{process.rank}"]), closed=True)
     _hold(process, order.step)
     process.stage.checks.invariants.repaired_whole(process, order)
     process.done(execute, None)
@@ -304,8 +304,8 @@ def _reload(process: ProcessPart, execute: Execute, order: Reload) -> None:
     process.done(execute, None, _compared(process))
 
 
-def _private(process: ProcessPart, step: int, incident: int) -> int | None:
-    captured = process.page.private().get(step)
+def _local_state(process: ProcessPart, step: int, incident: int) -> int | None:
+    captured = process.page.local_states().get(step)
     if captured is not None:
         return captured
     if process.steps.interrupted == (step, incident):
@@ -321,7 +321,7 @@ def _told(process: ProcessPart) -> dict[int, str]:
     Return the data positions that a rank has captured, by step. A rank that cannot save reports
     them, so that another rank can write them.
     """
-    return {step: f"{captured:x}" for step, captured in process.page.private().items()}
+    return {step: f"{captured:x}" for step, captured in process.page.local_states().items()}
 
 
 def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
@@ -330,13 +330,13 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
     if process.rank in order.derive:
         data: int | None = process.stage.truth.data(order.step)
     else:
-        data = _private(process, order.step, order.incident)
-        if data is None and process.rank in order.private:
-            data = int(order.private[process.rank], 16)
+        data = _local_state(process, order.step, order.incident)
+        if data is None and process.rank in order.local_state:
+            data = int(order.local_state[process.rank], 16)
     if data is not None:
         process.page.capture(order.step, data, closed=True)
     if data is None:
-        kept = sorted(process.page.private())
+        kept = sorted(process.page.local_states())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
         return process.done(execute, why)
     process.steps.tail = False
@@ -354,14 +354,14 @@ def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
     if not _at_work(process, execute):
         return
     stage = process.stage
-    own = _private(process, order.step, order.incident)
+    own = _local_state(process, order.step, order.incident)
     if own is None:
         why = f"OrderRefused: no data position of step {order.step} is kept"
         return process.done(execute, why)
     files: dict[str, Written] = {name: process.memory.content[name] for name in order.shards}
-    files[f"private-{process.rank}"] = own
-    for rank, private in order.private.items():
-        files[f"private-{rank}"] = int(private, 16)
+    files[f"local-state-{process.rank}"] = own
+    for rank, local_state in order.local_state.items():
+        files[f"local-state-{rank}"] = int(local_state, 16)
     stage.disk.parts.setdefault(order.directory, {}).update(files)
     saved = tuple(SavedFile(name=name, size=1, digest=str(files[name])) for name in files)
     process.done(execute, None, Work(files=saved))

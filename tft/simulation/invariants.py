@@ -290,7 +290,7 @@ class Invariants:
         }
         # Rank-local state belongs to one rank. Nobody can save it after it is lost with its node.
         right = self._stage.truth.data(order.step)
-        wanted |= {f"private-{rank}": right for rank in self._remembered(order.step)}
+        wanted |= {f"local-state-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
         for name, content in wanted.items():
             if name not in manifest:
@@ -423,7 +423,7 @@ class Invariants:
             rank
             for number in known
             for rank, page in self._stage.cluster.nodes[number].pages().items()
-            if step in page.private() and rank not in self.given_up
+            if step in page.local_states() and rank not in self.given_up
             if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
         ]
 

@@ -216,10 +216,10 @@ def _checkpoint(process: ProcessPart, step: int) -> None:
     directory = f"/run/checkpoints/periodic-{step}"
     parts = disk.parts.setdefault(directory, {})
     parts.update(process.memory.content)
-    parts[f"private-{process.rank}"] = process.memory.data
+    parts[f"local-state-{process.rank}"] = process.memory.data
     digests = {name: content.digests() for name, content in process.memory.content.items()}
     disk.copies.setdefault(directory, {})[process.rank] = digests
-    if all(f"private-{rank}" in parts for rank in members):
+    if all(f"local-state-{rank}" in parts for rank in members):
         # A disk may be slow: its result may be reported in a later step, or during an incident.
         stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
 

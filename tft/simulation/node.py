@@ -308,7 +308,7 @@ class Node:
         exited = Exited(
             node=self.number, rank=rank, incarnation=incarnation, code=code,
             position=rank_state.page.position, stack=stack,
-            private={step: f"{data:x}" for step, data in rank_state.page.private().items()},
+            local_state={step: f"{data:x}" for step, data in rank_state.page.local_states().items()},
             at=self.now,
         )  # fmt: skip
         if rank_state.incarnation == incarnation:

@@ -42,7 +42,7 @@ class Page:
         for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]
 
-    def private(self) -> dict[int, int]:
+    def local_states(self) -> dict[int, int]:
         """
         Return the captured data positions, by step. If a step was captured before and after its
         update window, return the later capture.

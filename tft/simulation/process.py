@@ -328,7 +328,7 @@ class Process:
                 order=task.order, name=task.name, failure=failure, position=self.steps.position(),
                 context_lost=failure is not None and self.collectives.context_lost,
                 held=self.held(), backups=self.backups(), files=work.files, verdict=work.verdict,
-                finding=work.finding, private=work.private, digests=work.digests, line=work.line,
+                finding=work.finding, local_state=work.local_state, digests=work.digests, line=work.line,
                 began=now, at=now,
             )
         )  # fmt: skip

@@ -107,7 +107,7 @@ def set_up(schedule: Schedule) -> Stage:
     if schedule.resume:
         stage.disk.whole[EARLIER] = {
             **{name: stage.truth.value(schedule.resume, name) for name in schedule.groups()},
-            **{f"private-{rank}": schedule.resume for rank in range(schedule.world)},
+            **{f"local-state-{rank}": schedule.resume for rank in range(schedule.world)},
         }
     for number, ranks in schedule.placement().items():
         node = stage.cluster.nodes[number] = Node(

@@ -17,7 +17,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: dict[int, str] = field(default_factory=dict)
+    local_state: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     line: str = ""
 

@@ -153,11 +153,11 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_rollback(self, private: bytes) -> None:
+    def tft_rollback(self, local_state: bytes) -> None:
         """
-        Restore the rank-local state `private`, and drop the gradients.
+        Restore the rank-local state `local_state`, and drop the gradients.
 
-        `private` is a result of `tft_capture`. The capture was made in this process, or in the
+        `local_state` is a result of `tft_capture`. The capture was made in this process, or in the
         process that held this rank before.
         """
 

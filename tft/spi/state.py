@@ -48,7 +48,7 @@ class TrainingState(Protocol):
 
     def capture(self, *, closing: bool) -> bytes: ...
 
-    def rollback(self, private: bytes) -> None: ...
+    def rollback(self, local_state: bytes) -> None: ...
 
     def skip(self, batches: int) -> None: ...
 
@@ -107,8 +107,8 @@ class StateHooks(Generic[State]):
         return self.state().capture(closing=closing)
 
     @hookimpl
-    def tft_rollback(self, private: bytes) -> None:
-        self.state().rollback(private)
+    def tft_rollback(self, local_state: bytes) -> None:
+        self.state().rollback(local_state)
 
     @hookimpl
     def tft_skip(self, batches: int) -> None:

@@ -222,9 +222,9 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback(private: bytes) -> None:
+def tft_rollback(local_state: bytes) -> None:
     if _adopted.data is not None:
-        _adopted.data.load_state_dict(unpack(private))
+        _adopted.data.load_state_dict(unpack(local_state))
 
 
 @hookimpl

@@ -175,11 +175,11 @@ class AdaptorContract:
         expected = self.undisturbed()
         with self.begun() as ranks:
             before = ranks.all("train", CUT)
-            private = ranks[1].ask("private", CUT)
+            local_state = ranks[1].ask("local_state", CUT)
             ranks[1].kill()
             self.interrupt(ranks, but=1)
             ranks.replace(1)
-            self.repair(ranks, CUT, {1: private})
+            self.repair(ranks, CUT, {1: local_state})
             after = ranks.all("train", LAST)
             identical(
                 (joined(before, after), ranks.all("digests")), expected, "a job with a killed rank"
@@ -324,25 +324,25 @@ class AdaptorContract:
                 f"collective (it returned {kind!r}): tft would take it for a bug of the script"
             )
 
-    def repair(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
+    def repair(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Give the ranks in `private`, which have new processes, the state of `step` from the other
-        ranks. The values of `private` are the rank-local states of these ranks.
+        Give the ranks in `local_state`, which have new processes, the state of `step` from the other
+        ranks. The values of `local_state` are the rank-local states of these ranks.
         """
         for rank in ranks:
             rank.ask("clear")
-        for rank_number in private:
+        for rank_number in local_state:
             ranks.copy(rank_number, step)
-        self.go_on(ranks, step, private)
+        self.go_on(ranks, step, local_state)
 
-    def go_on(self, ranks: Ranks, step: int, private: dict[int, bytes]) -> None:
+    def go_on(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Form new groups, and roll all ranks back to the end of `step`. The values of `private` are
+        Form new groups, and roll all ranks back to the end of `step`. The values of `local_state` are
         the rank-local states of ranks with new processes.
         """
         ranks.form()
         for rank in ranks:
-            rank.ask("roll_back", step, private.get(rank.rank))
+            rank.ask("roll_back", step, local_state.get(rank.rank))
 
     def saved_and_loaded(self, directory: Path, *, staged: bool) -> None:
         """
@@ -354,7 +354,7 @@ class AdaptorContract:
             if staged and not ranks[0].ask("stages"):
                 return  # the adaptor writes no periodic checkpoints
             before = ranks.all("train", CUT)
-            private = dict(enumerate(ranks.all("private", CUT)))
+            local_state = dict(enumerate(ranks.all("local_state", CUT)))
             state = ranks.all("digests")
             writers = list(self.writers(ranks))
             for rank, shards in writers:
@@ -376,7 +376,7 @@ class AdaptorContract:
                 )
         with Ranks(self.training, self.world) as ranks:
             ranks.all("load", directory, CUT)
-            self.go_on(ranks, CUT, private)
+            self.go_on(ranks, CUT, local_state)
             after = ranks.all("train", LAST)
             identical(
                 (joined(before, after), ranks.all("digests")), expected, "a job that was loaded"

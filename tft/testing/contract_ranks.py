@@ -95,7 +95,7 @@ class _Rank:
         self._rank, self._world = rank, world
         self._model: Any = None  # Any: the framework's own
         self._completed = 0
-        self._private: dict[int, bytes] = {}
+        self._local_states: dict[int, bytes] = {}
         self._staged: list[Callable[[Path], Sequence[str]]] = []
 
     def adopt(self) -> None:
@@ -133,8 +133,8 @@ class _Rank:
         """
         Train up to and including step `last`. Return what each step has returned.
         """
-        if not self._private:
-            self._private[0] = self.hook.tft_capture(closing=False)
+        if not self._local_states:
+            self._local_states[0] = self.hook.tft_capture(closing=False)
         told = []
         while self._completed < last:
             told.append(self._training.step(self._model, self._update))
@@ -148,14 +148,14 @@ class _Rank:
             self.hook.tft_pre_update_barrier()
         yield
         self._completed += 1
-        self._private[self._completed] = self.hook.tft_capture(closing=True)
+        self._local_states[self._completed] = self.hook.tft_capture(closing=True)
         self.hook.tft_updated()
 
     def _end_step(self) -> None:
         if self._has("tft_end_step"):
             noted = self.hook.tft_end_step(tail=False)
             if noted is not None:
-                self._private[self._completed] = noted
+                self._local_states[self._completed] = noted
         if self._has("tft_backup"):
             self.hook.tft_backup(step=self._completed)
 
@@ -233,11 +233,11 @@ class _Rank:
         self.hook.tft_taken(shard=shard, meta=meta)
         self._completed = step
 
-    def private(self, step: int) -> bytes:
+    def local_state(self, step: int) -> bytes:
         """
         Return the rank-local state at the end of `step`.
         """
-        return self._private[step]
+        return self._local_states[step]
 
     def capture(self) -> bytes:
         """
@@ -246,15 +246,15 @@ class _Rank:
         captured: bytes = self.hook.tft_capture(closing=False)
         return captured
 
-    def roll_back(self, step: int, private: bytes | None) -> None:
+    def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
-        Roll this rank back to the end of `step`. `private` is the rank-local state that another
+        Roll this rank back to the end of `step`. `local_state` is the rank-local state that another
         process of the rank has captured. None: this process has captured it.
         """
-        state = self._private[step] if private is None else private
-        self.hook.tft_rollback(private=state)
+        state = self._local_states[step] if local_state is None else local_state
+        self.hook.tft_rollback(local_state=state)
         self._completed = step
-        self._private = {step: state}
+        self._local_states = {step: state}
 
     def backups(self) -> list[int] | None:
         """

@@ -298,7 +298,7 @@ class ScriptedRank:
         """
         files: tuple[SavedFile, ...] = ()
         if isinstance(order, Save) and failure is None:
-            names = (*order.shards, *(f"private-{r}" for r in (self.rank, *order.private)))
+            names = (*order.shards, *(f"local-state-{r}" for r in (self.rank, *order.local_state)))
             files = tuple(SavedFile(name=n, size=1, digest="d") for n in names)
         unsaved = isinstance(order, Save) and failure is not None
         captured = (self.step - 1, self.step) if unsaved else ()
@@ -319,7 +319,7 @@ class ScriptedRank:
             files=files,
             verdict=found[0],
             finding=found[1],
-            private=dict.fromkeys(captured, "00"),
+            local_state=dict.fromkeys(captured, "00"),
             digests=dict.fromkeys(self.state.shards, parts)
             if compares and self.state.content
             else {},

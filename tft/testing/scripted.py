@@ -270,7 +270,7 @@ class ScriptedJob(JobShape):
                 position=one.position,
                 stack=stack,
                 stopped=one.stopped,
-                private={one.step: "00", one.step + 1: "01"},
+                local_state={one.step: "00", one.step + 1: "01"},
                 at=self.now,
             )
         )

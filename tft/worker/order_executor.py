@@ -62,7 +62,7 @@ class Work:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: dict[int, str] = field(default_factory=dict)
+    local_state: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     compared: float = 0.0
     """Seconds that the computation of the digests took."""
@@ -132,7 +132,7 @@ class Hands:
         self._promised: int | None = None
         """The step whose state `tft_rebuild` must bring; None: no shard is missing."""
 
-    def interrupted(self, step: int, private: bytes, line: str) -> None:
+    def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
         Note that the loop was left in the middle of `step`, with this rank-local state.
 
@@ -140,7 +140,7 @@ class Hands:
         state is also that of the end of `step`. `line` is where the loop was left (FILE:LINE), for
         a loop that was left in the tail of the step before.
         """
-        self._interrupted, self._stopped_for = (step, private), None
+        self._interrupted, self._stopped_for = (step, local_state), None
         self._line = line
 
     def carry_out(self, order: RankOrder) -> Work:
@@ -271,15 +271,15 @@ class Hands:
 
         Called when this rank could not save. No other rank has this state.
         """
-        kept = self._page.private()
-        return Work(private={step: captured.hex() for step, captured in kept.items()})
+        kept = self._page.local_states()
+        return Work(local_state={step: captured.hex() for step, captured in kept.items()})
 
     def _rollback(self, order: Rollback) -> None:
-        private = self._private(order)
+        local_state = self._local_state(order)
         self._hold(order.step)  # the tail of that step is over, even if the loop did not end it
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.checkpoints, order.step)
-        self._hook.tft_rollback(private=private)
+        self._hook.tft_rollback(local_state=local_state)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
@@ -348,8 +348,8 @@ class Hands:
             directory.parent == self._state.checkpoints.directory
         ):  # later checkpoints have been set aside, or will be
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
-        private = checkpoint.read_private(directory, self._state.rank)
-        self._page.capture(order.step, private, True)
+        local_state = checkpoint.read_local_state(directory, self._state.rank)
+        self._page.capture(order.step, local_state, True)
         self._hold(order.step)
 
     def _reload(self, order: Reload) -> None:
@@ -378,7 +378,7 @@ class Hands:
         self._gate.hold(step)
         self._page.move(step, False, SystemClock().now())
 
-    def _private(self, order: Rollback | Save) -> bytes:
+    def _local_state(self, order: Rollback | Save) -> bytes:
         """
         Return the rank-local state at the end of the order's step.
 
@@ -389,7 +389,7 @@ class Hands:
         step = order.step
         if isinstance(order, Rollback) and self._state.rank in order.derive:
             return self._derived(step)
-        captured = self._page.private().get(step)
+        captured = self._page.local_states().get(step)
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
@@ -400,13 +400,13 @@ class Hands:
             fresh: bytes = self._hook.tft_capture(closing=False)
             self._page.capture(0, fresh, True)
             return fresh
-        if isinstance(order, Rollback) and self._state.rank in order.private:
-            sent = bytes.fromhex(order.private[self._state.rank])
+        if isinstance(order, Rollback) and self._state.rank in order.local_state:
+            sent = bytes.fromhex(order.local_state[self._state.rank])
             self._page.capture(step, sent, True)
             return sent
         raise OrderRefused(
             f"rank {self._state.rank} has not kept the RNG state and data position of step {step}; it "
-            f"has those of steps {sorted(self._page.private())}"
+            f"has those of steps {sorted(self._page.local_states())}"
         )
 
     def _derived(self, step: int) -> bytes:
@@ -441,10 +441,10 @@ class Hands:
             for name in self._saving.copy(directory, shard, order.step, self._state.rank)
         ]
         files += copies
-        own = self._private(order)
-        files.append(checkpoint.write_private(directory, self._state.rank, own))
-        for rank, private in order.private.items():
-            files.append(checkpoint.write_private(directory, rank, bytes.fromhex(private)))
+        own = self._local_state(order)
+        files.append(checkpoint.write_local_state(directory, self._state.rank, own))
+        for rank, local_state in order.local_state.items():
+            files.append(checkpoint.write_local_state(directory, rank, bytes.fromhex(local_state)))
         return tuple(files)
 
     def _commit(self, order: Commit) -> None:

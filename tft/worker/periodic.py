@@ -66,7 +66,7 @@ class _Part:
 
     step: int
     round: tuple[int, int]
-    private: bytes
+    local_state: bytes
     writes: Sequence[Write]
     digests: Digests
     """Digests of the state that this rank holds, to be compared with those of other ranks."""
@@ -206,7 +206,7 @@ class Periodic:
         """
         return bool(self._settings.checkpoint_every) and step % self._settings.checkpoint_every == 0
 
-    def stage(self, step: int, private: bytes) -> None:
+    def stage(self, step: int, local_state: bytes) -> None:
         """
         Copy this rank's part of the checkpoint of `step`, and let the writing thread write it.
 
@@ -225,7 +225,11 @@ class Periodic:
             self._expect(0.0)
         with self._turn:
             self._part = _Part(
-                step=step, round=self._round, private=private, writes=writes, digests=digests
+                step=step,
+                round=self._round,
+                local_state=local_state,
+                writes=writes,
+                digests=digests,
             )
             self._turn.notify_all()
         if self._writer is None:
@@ -356,7 +360,7 @@ class Periodic:
         part.writes = ()
         if part.void:
             return
-        files.append(checkpoint.write_private(directory, self._settings.rank, part.private))
+        files.append(checkpoint.write_local_state(directory, self._settings.rank, part.local_state))
         done = checkpoint.Part(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)

@@ -527,7 +527,7 @@ class Session:
             files=work.files,
             verdict=work.verdict,
             finding=work.finding,
-            private=work.private,
+            local_state=work.local_state,
             digests=work.digests,
             compared=work.compared,
             line=work.line,

@@ -257,9 +257,9 @@ class StepLoop:
         """
         self.end_last_step()  # the loop may not have marked the end of the last step
         completed = self.gate.completed
-        private = self.hooks.capture(closing=False)
-        if private != self._captures.contributed:  # else the page has this capture already
-            self.page.capture(completed + 1, private, False)
+        local_state = self.hooks.capture(closing=False)
+        if local_state != self._captures.contributed:  # else the page has this capture already
+            self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
         met = not self._waits_at_barrier or self._passes_barrier()

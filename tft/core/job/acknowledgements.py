@@ -62,7 +62,7 @@ class Acknowledgements:
         job.training.tails = job.training.tails or message.tails
         # the rank could not write this itself: another rank writes it, for the step that is saved
         # in the end
-        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
+        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
         task.waiting.discard(rank_state.rank)

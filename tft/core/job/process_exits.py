@@ -102,12 +102,12 @@ class ProcessExits:
             return None
         # a process that was given up counts as gone already, but its rank-local state is still used
         if rank_state.process.stage is ProcessStage.GONE:
-            rank_state.local_state.reported = message.private or rank_state.local_state.reported
+            rank_state.local_state.reported = message.local_state or rank_state.local_state.reported
             return None
         was, retires = rank_state.process.stage, rank_state in job.processes.retiring
         self._gone(rank_state)
         rank_state.position = message.position
-        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.private}
+        rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
         if retires:
             job.ranks.states[rank_state.rank].local_state.reported = rank_state.local_state.reported
         if job.state in SETTLED:

@@ -229,7 +229,7 @@ class Restart:
             Rollback,
             step=step,
             skip=skip,
-            private={
+            local_state={
                 s.rank: s.local_state.reported[step]
                 for s in job.ranks.member_states()
                 if step in s.local_state.reported
@@ -284,7 +284,7 @@ class Restart:
             if s.rank in joining or step not in s.local_state.reported
         )
         if ranks and step > 0:
-            job.tell("private_derived", ranks=list(ranks), step=step)
+            job.tell("local_state_derived", ranks=list(ranks), step=step)
             why = f"RNG and data position of ranks {list(ranks)} at the end of step {step} were made anew"
             job.incident.exactness.reservations.append((step, why))
         return ranks

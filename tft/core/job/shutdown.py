@@ -117,7 +117,7 @@ class Shutdown:
                 step=step,
                 shards=plan.shards.get(rank, ()),
                 copies=plan.copies.get(rank, ()),
-                private=orphans if rank == plan.writers[0] else {},
+                local_state=orphans if rank == plan.writers[0] else {},
             )
             for rank in plan.writers
         ]

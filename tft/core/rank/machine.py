@@ -294,7 +294,7 @@ class RankMachine:
                     files=event.files,
                     verdict=event.verdict,
                     finding=event.finding,
-                    private=event.private,
+                    local_state=event.local_state,
                     digests=event.digests,
                     compared=event.compared,
                     line=event.line,

@@ -106,7 +106,7 @@ class Done:
     files: tuple[SavedFile, ...] = ()
     verdict: Verdict = "pass"
     finding: str = ""
-    private: dict[int, str] = field(default_factory=dict)
+    local_state: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     compared: float = 0.0
     line: str = ""

@@ -73,12 +73,12 @@ def tft_shards() -> Sequence[ShardCopies]:
 
 @hookimpl
 def tft_capture() -> bytes:
-    return _program().private()
+    return _program().local_state()
 
 
 @hookimpl
-def tft_rollback(private: bytes) -> None:
-    _program().rollback(private)
+def tft_rollback(local_state: bytes) -> None:
+    _program().rollback(local_state)
 
 
 @hookimpl

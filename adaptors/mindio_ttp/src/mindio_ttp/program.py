@@ -229,7 +229,7 @@ class Program:
         self.base = step - self.completed()
         self.repaired_to = step
 
-    def private(self) -> bytes:
+    def local_state(self) -> bytes:
         """
         Return the rank-local state: only `base`. The program makes everything else again.
         """
@@ -461,11 +461,11 @@ class Program:
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Set this rank to the step from which all ranks go on, and have the program roll back.
         """
-        self.earlier = unpack(private) if self._fresh and self.completed() else None
+        self.earlier = unpack(local_state) if self._fresh and self.completed() else None
         if not self._fresh:
             self.repaired_to = self.program_step(self.completed())
         elif self.loaded is not None:

@@ -79,8 +79,8 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback(private: bytes) -> None:
-    _adopted().rollback(private)
+def tft_rollback(local_state: bytes) -> None:
+    _adopted().rollback(local_state)
 
 
 @hookimpl

@@ -80,11 +80,11 @@ class State:
         # JSON: the state of the generator has numbers of 128 bits
         return json.dumps({"generator": generator, "data": position}).encode()
 
-    def rollback(self, private: bytes) -> None:
+    def rollback(self, local_state: bytes) -> None:
         """
         Put back what `capture` returned.
         """
-        before = json.loads(private)
+        before = json.loads(local_state)
         self._network.generator.bit_generator.state = before["generator"]
         if self._data is not None:
             self._data.load_state_dict(before["data"])
@@ -155,12 +155,12 @@ class State:
         """
         Return digests of the whole state. Equal digests mean equal bits.
         """
-        private = json.loads(self.capture())
+        local_state = json.loads(self.capture())
         return {
             "parameters": _digest(self._optimizer.parameters),
             "optimizer": _digest(self._optimizer.velocity),
             "rng": self.generators()["network"],
-            "data": xxhash.xxh3_128_hexdigest(json.dumps(private["data"]).encode()),
+            "data": xxhash.xxh3_128_hexdigest(json.dumps(local_state["data"]).encode()),
         }
 
     def generators(self) -> dict[str, str]:

@@ -52,9 +52,9 @@ def test_generators_and_data_repeat_after_a_rollback() -> None:
         ]
 
     draw()
-    private = state.capture()
+    local_state = state.capture()
     drawn = draw()
-    state.rollback(private)
+    state.rollback(local_state)
 
     assert draw() == drawn
 
@@ -78,15 +78,15 @@ def test_stateful_data_loader_reads_the_lost_batches_again(workers: int) -> None
     batches = iter(data)
     for _ in range(3):
         next(batches)
-    private = state.capture()
+    local_state = state.capture()
     lost = [next(batches).tolist() for _ in range(3)]
-    state.rollback(private)
+    state.rollback(local_state)
     end_workers(batches)
     batches = iter(data)
     assert [next(batches).tolist() for _ in range(3)] == lost
 
     other = loader(2)
-    adopted(data=other).rollback(private)
+    adopted(data=other).rollback(local_state)
     again = iter(other)
     assert [next(again).tolist() for _ in range(3)] == lost
     end_workers(batches, again)
@@ -193,9 +193,9 @@ def test_data_position_with_an_empty_tensor_is_restored() -> None:
     data = Remaining()
     state = adopted(data=data)
     data.left = data.left[2:]
-    private = state.capture()
+    local_state = state.capture()
     data.left = torch.ones(3, dtype=torch.int64)
-    state.rollback(private)
+    state.rollback(local_state)
     assert (data.left.shape, data.left.dtype) == ((0,), torch.int64)
 
 
@@ -217,12 +217,12 @@ def test_batches_are_skipped_by_the_skip_method_of_the_data() -> None:
     it. Data without `skip` is refused with a message."""
     data = Skipping(0)
     state = adopted(data=data)
-    private = state.capture()
+    local_state = state.capture()
     drawn = [data.next().tolist() for _ in range(3)]
-    state.rollback(private)
+    state.rollback(local_state)
     state.skip(2)
     assert data.next().tolist() == drawn[2]
-    state.rollback(private)
+    state.rollback(local_state)
     assert data.next().tolist() == drawn[0]
 
     with pytest.raises(OrderRefused, match=r"data is a Batches, which has no skip\(batches\)"):
@@ -233,9 +233,9 @@ def test_generators_that_are_not_named_are_not_rolled_back() -> None:
     """When only torch's generator is kept, which is the default, then a rollback does not change
     Python's generator."""
     state = adopted()
-    private = state.capture()
+    local_state = state.capture()
     drawn = random.random()
-    state.rollback(private)
+    state.rollback(local_state)
 
     assert random.random() != drawn
 
@@ -262,9 +262,9 @@ def test_module_modes_are_rolled_back_to_the_last_complete_step() -> None:
     model[1].eval()
     state.capture(closing=True)
     model.eval()
-    private = state.capture()
-    state.rollback(private)
-    adopted(fresh).rollback(private)
+    local_state = state.capture()
+    state.rollback(local_state)
+    adopted(fresh).rollback(local_state)
     for each in (model, fresh):
         assert [module.training for module in each.modules()] == [True, True, False, True]
 
@@ -315,12 +315,12 @@ def test_extra_states_are_rolled_back() -> None:
     model, fresh = nn.Sequential(module), nn.Sequential(Telling(0))
     fresh.load_state_dict({**model.state_dict(), "0._extra_state": 0})
     state, other = adopted(model), adopted(fresh)
-    private = state.capture(closing=True)
+    local_state = state.capture(closing=True)
     assert state.digests()["parameters"] != other.digests()["parameters"]
     module.state = 5
     state.capture()
-    state.rollback(private)
-    other.rollback(private)
+    state.rollback(local_state)
+    other.rollback(local_state)
     for each in (model, fresh):
         found: Any = each[0].state
         assert torch.equal(found["scale"], told["scale"]), each  # type: ignore[arg-type]  # it is a tensor
@@ -365,12 +365,12 @@ def test_modes_are_not_restored_when_the_number_of_modules_differs() -> None:
     """When a state comes from a script with other modules, as after a resume, then the modes stay
     unchanged. A value that is not a list of modes is refused."""
     model = nn.Linear(4, 4)
-    private = adopted(nn.Sequential(nn.Linear(4, 4))).capture()
+    local_state = adopted(nn.Sequential(nn.Linear(4, 4))).capture()
     state = adopted(model.eval())
-    state.rollback(private)
+    state.rollback(local_state)
     assert not model.training
     with pytest.raises(MalformedMessage, match="modes of modules"):
-        state.rollback(pack({**unpack(private), "modes": 3}))
+        state.rollback(pack({**unpack(local_state), "modes": 3}))
 
 
 def test_capture_takes_a_few_microseconds() -> None:
@@ -383,11 +383,11 @@ def test_capture_takes_a_few_microseconds() -> None:
     assert best < 6e-6
 
 
-@pytest.mark.parametrize("private", [b"\xc1", pack([]), pack({"data": 1})])
-def test_rollback_refuses_bytes_that_capture_did_not_make(private: bytes) -> None:
+@pytest.mark.parametrize("local_state", [b"\xc1", pack([]), pack({"data": 1})])
+def test_rollback_refuses_bytes_that_capture_did_not_make(local_state: bytes) -> None:
     """When the bytes are not a result of `capture`, then the rollback refuses them as malformed."""
     with pytest.raises(MalformedMessage):
-        adopted().rollback(private)
+        adopted().rollback(local_state)
 
 
 class Counting(nn.Module):
@@ -437,12 +437,12 @@ class Trainee:
         """
         Whole steps; the rank-local state at the end of the last.
         """
-        private = b""
+        local_state = b""
         for _ in range(steps):
             self.forward()
             self.optimizer.step()
-            private = self.state.capture(closing=True)
-        return private
+            local_state = self.state.capture(closing=True)
+        return local_state
 
     def buffers(self) -> list[Tensor]:
         """
@@ -468,15 +468,15 @@ def test_buffers_changed_by_the_forward_pass_are_rolled_back(size: int, steps: i
     """When a step is abandoned after its forward pass, then the changed buffers are as at the end
     of the step before. This holds in the first and any other step, and repeatedly."""
     rank = Trainee(size)
-    private = rank.state.capture()
+    local_state = rank.state.capture()
     if steps:
-        private = rank.train(steps)
+        local_state = rank.train(steps)
     expected = rank.buffers()
 
     for _ in range(5):
         rank.forward()
         assert not same(rank.buffers(), expected)
-        rank.state.rollback(private)
+        rank.state.rollback(local_state)
         assert same(rank.buffers(), expected)
 
 
@@ -547,20 +547,20 @@ def test_buffers_first_changed_in_an_abandoned_step_are_rolled_back(size: int, s
     state.rollback(state.capture())
     for _ in range(steps):
         forward(now=False)
-        private = state.capture(closing=True)
+        local_state = state.capture(closing=True)
     expected = buffers()
     for _ in range(3):
         forward(now=True)
         assert buffers()["total"] != expected["total"]
         state.clear()
         assert buffers() == expected
-        state.rollback(private)
+        state.rollback(local_state)
         assert buffers() == expected
     forward(now=True)
-    private = state.capture(closing=True)
+    local_state = state.capture(closing=True)
     expected = buffers()
     forward(now=True)
-    state.rollback(private)
+    state.rollback(local_state)
     assert buffers() == expected
 
 
@@ -584,10 +584,10 @@ def test_successor_gets_the_small_buffers_of_the_dead_process() -> None:
     """When a successor gets the rank-local state of a dead process, then it has the buffers of the
     dead process. It does not have those of the rank whose shard it took."""
     dead, successor = Trainee(10), Trainee(10)
-    private = dead.train(2)
+    local_state = dead.train(2)
     successor.train(1)
 
-    successor.state.rollback(private)
+    successor.state.rollback(local_state)
 
     assert same(dead.buffers(), successor.buffers())
 
@@ -597,11 +597,11 @@ def test_successor_keeps_the_large_buffers_that_came_with_the_shard() -> None:
     successor keeps the buffers that came with the shard. Further rollbacks restore these buffers.
     """
     dead, successor = Trainee(INLINE), Trainee(INLINE)
-    private = dead.train(2)
+    local_state = dead.train(2)
     came = successor.buffers()
 
     for _ in range(3):
-        successor.state.rollback(private)
+        successor.state.rollback(local_state)
         assert same(successor.buffers(), came)
         successor.forward()
 
@@ -631,8 +631,8 @@ def test_loader_without_a_generator_draws_the_same_after_a_rollback(
             range(20), batch_size=4, shuffle=shuffle, num_workers=workers
         )
         state = adopted(data=data)
-        private = state.capture()
-        state.rollback(private)
+        local_state = state.capture()
+        state.rollback(local_state)
         found: list[object] = []
         batches = iter(data)
         left = list(lost)
@@ -645,12 +645,12 @@ def test_loader_without_a_generator_draws_the_same_after_a_rollback(
             number = torch.rand(1).item()
             if left and len(found) == left[0]:  # this step is given up
                 left.pop(0)
-                state.rollback(private)
+                state.rollback(local_state)
                 end_workers(batches)
                 batches = iter(data)
                 continue
             found.append((batch.tolist(), number))
-            private = state.capture()
+            local_state = state.capture()
         end_workers(batches)
         return found
 
@@ -665,11 +665,11 @@ def test_gradient_scaler_can_unscale_again_after_a_rollback() -> None:
     scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
     others = {"scaler": scaler, "off": off}
     state = adopt({"model": model, "optimizer": optimizer, "others": others}, None)
-    private = state.capture()
+    local_state = state.capture()
     for _ in range(2):
         scaler.scale(model(torch.ones(1, 4)).sum()).backward()
         scaler.unscale_(optimizer)
-        state.rollback(private)
+        state.rollback(local_state)
     scaler.scale(model(torch.ones(1, 4)).sum()).backward()
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
