@@ -243,7 +243,7 @@ def copy_of(directory: Path, rank: int) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CheckpointPart:
     """
     The contribution of one rank to a periodic checkpoint.
     """
@@ -255,7 +255,7 @@ class Part:
     it or not. Empty: the state cannot be compared."""
 
 
-def write_part(directory: Path, rank: int, part: Part) -> None:
+def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
     Record that a rank has written its part, with the files of the part.
     """
@@ -264,7 +264,7 @@ def write_part(directory: Path, rank: int, part: Part) -> None:
     beside.rename(directory / _part(rank))  # so that no reader sees half of the file
 
 
-def claim_parts(directory: Path, world: int) -> list[Part] | None:
+def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
     Return the parts of all ranks to the one caller that must commit them. Return None to all other
     callers, and while a part is missing.
@@ -280,7 +280,7 @@ def claim_parts(directory: Path, world: int) -> list[Part] | None:
     encoded = [part.read_bytes() for part in parts]
     for part in parts:
         part.unlink()
-    return [msgspec.json.decode(part, type=Part) for part in encoded]
+    return [msgspec.json.decode(part, type=CheckpointPart) for part in encoded]
 
 
 def give_up(store: CheckpointStore, step: int) -> bool:

@@ -21,7 +21,7 @@ see `introduce`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ForkedTask:
     """
     The task of a forked process. The numbers of the descriptors are those of the process that has
     the object.
@@ -53,7 +53,7 @@ def introduce(door: socket.socket) -> socket.socket:
     return mine
 
 
-def give_task(channel: socket.socket, task: Task) -> None:
+def give_task(channel: socket.socket, task: ForkedTask) -> None:
     """
     Send the task to the forked process at the other end. Raises OSError when the process has ended.
     Does not block: each socket carries one task only.
@@ -69,7 +69,7 @@ def give_task(channel: socket.socket, task: Task) -> None:
         os.close(text)
 
 
-def take_task(channel: socket.socket) -> Task | None:
+def take_task(channel: socket.socket) -> ForkedTask | None:
     """
     Wait for the task. Return None when there will be none. The caller must close the descriptors of
     the task.
@@ -80,7 +80,7 @@ def take_task(channel: socket.socket) -> Task | None:
     text, output, *descriptors = received
     work, arguments, environment = json.loads(os.pread(text, os.fstat(text).st_size, 0))
     os.close(text)
-    return Task(
+    return ForkedTask(
         work=work,
         arguments=tuple(arguments),
         environment=environment,

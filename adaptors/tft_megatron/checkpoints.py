@@ -49,7 +49,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tft.errors import CheckpointCorrupt
 from tft.spi import pack, sync, unpack, write_whole
-from tft_megatron.generators import Part, consumed, generators
+from tft_megatron.generators import ModelPart, consumed, generators
 from tft_megatron.layout import Content, Placed
 
 _FORM = 1
@@ -91,7 +91,7 @@ class Written:
     """The tensors that the adaptor takes back, by name. A tensor that megatron-core keeps too is
     written once."""
     content: Content
-    part: Part
+    part: ModelPart
     """The part of the model to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
@@ -263,10 +263,10 @@ class _Whole:
         self.known = Metadata(state_dict_metadata={}, planner_data=None)
         self._stored: dict[MetadataIndex, WriteResult] = {}
         self.common: bytes | None = None
-        self._parts: dict[Part, None] = {}
+        self._parts: dict[ModelPart, None] = {}
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ModelPart]:
         """
         Return the parts of the model, each once.
         """
@@ -316,8 +316,8 @@ def _counted(common: bytes, samples: int | None) -> bytes:
     return _saved({**content, "consumed_train_samples": samples}).numpy().tobytes()
 
 
-def _part(told: Mapping[str, Any]) -> Part:
-    return Part(
+def _part(told: Mapping[str, Any]) -> ModelPart:
+    return ModelPart(
         pipeline=tuple(told["pipeline"]),
         tensor=tuple(told["tensor"]),
         experts=told["experts"],

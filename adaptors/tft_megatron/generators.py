@@ -20,7 +20,7 @@ from tft.spi import unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ModelPart:
     """
     A part of the model, and the ranks that have it.
     """
@@ -35,7 +35,7 @@ class Part:
     """The data-parallel ranks, in their order."""
 
 
-def generators(parts: Sequence[Part], captured: Mapping[int, bytes]) -> dict[str, Any]:
+def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dict[str, Any]:
     """
     Return the objects with the generator states, by megatron-core's unique keys. `captured` is the
     rank-local state of each rank.

@@ -32,7 +32,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor, nn
 
 from tft.errors import UsageError
-from tft_megatron.generators import Part
+from tft_megatron.generators import ModelPart
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
 """The `metadata` that an optimizer's `sharded_state_dict` must get, for writing and for reading."""
@@ -144,12 +144,12 @@ def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core
             optimizer.state.clear()
 
 
-def part() -> Part:
+def part() -> ModelPart:
     """
     Return the part of the model that this rank has.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return Part(
+    return ModelPart(
         pipeline=(
             parallel_state.get_pipeline_model_parallel_rank(),
             parallel_state.get_pipeline_model_parallel_world_size(),

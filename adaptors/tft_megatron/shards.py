@@ -36,7 +36,7 @@ Optimizers create the other tensors when they need them."""
 Tree = dict[str, Any]  # Any: what optimizers and schedulers keep
 
 
-class Part(Protocol):
+class StateOwner(Protocol):
     """
     An object that owns a part of the state, and can return or replace it.
     """
@@ -143,7 +143,7 @@ class Shard:
     One shard of this rank.
     """
 
-    def __init__(self, name: str, holders: tuple[int, ...], part: Part) -> None:
+    def __init__(self, name: str, holders: tuple[int, ...], part: StateOwner) -> None:
         self.name = name
         self.holders = holders
         self.part = part

@@ -28,7 +28,7 @@ reducer.hpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BucketLayout:
     """
     The order and the buckets in which one DDP reduces gradients, now or from its next forward on.
     """
@@ -50,7 +50,7 @@ class Wrappers:
         self._contributing = contributing
         self._watches: list[RemovableHandle] = []
         self._wrappers: list[Any] = []  # DDP; Any: its private methods have no types
-        self._layouts: list[Layout | None] | None = None
+        self._layouts: list[BucketLayout | None] | None = None
 
     def settle(self, built: object) -> None:
         """
@@ -120,22 +120,22 @@ class Wrappers:
             raise MalformedMessage(f"bucket layouts that cannot be read: {error}") from None
 
 
-def _decided(layout: Layout | None) -> bool:
+def _decided(layout: BucketLayout | None) -> bool:
     return layout is not None and layout.buckets is not None
 
 
-def _plain(layout: Layout | None) -> list[list[int] | list[list[int]] | None] | None:
+def _plain(layout: BucketLayout | None) -> list[list[int] | list[list[int]] | None] | None:
     if layout is None:
         return None
     buckets = layout.buckets
     return [list(layout.order), None if buckets is None else [list(b) for b in buckets]]
 
 
-def _unplain(plain: Any) -> Layout | None:  # Any: came from outside
+def _unplain(plain: Any) -> BucketLayout | None:  # Any: came from outside
     if plain is None:
         return None
     order, buckets = plain
-    return Layout(
+    return BucketLayout(
         order=tuple(map(int, order)),
         buckets=None if buckets is None else tuple(tuple(map(int, b)) for b in buckets),
     )
@@ -185,7 +185,7 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
     return first.register_hook(say)  # type: ignore[no-untyped-call, no-any-return]  # torch has no types here
 
 
-def _layout_of(ddp: Any) -> Layout | None:
+def _layout_of(ddp: Any) -> BucketLayout | None:
     """
     Read the present layout of `ddp` from the DDP's statistics, after refreshing them. Return None
     if the layout is not known yet.
@@ -207,15 +207,15 @@ def _layout_of(ddp: Any) -> Layout | None:
             tuple(map(int, bucket.split()))
             for bucket in told["rebuilt_per_bucket_param_indices"].split(",")
         )
-        return Layout(order=tuple(i for bucket in buckets for i in bucket), buckets=buckets)
+        return BucketLayout(order=tuple(i for bucket in buckets for i in bucket), buckets=buckets)
     arrived = told.get("prev_iteration_grad_ready_order_indices", "")
     order = tuple(int(index) for index in arrived.split(",") if index)
     if sorted(order) != list(range(len(_trained(ddp)[0]))):
         return None  # no backward with gradient reduction yet
-    return Layout(order=order, buckets=None)
+    return BucketLayout(order=order, buckets=None)
 
 
-def _bring(ddp: Any, layout: Layout) -> Layout:
+def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
     """
     Give a fresh DDP the layout of an earlier one, and return the layout that results.
 

@@ -18,7 +18,7 @@ State = dict[str, Any]
 """A dict with `state`, by parameter name, and `param_groups`. Any: optimizers keep any values."""
 
 
-class Part(Protocol):
+class OptimizerPart(Protocol):
     """
     A part of an optimizer: some or all of its state, and some or all settings of its parameter
     groups.

@@ -24,7 +24,7 @@ from tft_pytorch.names import (
     own_names,
     parameter_names,
 )
-from tft_pytorch.optimizer_shards import Part, Settings, Share, Whole
+from tft_pytorch.optimizer_shards import OptimizerPart, Settings, Share, Whole
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import DENSE
@@ -44,7 +44,7 @@ class Shard:
         self,
         name: str,
         model: nn.Module,
-        part: Part,
+        part: OptimizerPart,
         *,
         holders: tuple[int, ...] = (),
         belongs: Callable[[str], bool] = lambda name: True,

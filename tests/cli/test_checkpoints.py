@@ -34,7 +34,7 @@ def test_verify_reports_a_whole_checkpoint_with_its_contents(
     place = saved(tmp_path, 42)
     assert verify(place) == 0
     assert capsys.readouterr().out == (
-        f"{place}: whole; the end of step 42 of 2 ranks, 3 files with 69 bytes, written with the "
+        f"{place}: whole; the end of step 42 of 2 ranks, 3 files with 75 bytes, written with the "
         "adaptor pytorch\n"
     )
 

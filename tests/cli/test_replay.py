@@ -61,7 +61,7 @@ def test_replay_reports_every_run_of_a_story(
     reported as the same."""
     assert replay_story(run_dir, None) == 0
 
-    first, second = (len(run.told) for run in read(run_dir, None).values())
+    first, second = (len(run.events) for run in read(run_dir, None).values())
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("run ")] == [
         f"run 1: 4 ranks, {first} events",
@@ -92,7 +92,7 @@ def test_replay_reports_commands_that_differ(
     """When the recorded commands differ from the commands that the replay gives, then replay prints
     the line, the event and both commands, and returns 1."""
     said_then = json.loads((run_dir / "story.jsonl").read_text().splitlines()[2])["then"]
-    count = len(read(run_dir, 1)[1].told)
+    count = len(read(run_dir, 1)[1].events)
     damage(run_dir, 3, then="2 Kill: 00")
     damage(run_dir, 5, then="Stop: 11")
 

@@ -17,7 +17,7 @@ from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.protocol.messages import Answered, Check, EndNode, Exited, Noticed, Position
 from tft.replay.judging import as_test, replay, replayed, write_story
-from tft.replay.recording import Opened, Run, Told, runs_of
+from tft.replay.recording import Opened, Run, StoryEvent, runs_of
 from tft.replay.sentences import commanded, plainly
 from tft.replay.timeline import timeline
 from tft.testing.scripted import ScriptedJob
@@ -152,8 +152,8 @@ def test_replay_gives_the_same_commands(
 
     assert again.differences == []
     assert again.same
-    assert len(again.turns) == len(run.told)
-    assert all(each.then is not None for each in run.told)
+    assert len(again.turns) == len(run.events)
+    assert all(each.then is not None for each in run.events)
     assert again.incidents
     assert any(turn.commands for turn in again.turns)
 
@@ -218,9 +218,10 @@ def test_quotes_and_backslashes_of_a_story_survive_in_the_printed_test(tmp_path:
     names: dict[str, str] = {}
     exec(printed, names)
     summaries = [
-        turn.told.event.message.summary
+        turn.recorded.event.message.summary
         for turn in replayed(names["STORY"]).turns
-        if isinstance(turn.told.event, Received) and hasattr(turn.told.event.message, "summary")
+        if isinstance(turn.recorded.event, Received)
+        and hasattr(turn.recorded.event.message, "summary")
     ]
     assert summaries == [evil]
 
@@ -237,8 +238,8 @@ def test_replay_with_another_policy_shows_the_first_difference(tmp_path: Path) -
 
     assert not judged.same
     [first, *_] = judged.differences
-    assert first.told.then is not None
-    assert "Spawn" in first.told.then  # then another process was started, which is not done now
+    assert first.recorded.then is not None
+    assert "Spawn" in first.recorded.then  # then another process was started, which is not done now
     assert not any(type(command).__name__ == "Spawn" for command in first.commands)
 
 
@@ -259,18 +260,18 @@ def test_event_that_makes_the_machine_fail_ends_the_replay(tmp_path: Path) -> No
     """When the machine fails at an event, then the replay says where and why. It is a difference
     only if the machine did not fail at this event in the recorded run."""
     run = lived(retries, tmp_path / "s")
-    line = run.told[-1].line + 1
+    line = run.events[-1].line + 1
     order: Any = EndNode(epoch=1, grace=1.0, why="w")  # Any: nobody can report it
     for then, same in ((None, True), ("", False)):
-        bad = Told(
+        bad = StoryEvent(
             line=line, event=Received(at=1e3, sender="s", number=1, message=order), then=then
         )
-        after = Told(line=line + 1, event=DeadlinePassed(at=1e4), then="")
-        judged = replay(replace(run, told=(*run.told, bad, after)))
+        after = StoryEvent(line=line + 1, event=DeadlinePassed(at=1e4), then="")
+        judged = replay(replace(run, events=(*run.events, bad, after)))
 
         assert "EndNode" in judged.failure
         assert judged.failed_at == bad
-        assert len(judged.turns) == len(run.told)
+        assert len(judged.turns) == len(run.events)
         assert judged.same is same
         assert f"the machine fails: {judged.failure}" in "".join(timeline(judged))
 

@@ -15,7 +15,7 @@ from tft.core.job.machine import Machine
 from tft.core.job.policy import Policy
 from tft.errors import StoryCorrupt, UsageError
 from tft.protocol.messages import Exited, Position, Spawn
-from tft.replay.recording import Opened, Story, Told, fingerprint, last_run, runs_of
+from tft.replay.recording import Opened, Story, StoryEvent, fingerprint, last_run, runs_of
 
 OPENED = Opened(
     job="j", run="r", world=2, policy=Policy(enable=frozenset({"dump"}), max_incidents=3),
@@ -95,7 +95,7 @@ def test_one_run_of_a_story_can_be_selected_by_its_number(tmp_path: Path) -> Non
     write(path, replace(OPENED, run="s"), EVENTS[:1])
     content = path.read_bytes()
 
-    assert [len(run.told) for run in runs_of(content, "s", 2).values()] == [4]
+    assert [len(run.events) for run in runs_of(content, "s", 2).values()] == [4]
     assert list(runs_of(content, "s", -1)) == [3]
     with pytest.raises(UsageError, match="line 1: the story was written by an earlier tft"):
         runs_of(content, "s")
@@ -133,10 +133,10 @@ def test_story_records_the_commands_of_each_event(tmp_path: Path) -> None:
 
     assert fingerprint(then).startswith("2 Spawn, JobOver: ")
     run = runs_of(path.read_bytes(), "s")[1]
-    assert run.told == (
-        Told(line=2, event=EVENTS[0], then=fingerprint(then)),
-        Told(line=3, event=EVENTS[2], then=""),
-        Told(line=4, event=EVENTS[3], then=None),
+    assert run.events == (
+        StoryEvent(line=2, event=EVENTS[0], then=fingerprint(then)),
+        StoryEvent(line=3, event=EVENTS[2], then=""),
+        StoryEvent(line=4, event=EVENTS[3], then=None),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tft.bus.ports import free_address
 from tft.bus.zeromq import open_bus
-from tft.launcher.children import Child, Children
+from tft.launcher.children import Children, LaunchedProcess
 from tft.protocol.topics import presence
 
 
@@ -58,7 +58,7 @@ async def test_launcher_waits_for_orphans_of_its_children() -> None:
             os.kill(orphan, 0)
 
 
-async def _broker(children: Children, folder: Path) -> Child:
+async def _broker(children: Children, folder: Path) -> LaunchedProcess:
     """
     A broker that has opened its ports.
     """

@@ -3,7 +3,7 @@ What Megatron's own training would find of the generators of all ranks.
 """
 
 import torch
-from tft_megatron.generators import Part, consumed, generators
+from tft_megatron.generators import ModelPart, consumed, generators
 
 from tft.protocol.codec import pack
 
@@ -17,11 +17,11 @@ def captured(rank: int, data: object = None, **more: object) -> bytes:
     return pack({"form": "megatron.1", "torch": pack(drawn), "tracker": tracker, **more})
 
 
-def part(*ranks: int, stage: int = 0, experts: int = 1) -> Part:
+def part(*ranks: int, stage: int = 0, experts: int = 1) -> ModelPart:
     """
     One of two stages.
     """
-    return Part(pipeline=(stage, 2), tensor=(0, 1), experts=experts, ranks=ranks)
+    return ModelPart(pipeline=(stage, 2), tensor=(0, 1), experts=experts, ranks=ranks)
 
 
 def test_each_pipeline_stage_has_the_generator_states_of_its_ranks() -> None:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tft.transfer.chunk_scheduler import ChunkScheduler
-from tft.transfer.wire import Offer, Request, Run
+from tft.transfer.wire import Request, Run, ShardOffer
 
-OFFER = Offer(meta=b"meta", buffers=(("weights", 100),))
+OFFER = ShardOffer(meta=b"meta", buffers=(("weights", 100),))
 
 
 def settled(sources: int, chunks: int) -> ChunkScheduler:

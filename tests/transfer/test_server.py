@@ -15,7 +15,16 @@ from tft.errors import InternalError, TransferFailed, UsageError
 from tft.protocol.messages import VERSION
 from tft.spi.types import Buffer, ShardPayload
 from tft.transfer import ShardServer
-from tft.transfer.wire import CHUNK, FROM_SERVER, Hello, Offer, Refusal, Request, frame, read_frame
+from tft.transfer.wire import (
+    CHUNK,
+    FROM_SERVER,
+    Hello,
+    Refusal,
+    Request,
+    ShardOffer,
+    frame,
+    read_frame,
+)
 
 SHARD = {"weights": content(3 * CHUNK)}
 HELLO = Hello(job=JOB, rank=1, shard="model", step=STEP)
@@ -86,7 +95,7 @@ def test_next_client_is_served_after_a_client_dies_inside_a_chunk(opened: Opened
 
     with connect(server) as client:
         client.sendall(frame(HELLO) + frame(Request(offset=0, length=CHUNK)) * 3)
-        assert isinstance(answer(client), Offer)
+        assert isinstance(answer(client), ShardOffer)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     fetch_into(room, server.address)
 
@@ -99,7 +108,7 @@ def test_several_clients_are_served_at_the_same_time(opened: Opened) -> None:
 
     with connect(server) as client:
         client.sendall(frame(HELLO))
-        assert answer(client) == Offer(meta=META, buffers=(("weights", 3 * CHUNK),))
+        assert answer(client) == ShardOffer(meta=META, buffers=(("weights", 3 * CHUNK),))
         room = Room(SHARD)
         fetch_into(room, server.address)
 
@@ -152,7 +161,7 @@ def test_close_ends_every_thread_of_the_server(said: bytes) -> None:
     with connect(server) as client:
         client.sendall(said)
         if said:
-            assert isinstance(answer(client), Offer)
+            assert isinstance(answer(client), ShardOffer)
 
         server.close()
 

@@ -13,11 +13,11 @@ from tft.transfer.wire import (
     CHUNK,
     SMALLEST_CHUNK,
     Hello,
-    Offer,
     Read,
     Refusal,
     Request,
     Run,
+    ShardOffer,
     Views,
     chunks,
     fingerprint,
@@ -29,11 +29,11 @@ from tft.transfer.wire import (
 
 WORDS = [
     Hello(job="job", rank=3, shard="model", step=12),
-    Offer(meta=b"\x00\xff", buffers=(("a", 0), ("b", 2**40))),
+    ShardOffer(meta=b"\x00\xff", buffers=(("a", 0), ("b", 2**40))),
     Refusal(why="because"),
     Request(offset=2**40, length=CHUNK),
 ]
-KEY = fingerprint(Offer(meta=b"", buffers=()))
+KEY = fingerprint(ShardOffer(meta=b"", buffers=()))
 
 
 def stream(content: bytes, mouthful: int = 1 << 30) -> Read:
@@ -67,7 +67,7 @@ def sink(mouthful: int = 1 << 30) -> tuple[bytearray, Callable[[Views], int]]:
 
 @pytest.mark.parametrize("said", WORDS, ids=lambda said: type(said).__name__)
 def test_frame_read_byte_by_byte_gives_the_message_sent(
-    said: Hello | Offer | Refusal | Request,
+    said: Hello | ShardOffer | Refusal | Request,
 ) -> None:
     """When a frame is read one byte at a time, then the reader gives the message that was sent."""
     assert read_frame(stream(frame(said), mouthful=1), 1000) == said
@@ -75,7 +75,7 @@ def test_frame_read_byte_by_byte_gives_the_message_sent(
 
 @given(st.sampled_from(WORDS), st.data())
 def test_frame_with_a_flipped_bit_is_rejected(
-    said: Hello | Offer | Refusal | Request, data: st.DataObject
+    said: Hello | ShardOffer | Refusal | Request, data: st.DataObject
 ) -> None:
     """When one bit of a frame is flipped, then reading the frame raises `MalformedMessage`, or
     `EOFError` because the frame seems longer than the bytes that arrive."""
@@ -146,7 +146,7 @@ def test_chunk_of_another_offset_or_offer_is_reported_as_wrong() -> None:
 
     wanted = Request(offset=20, length=10)
     assert not receive_chunk(run, wanted, KEY, stream(bytes(sent)))
-    other = fingerprint(Offer(meta=b"other", buffers=()))
+    other = fingerprint(ShardOffer(meta=b"other", buffers=()))
     assert not receive_chunk(run, Request(offset=10, length=10), other, stream(bytes(sent)))
 
 

@@ -17,7 +17,7 @@ import structlog
 from tft.agent.child import Child
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, python_environment
-from tft.forked_task import ANOTHER, READY, Task, give_task
+from tft.forked_task import ANOTHER, READY, ForkedTask, give_task
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ class ForkedProcess:
     pidfd: int
     channel: socket.socket
 
-    def begin(self, task: Task, ended: Callable[[Child], None]) -> Child | None:
+    def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
         Give the process its task. Return None when the process has already ended.
         """

@@ -23,7 +23,7 @@ from tft.agent.remote_starter import NOT_STARTED, Distant, Elsewhere
 from tft.agent.settings import AgentSettings, RankStart, rank_environment
 from tft.clock import Clock
 from tft.config import descriptor_variables
-from tft.forked_task import Task
+from tft.forked_task import ForkedTask
 from tft.page import Page
 from tft.parent_death import LAST_WORDS
 from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
@@ -360,7 +360,7 @@ class Ranks:
             record=record, prefix=f"[rank {rank}] ", console=self._console
         )
         self._outputs = [kept for kept in self._outputs if not kept.closed] + [output]
-        task = Task(
+        task = ForkedTask(
             work="rank",
             arguments=self._settings.command,
             environment=environment,
@@ -475,7 +475,7 @@ class Ranks:
             self._report(answer)
 
 
-def _execute(task: Task, ended: Callable[[Child], None]) -> Child:
+def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
     """
     Start a process of a rank without the fork server, so that it imports all modules itself.
 

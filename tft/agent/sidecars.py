@@ -15,7 +15,7 @@ from tft.agent.child import Child, write_pid
 from tft.agent.fork_server import ForkServer
 from tft.agent.settings import AgentSettings, child_environment
 from tft.errors import UsageError
-from tft.forked_task import Task
+from tft.forked_task import ForkedTask
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +132,7 @@ class StoreSidecar:
         self._reading, writing = os.pipe()
         settings = self._settings
         with self._record.open("ab") as record:
-            task = Task(
+            task = ForkedTask(
                 work="store",
                 arguments=(settings.job.adaptor, settings.host),
                 environment=child_environment(settings, self._marker),
@@ -146,7 +146,7 @@ class StoreSidecar:
         write_pid(settings.job.run_dir / "pids" / f"store-{settings.node}.pid", self._child.pid)
         asyncio.get_running_loop().add_reader(self._reading, self._read_port)
 
-    def _execute(self, task: Task) -> Child:
+    def _execute(self, task: ForkedTask) -> Child:
         (writing,) = task.descriptors
         return Child.start(
             [sys.executable, "-P", "-m", "tft.worker.store", *task.arguments, str(writing)],

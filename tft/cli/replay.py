@@ -65,9 +65,9 @@ def verdict(judged: Replay) -> list[str]:
     """
     Return lines that say whether the commands are the same, and where they differ.
     """
-    known = sum(turn.told.then is not None for turn in judged.turns)
+    known = sum(turn.recorded.then is not None for turn in judged.turns)
     different = judged.differences
-    first = f"{len(judged.turns)} of {len(judged.run.told)} events judged; "
+    first = f"{len(judged.turns)} of {len(judged.run.events)} events judged; "
     if known < len(judged.turns):
         first += f"what followed then is known of {known}; "
     first += f"other commands in {len(different)} of them" if different else "the same commands"
@@ -81,11 +81,11 @@ def verdict(judged: Replay) -> list[str]:
 
 
 def _difference(turn: Turn) -> list[str]:
-    event = turn.told.event
+    event = turn.recorded.event
     kind = type(event.message if isinstance(event, Received) else event).__name__
     return [
-        f"line {turn.told.line}, {kind}",
-        f"  then: {turn.told.then or 'nothing'}",
+        f"line {turn.recorded.line}, {kind}",
+        f"  then: {turn.recorded.then or 'nothing'}",
         f"  now: {fingerprint(turn.commands) or 'nothing'}",
         *(f"    {line}" for line in commanded(turn.commands)),
     ]
@@ -93,7 +93,7 @@ def _difference(turn: Turn) -> list[str]:
 
 def _of(run: Run) -> str:
     ranks = "1 rank" if run.opened.world == 1 else f"{run.opened.world} ranks"
-    return f"{ranks}, {len(run.told)} events"
+    return f"{ranks}, {len(run.events)} events"
 
 
 def replay_command() -> click.Command:

@@ -16,7 +16,7 @@ from tft.config import inherited_environment
 from tft.parent_death import adopt_orphans, parent_death_tie
 
 
-class Child:
+class LaunchedProcess:
     """
     One process that this process started.
     """
@@ -67,7 +67,7 @@ class Children:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, Child] = {}
+        self._known: dict[int, LaunchedProcess] = {}
         self._none_left = asyncio.Event()
         self._earlier = _children()  # children that existed before; they are not reaped here
 
@@ -92,7 +92,7 @@ class Children:
         added: Mapping[str, str],
         log: Path,
         inherited: Sequence[int] = (),
-    ) -> Child:
+    ) -> LaunchedProcess:
         """
         Run `tft` with `arguments` in a session of its own. It is killed when this process ends.
 
@@ -112,7 +112,7 @@ class Children:
                 pass_fds=inherited,
                 start_new_session=True,
             )
-        child = self._known[process.pid] = Child(process)
+        child = self._known[process.pid] = LaunchedProcess(process)
         self._none_left.clear()
         return child
 

@@ -21,7 +21,7 @@ from tft.clock import SystemClock
 from tft.core.job.policy import Policy
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
-from tft.launcher.children import Child, Children
+from tft.launcher.children import Children, LaunchedProcess
 from tft.launcher.exit_codes import (
     COMPLETED,
     DUMPED,
@@ -152,7 +152,7 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
             settings.broker, job=settings.job, sender=plan.sender, topics=[ORDERS],
             curve=settings.curve,
         ) as bus:  # fmt: skip
-            return await Launcher(plan, environment, children, bus, report).run()
+            return await NodeLauncher(plan, environment, children, bus, report).run()
 
 
 def say(sentence: str) -> None:
@@ -165,7 +165,7 @@ def say(sentence: str) -> None:
         click.echo(f"tft: {sentence}", err=True)
 
 
-class Launcher:
+class NodeLauncher:
     """
     Runs the parts of one node, from the start of the first part to the end of the last.
     """
@@ -184,7 +184,7 @@ class Launcher:
         self._children = children
         self._bus = bus
         self._report = report
-        self._parts: dict[str, Child] = {}
+        self._parts: dict[str, LaunchedProcess] = {}
         self._clock = SystemClock()
         self._outbox = Outbox()
         self._grace = 0.0
@@ -278,7 +278,7 @@ class Launcher:
                 await self._tell(lost)
         self._finish(exit_code(FAILED, self._stopped_by))
 
-    def _start(self, name: str) -> Child:
+    def _start(self, name: str) -> LaunchedProcess:
         log = self._log_of(name)
         child = self._children.start(
             self._commands[name],

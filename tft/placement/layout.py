@@ -44,7 +44,7 @@ MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class StateKind:
     """
     One kind of state, and the ranks that hold it.
     """
@@ -155,7 +155,7 @@ class Layout:
 
     # ------------------------------------------------------------ what is where
 
-    def states(self) -> tuple[State, ...]:
+    def states(self) -> tuple[StateKind, ...]:
         """
         Return all kinds of state with their shard groups: one set of groups per pipeline stage and
         tensor rank, and for experts one per part of the experts.
@@ -176,7 +176,7 @@ class Layout:
             ]
         return tuple(found)
 
-    def _with_parameters(self, dense: Places, experts: Places) -> tuple[State, ...]:
+    def _with_parameters(self, dense: Places, experts: Places) -> tuple[StateKind, ...]:
         """
         Return the kinds of state if parameters are cut together with their optimizer state.
         """
@@ -191,11 +191,11 @@ class Layout:
             found.append(self._state("expert_optimizer", of, experts, self.expert_copies))
         return tuple(found)
 
-    def _state(self, kind: str, what: str, places: Places, copies: int) -> State:
+    def _state(self, kind: str, what: str, places: Places, copies: int) -> StateKind:
         groups: dict[str, tuple[int, ...]] = {}
         for place, ranks in places:
             groups |= strided(kind + place, ranks, copies)
-        return State(kind=kind, what=what, copies=copies, groups=groups)
+        return StateKind(kind=kind, what=what, copies=copies, groups=groups)
 
     def _dense_places(self) -> Places:
         strides = self._strides(self._dense_sizes())

@@ -4,7 +4,7 @@ compare its commands with the recorded ones.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
-    write_story(path, opened, told)       writes the run of a simulated cluster in the same form,
+    write_story(path, opened, events)     writes the run of a simulated cluster in the same form,
                                           for `tft replay` and `as_test`
     as_test(replay, name) -> str          returns the text of a test, to be pasted into a test file
 """
@@ -21,7 +21,7 @@ from tft.replay.recording import (
     Opened,
     Run,
     Story,
-    Told,
+    StoryEvent,
     event_line,
     fingerprint,
     numbered,
@@ -51,7 +51,7 @@ class Turn:
     One event, and the commands that the machine gives for it.
     """
 
-    told: Told
+    recorded: StoryEvent
     commands: tuple[Command, ...]
     before: Stand
     after: Stand
@@ -62,7 +62,7 @@ class Turn:
         True if the machine now gives other commands for this event than the recorded ones. False if
         the commands were not recorded.
         """
-        return self.told.then is not None and self.told.then != fingerprint(self.commands)
+        return self.recorded.then is not None and self.recorded.then != fingerprint(self.commands)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Replay:
     machine: Machine
     """The machine after the last event."""
     turns: tuple[Turn, ...]
-    failed_at: Told | None = None
+    failed_at: StoryEvent | None = None
     """The event at which the machine failed; later events were not judged. None: it did not
     fail."""
     failure: str = ""
@@ -144,34 +144,36 @@ def replay(run: Run) -> Replay:
     """
     machine = run.opened.machine()
     turns: list[Turn] = []
-    for told in run.told:
+    for recorded in run.events:
         before = _stand(machine)
         try:
-            commands = tuple(machine.handle(told.event))
+            commands = tuple(machine.handle(recorded.event))
             machine.check()
         except Exception as broken:  # noqa: BLE001 # what a broken machine raises, nobody knows
             failure = f"{type(broken).__name__}: {broken}"
             turns_done = tuple(turns)
             return Replay(
-                run=run, machine=machine, turns=turns_done, failed_at=told, failure=failure
+                run=run, machine=machine, turns=turns_done, failed_at=recorded, failure=failure
             )
-        turns.append(Turn(told=told, commands=commands, before=before, after=_stand(machine)))
+        turns.append(
+            Turn(recorded=recorded, commands=commands, before=before, after=_stand(machine))
+        )
     return Replay(run=run, machine=machine, turns=tuple(turns))
 
 
 def write_story(
-    path: Path, opened: Opened, told: Iterable[tuple[Event, Sequence[Command] | None]]
+    path: Path, opened: Opened, events: Iterable[tuple[Event, Sequence[Command] | None]]
 ) -> None:
     """
     Append a run to a story file.
 
-    `opened` holds the arguments of the job machine. `told` holds each event with the commands that
+    `opened` holds the arguments of the job machine. `events` holds each event with the commands that
     followed the event. The commands are None for the event at which the machine raised an
     exception.
     """
     with Story(path) as story:
         story.opened(opened)
-        for event, then in told:
+        for event, then in events:
             story.event(event, then)
 
 
@@ -185,7 +187,7 @@ def as_test(replay: Replay, name: str) -> str:
     Captured rank-local state is cut to eight characters.
     """
     opened = replace(replay.run.opened, job="job", run="run")
-    lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.told)]
+    lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.events)]
     # JSON is all ASCII here; a literal ends at an apostrophe, so none may remain
     story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
     return "\n".join(
@@ -213,9 +215,9 @@ def as_test(replay: Replay, name: str) -> str:
 
 def _brief(event: Event) -> Event:
     match event:
-        case Received(message=Exited() | Answered() as told):
-            local_state = {step: state[:8] for step, state in told.local_state.items()}
-            return replace(event, message=replace(told, local_state=local_state))
+        case Received(message=Exited() | Answered() as message):
+            local_state = {step: state[:8] for step, state in message.local_state.items()}
+            return replace(event, message=replace(message, local_state=local_state))
         case _:
             return event
 

@@ -79,7 +79,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class StoryEvent:
     """
     One event of a story, with the fingerprint of the commands that followed it.
     """
@@ -97,7 +97,7 @@ class Run:
     """
 
     opened: Opened
-    told: tuple[Told, ...]
+    events: tuple[StoryEvent, ...]
 
 
 def fingerprint(commands: Sequence[Command]) -> str:
@@ -248,8 +248,8 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
     last = chapters[-1]
     if (last[0].body.get("job"), last[0].body.get("run")) != (job, run):
         return None
-    told = _run(last, str(path))
-    return told.opened, [each.event for each in told.told]
+    found = _run(last, str(path))
+    return found.opened, [each.event for each in found.events]
 
 
 def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
@@ -300,8 +300,9 @@ def _line(text: bytes, number: int, name: str) -> _Line:
 def _run(chapter: list[_Line], name: str) -> Run:
     return Run(
         opened=_opened(chapter[0], name),
-        told=tuple(
-            Told(line=line.n, event=_event(line, name), then=line.then) for line in chapter[1:]
+        events=tuple(
+            StoryEvent(line=line.n, event=_event(line, name), then=line.then)
+            for line in chapter[1:]
         ),
     )
 

@@ -112,7 +112,7 @@ class _Timeline:
             then = "the job ends" if ends else "the job goes on"
             heading = then if self._lines else "the job starts"
         else:
-            self._zero = turn.told.event.at
+            self._zero = turn.recorded.event.at
             what = "; ".join(map(fault_in_words, self._incidents[number].roots()))
             heading = f"incident {number}, {self._zero - start:.3f} s: {what or 'no fault'}"
         self._lines += [*([""] if self._lines else []), heading]
@@ -127,9 +127,9 @@ class _Timeline:
         said = self._happened(turn)
         decided = list(_decided(turn))
         if said or decided:
-            self._say(turn.told.event.at, said or "")
+            self._say(turn.recorded.event.at, said or "")
         self._lines += [f"{'':>12}    {line}" for line in decided]
-        self._ask(turn.commands, turn.told.event.at)
+        self._ask(turn.commands, turn.recorded.event.at)
 
     def _say(self, at: float, said: str) -> None:
         self._lines.append(f"{f'{at - self._zero:+.3f} s':>12}  {said}".rstrip())
@@ -145,7 +145,7 @@ class _Timeline:
                 self._asked.setdefault(key, _Asked(at=at, ranks=set())).ranks.update(order.to)
 
     def _happened(self, turn: Turn) -> str:
-        event = turn.told.event
+        event = turn.recorded.event
         match event:
             case Received(message=message):
                 key = _key(turn)
@@ -172,7 +172,7 @@ class _Timeline:
         asked = self._asked.get(key)
         everyone = asked is not None and len(asked.ranks) > 2 and asked.ranks == ranks
         who = f"all {len(ranks)} ranks" if everyone else ranks_of(ranks)
-        within = "" if asked is None else f" within {span(turn.told.event.at - asked.at)}"
+        within = "" if asked is None else f" within {span(turn.recorded.event.at - asked.at)}"
         what = particulars(said)
         return f"{who} {alike(said)}{within}{what and '; '}{what}"
 
@@ -184,7 +184,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
     choruses: dict[Key, _Chorus] = {}
     for turn in replay.turns:
         key = _key(turn)
-        event = turn.told.event
+        event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
             if event.message.rank not in chorus.said:  # else the report is a repetition
@@ -198,7 +198,7 @@ def _key(turn: Turn) -> Key | None:
     Return the key of a turn's report. Reports with the same key are shown in one line. Return None
     for a report that has a line of its own, and for an event that is not a report.
     """
-    event = turn.told.event
+    event = turn.recorded.event
     return _key_of(event.message, turn.before) if isinstance(event, Received) else None
 
 

@@ -45,7 +45,7 @@ DOUBTFUL = ("memory", "corruption", "numeric")
 
 
 @dataclass(slots=True)
-class Told:
+class ReportedSteps:
     """
     The steps that a rank's process holds, according to its last report.
     """
@@ -91,7 +91,7 @@ class Ledger:
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
     """By order and rank: the last answer without a failure that belonged to the current round
     and incarnation."""
-    told: dict[int, Told] = field(default_factory=dict)
+    told: dict[int, ReportedSteps] = field(default_factory=dict)
     agents: dict[int, int] = field(default_factory=dict)
     """By node: the process id of the agent that reported last."""
     processes: ProcessBook = field(default_factory=ProcessBook)
@@ -179,7 +179,7 @@ class Ledger:
             return
         if self.has_answered(answer.order, answer.rank, self.key, answer.incarnation):
             return  # the answer is a repetition
-        self.told[answer.rank] = Told(answer.incarnation, answer.held, answer.backups)
+        self.told[answer.rank] = ReportedSteps(answer.incarnation, answer.held, answer.backups)
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
         else:

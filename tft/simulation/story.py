@@ -64,7 +64,7 @@ class SharedStory:
         told = zip(self.events, self.then, strict=True)
         lines = [opened_line(opened(schedule)), *(event_line(event, then) for event, then in told)]
         replay = replayed("\n".join(numbered(line, n) for n, line in enumerate(lines, start=1)))
-        return replay.failure or "; ".join(str(turn.told.event) for turn in replay.differences)
+        return replay.failure or "; ".join(str(turn.recorded.event) for turn in replay.differences)
 
 
 def opened(schedule: Schedule) -> Opened:

@@ -15,7 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from tft.transfer.wire import Offer, Request, Run, fingerprint
+from tft.transfer.wire import Request, Run, ShardOffer, fingerprint
 
 _STRIKES = 3
 """The number of damaged chunks after which a source is not used any more. The number is more than
@@ -35,7 +35,7 @@ class ChunkScheduler:
     def __init__(self, sources: int) -> None:
         self._changed = threading.Condition()
         self._sources = range(sources)
-        self._offers: dict[int, Offer] = {}
+        self._offers: dict[int, ShardOffer] = {}
         self._keys: dict[int, bytes] = {}
         self._lost: dict[int, str] = {}
         self._settled: tuple[bytes, Run] | None = None
@@ -98,7 +98,7 @@ class ChunkScheduler:
         """
         return not any(self._picked.values())
 
-    def common(self) -> Offer | None:
+    def common(self) -> ShardOffer | None:
         """
         Return the offer that the most sources made, or None when there is no offer.
 
@@ -110,7 +110,7 @@ class ChunkScheduler:
             best = max(heard, key=lambda source: votes[self._keys[source]], default=None)
             return None if best is None else self._offers[best]
 
-    def settle(self, offer: Offer, room: Run, chunks: Iterable[Request]) -> None:
+    def settle(self, offer: ShardOffer, room: Run, chunks: Iterable[Request]) -> None:
         """
         Set the valid offer of the shard, the memory `room` for the shard, and the chunks to fetch.
 
@@ -156,7 +156,7 @@ class ChunkScheduler:
         """
         return self._closed
 
-    def offer(self, source: int, offer: Offer) -> tuple[bytes, Run] | None:
+    def offer(self, source: int, offer: ShardOffer) -> tuple[bytes, Run] | None:
         """
         Record the offer of a source, and wait until `settle` has chosen an offer or the fetch is
         over.

@@ -19,7 +19,7 @@ from tft.spi.types import Buffer
 from tft.transfer.chunk_scheduler import ChunkScheduler
 from tft.transfer.fetch_worker import TICK, bring
 from tft.transfer.tls import Tls
-from tft.transfer.wire import Hello, Offer, Run, chunks
+from tft.transfer.wire import Hello, Run, ShardOffer, chunks
 
 log = structlog.get_logger()
 
@@ -135,7 +135,7 @@ def _close(
 
 def _agree(
     transfer: Transfer, step: int, scheduler: ChunkScheduler, abandoned: threading.Event
-) -> Offer:
+) -> ShardOffer:
     _until(scheduler.begun, scheduler, abandoned)
     _until(scheduler.decided, scheduler, abandoned, ticks=int(_GATHERING / TICK))
     offer = scheduler.common()
@@ -144,7 +144,7 @@ def _agree(
     return offer
 
 
-def _room(shard: str, offer: Offer, buffers: Sequence[Buffer]) -> Run:
+def _room(shard: str, offer: ShardOffer, buffers: Sequence[Buffer]) -> Run:
     room = [(buffer.name, buffer.view.nbytes) for buffer in buffers]
     for index, (there, here) in enumerate(zip_longest(offer.buffers, room)):
         if there != here:

@@ -26,9 +26,9 @@ from tft.transfer.tls import Tls, reader
 from tft.transfer.wire import (
     FROM_SERVER,
     Hello,
-    Offer,
     Refusal,
     Request,
+    ShardOffer,
     frame,
     read_frame,
     receive_chunk,
@@ -138,7 +138,7 @@ def _converse(
 ) -> None:
     line.send(hello)
     match read_frame(line.read, FROM_SERVER):
-        case Offer() as offer:
+        case ShardOffer() as offer:
             settled = scheduler.offer(place, offer)
         case Refusal(why=why):
             raise TransferFailed(f"it refused: {why}")

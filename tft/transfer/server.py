@@ -23,10 +23,10 @@ from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
     FROM_CLIENT,
     Hello,
-    Offer,
     Refusal,
     Request,
     Run,
+    ShardOffer,
     fingerprint,
     frame,
     read_frame,
@@ -168,7 +168,7 @@ class ShardServer:
             connection.sendall(frame(answer))
             return
         run = Run([buffer.view for buffer in answer.buffers])
-        offer = Offer(
+        offer = ShardOffer(
             meta=answer.meta,
             buffers=tuple((buffer.name, buffer.view.nbytes) for buffer in answer.buffers),
         )

@@ -2,7 +2,7 @@
 The wire format of a transfer: the messages on a connection, and their order.
 
     client to server   `Hello`       the name of the job, and the wanted shard and step
-    server to client   `Offer`       the buffers of the shard; or `Refusal`, and the end
+    server to client   `ShardOffer`       the buffers of the shard; or `Refusal`, and the end
     client to server   `Request`     a chunk; any number of requests, answered in order
     server to client   the bytes of the chunk, then their digest
 
@@ -75,7 +75,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class ShardOffer:
     """
     The server's answer when it can send the shard: describes the buffers of the shard.
     """
@@ -113,11 +113,11 @@ class Request:
     length: Annotated[int, msgspec.Meta(gt=0, le=CHUNK)]
 
 
-Said = Hello | Offer | Refusal | Request
+Said = Hello | ShardOffer | Refusal | Request
 
 _WORDS: dict[str, type[Said]] = {
     "hello": Hello,
-    "offer": Offer,
+    "offer": ShardOffer,
     "refusal": Refusal,
     "request": Request,
 }
@@ -218,7 +218,7 @@ def chunks(size: int, sources: int) -> list[Request]:
     return [Request(offset=at, length=min(length, size - at)) for at in range(0, size, length)]
 
 
-def fingerprint(offer: Offer) -> bytes:
+def fingerprint(offer: ShardOffer) -> bytes:
     """
     Return a digest of an offer, used to compare offers. Two digests are equal only if the offers
     are equal.

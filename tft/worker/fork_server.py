@@ -22,7 +22,7 @@ import sys
 
 from tft.config import descriptor_variables, replace_environment
 from tft.errors import UsageError
-from tft.forked_task import ANOTHER, READY, Task, introduce, take_task
+from tft.forked_task import ANOTHER, READY, ForkedTask, introduce, take_task
 from tft.parent_death import die_with, die_with_parent
 
 
@@ -110,7 +110,7 @@ def _fork() -> bool:
     return True
 
 
-def _take_on(task: Task) -> None:
+def _take_on(task: ForkedTask) -> None:
     """
     Give this process its own output, environment and random seeds, as its task says.
 

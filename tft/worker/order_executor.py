@@ -70,7 +70,7 @@ class Work:
     odd: dict[int, str] = field(default_factory=dict)
 
 
-class State(Protocol):
+class SessionState(Protocol):
     """
     The part of the session that `Hands` reads and writes.
     """
@@ -109,7 +109,7 @@ class Hands:
 
     def __init__(
         self,
-        state: State,
+        state: SessionState,
         gate: Gate,
         hook: pluggy.HookRelay,
         page: Page,

@@ -361,14 +361,14 @@ class Periodic:
         if part.void:
             return
         files.append(checkpoint.write_local_state(directory, self._settings.rank, part.local_state))
-        done = checkpoint.Part(files=tuple(files), digests=part.digests)
+        done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
         if parts is not None:  # else other ranks must still write, and the last of them commits
             self._commit(part, directory, final, parts)
 
     def _commit(
-        self, part: _Part, directory: Path, final: Path, parts: Sequence[checkpoint.Part]
+        self, part: _Part, directory: Path, final: Path, parts: Sequence[checkpoint.CheckpointPart]
     ) -> None:
         told = self._settings
         found = _differences(part.step, parts)
@@ -423,7 +423,7 @@ class Periodic:
         checkpoint.sweep(self._store, step)
 
 
-def _differences(step: int, parts: Sequence[checkpoint.Part]) -> list[Difference]:
+def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[Difference]:
     """
     Return the differences between the state that the ranks held at this step.
 

@@ -57,7 +57,7 @@ class Reported(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ProcessorArguments:
     """
     The arguments of `tft_init_processor`.
     """
@@ -103,7 +103,7 @@ class Processor:
         for sentence in self.variables.ignored:
             log.warning("variable_ignored", why=sentence)
         self.dumped = False
-        self._told: Told | None = None
+        self._told: ProcessorArguments | None = None
         self._session: tft.Session | None = None
         self._program: Program | None = None
         self._begun = self._inside = self._window = self._counted = False
@@ -133,7 +133,7 @@ class Processor:
 
     # ---------------------------------------------------------------- joining the job
 
-    def init(self, told: Told) -> None:
+    def init(self, told: ProcessorArguments) -> None:
         """
         Keep the arguments of `tft_init_processor`. Raises `Refused` on a second call in a process.
         """
@@ -217,7 +217,7 @@ class Processor:
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
-    def _launcher(self, told: Told, host: str, port: int) -> tft.Launcher:
+    def _launcher(self, told: ProcessorArguments, host: str, port: int) -> tft.Launcher:
         # the text as given: this machine's name may resolve to 127.0.1.1 here, and not elsewhere
         alone = host.startswith("127.") or host in ("localhost", "::1")
         place = environment.place(told.rank, told.world, alone=alone)
@@ -254,7 +254,7 @@ class Processor:
         return self._program
 
     @property
-    def told(self) -> Told:
+    def told(self) -> ProcessorArguments:
         """
         The arguments of `tft_init_processor`. Raises `Refused` before `init`.
         """

@@ -17,7 +17,7 @@ _REPLACES = "ARF:1"
 without MindCluster."""
 
 
-class Told(Protocol):
+class MsrunArguments(Protocol):
     """
     The command line of msrun, as msrun parses it.
     """
@@ -72,7 +72,7 @@ class Facts:
         )
 
 
-def facts_of(told: Told, environ: Mapping[str, str]) -> Facts | None:
+def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
     """
     Return the settings; None for a dry run, which is no job.
 

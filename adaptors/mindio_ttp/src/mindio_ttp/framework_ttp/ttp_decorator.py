@@ -57,7 +57,7 @@ from mindio_ttp.controller_ttp.ttp_utils import is_valid_ipv4, is_zero_ip
 from mindio_ttp.handler import patterns as _patterns
 from mindio_ttp.handler import tft_exception_handler as tft_exception_handler
 from mindio_ttp.handler import tft_register_exception_handler as tft_register_exception_handler
-from mindio_ttp.processor import Told, curve, processor, register
+from mindio_ttp.processor import ProcessorArguments, curve, processor, register
 
 log = logs.get_logger()
 
@@ -111,7 +111,7 @@ def tft_init_processor(
             "local_copy_not_made", why="lost state is copied from the replicas on other ranks"
         )
     processor.init(
-        Told(
+        ProcessorArguments(
             rank=rank,
             world=world_size,
             uce=checks.flag(call, "enable_uce", enable_uce),
