@@ -1,6 +1,8 @@
 """
-One rank alone in a process of its own, without `tft run`: the hooks of the adaptor, called as a session calls
-them, over real groups of one. What came of it is printed as JSON.
+A script that runs one rank in its own process, without `tft run`, and prints its results as JSON.
+
+The script calls the hooks of the Megatron adaptor in the order in which a session calls them. The
+process groups are real groups of one rank. `test_alone.py` runs the script.
 """
 
 import argparse
@@ -45,7 +47,8 @@ threads = len(os.listdir("/proc/self/task"))
 
 class Alone:
     """
-    What `begin` and `enable` use of a session.
+    A stand-in for `tft.Session`, with only the members that `tft_megatron.begin` and
+    `tft_megatron.enable` use.
     """
 
     adaptor = "megatron"
@@ -63,7 +66,7 @@ class Alone:
 
 def referrers(group: Any) -> list[str]:
     """
-    Who keeps a group, in words.
+    Describe each object that still refers to a process group.
     """
     return [
         f"{type(each).__name__} {sorted(map(str, each))[:8] if isinstance(each, dict) else ''}"

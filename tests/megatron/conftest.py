@@ -1,5 +1,5 @@
 """
-What the tests of the adaptor for Megatron share.
+Fixtures that all tests of the Megatron adaptor share.
 """
 
 from tests.megatron.jobs import undisturbed

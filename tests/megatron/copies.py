@@ -1,6 +1,8 @@
 """
-What each rank holds after each step, written down by the job: the digest of every shard, and of the parameters
-that are made from them.
+Records of the state that each rank holds after each step.
+
+The job writes, per rank and step, the digest of every shard and of the model's parameters.
+`test_copies.py` reads and compares these digests.
 """
 
 import json
@@ -18,7 +20,7 @@ from tft_pytorch.tensor_holders import named_after
 
 class Copies:
     """
-    The file of one rank.
+    The writer of one rank's file `copies-rank<R>.jsonl` in the run directory.
     """
 
     def __init__(self, session: Any, model: Any) -> None:  # Any: `tft.Session`, Megatron's
@@ -28,7 +30,7 @@ class Copies:
 
     def write(self, step: int) -> None:
         """
-        What this rank holds now.
+        Append the digests of the shards and parameters that this rank holds after `step`.
         """
         held = dict(self._shards()) | dict(self._parameters())
         with self._path.open("a") as file:
@@ -44,7 +46,10 @@ class Copies:
 
     def _parameters(self) -> Iterator[tuple[str, str]]:
         """
-        Experts have other holders than the rest of the model.
+        Yield the digest of the dense parameters and, if the model has experts, that of the experts.
+
+        The two are separate because different ranks hold the experts and the rest of the model. The
+        name of each digest contains the ranks that hold the same values.
         """
         parameters = {name: p.detach() for name, p in self._model.named_parameters()}
         experts = {n: p for n, p in parameters.items() if ".experts." in n}
@@ -62,8 +67,9 @@ def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
 
 def read(run_dir: Path) -> dict[int, dict[str, dict[int, str]]]:
     """
-    By step and shard, the digest that each of its holders wrote. A step that was taken again counts as it
-    came out last.
+    Return, by step and shard, the digest that each holding rank wrote.
+
+    If a step was trained several times, only the last digest is kept.
     """
     found: dict[int, dict[str, dict[int, str]]] = {}
     for path in sorted(run_dir.glob("copies-rank*.jsonl")):

@@ -1,6 +1,8 @@
 """
-What a step costs under tft: in turn one of a model that tft looks after, and one each of two that it does not
-know, by the same processes over the same groups. So whatever else the machine does, it does to all three.
+A job that measures the cost of a step under tft.
+
+The same processes train three models over the same groups, one step of each in turn. tft protects
+only the first model. Other load on the machine therefore affects all three measurements alike.
 """
 
 import argparse
@@ -55,7 +57,7 @@ tft_megatron.enable(session, kept.wrapped, kept.optimizer, kept.scheduler, data=
 
 def one(built: Built, read: tft_megatron.Data, step: int) -> None:
     """
-    In Megatron's order.
+    Train one step, with the calls in the order of Megatron's own `train_step`.
     """
     built.wrapped.zero_grad_buffer()
     built.optimizer.zero_grad()
@@ -74,7 +76,10 @@ def one(built: Built, read: tft_megatron.Data, step: int) -> None:
 
 def train(session: tft.Session) -> None:
     """
-    The others are made here, where the groups are real ones. Whose turn is first changes.
+    Train all three models and write the seconds of each step to `cost-rank<R>.json`.
+
+    The two unprotected models are built here because the real process groups exist only now. The
+    model that goes first changes from step to step.
     """
     others = [(build(args), tft_megatron.Data(samples)) for _ in range(2)]
     steps = session.steps(args.steps)

@@ -1,5 +1,7 @@
 """
-The small GPT of the jobs for Megatron, built over the groups of now: the same by whoever it is trained.
+The small GPT model of the Megatron test jobs, built over the current process groups.
+
+Jobs under tft and jobs without tft build the same model.
 """
 
 import argparse
@@ -33,7 +35,7 @@ PLACES = torch.arange(LENGTH)[None]
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """
-    What there is to choose.
+    Add the options of the model and its parallel layout to `parser`, and return `parser`.
     """
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--tp", type=int, default=1)
@@ -55,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def sizes(args: argparse.Namespace) -> dict[str, int]:
     """
-    For `initialize_model_parallel`.
+    Return the keyword arguments for Megatron's `initialize_model_parallel`.
     """
     return {
         "tensor_model_parallel_size": args.tp,
@@ -67,7 +69,10 @@ def sizes(args: argparse.Namespace) -> dict[str, int]:
 
 def samples(consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """
-    A stream of sequences, each a function of its number.
+    Yield this rank's batches of words and targets, beginning after `consumed` samples.
+
+    Each sequence depends only on its number in the data. The ranks of a data-parallel group share
+    the numbers out among them.
     """
     number = consumed + ps.get_data_parallel_rank()
     while True:
@@ -81,7 +86,9 @@ def samples(consumed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def forward(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> tuple[Any, Any]:
     """
-    As Megatron's schedules take it.
+    Run the model on the next batch, with the signature that Megatron's schedules require.
+
+    Returns the output and a function that computes the loss from this output.
     """
     words, targets = next(batches)
     output = model(words, PLACES, LATER, labels=targets)
@@ -96,7 +103,7 @@ def forward(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) ->
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """
-    Megatron's objects. `Any`: its types carry none.
+    Megatron's objects for one model. Their type is `Any` because megatron-core has no type hints.
     """
 
     wrapped: Any
@@ -106,7 +113,7 @@ class Built:
 
 def build(args: argparse.Namespace) -> Built:
     """
-    All of it.
+    Build the model, its wrapper, the optimizer and the learning rate scheduler from the arguments.
     """
     dtype = torch.float32 if args.fp32 else torch.float16 if args.fp16 else torch.bfloat16
     experts: dict[str, Any] = (

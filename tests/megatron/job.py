@@ -1,6 +1,8 @@
 """
-A small GPT on real megatron-core, trained under `tft run --adaptor megatron`, in the order of Megatron's own
-train_step. Dropout is on, so what is drawn counts.
+A job that trains a small GPT of real megatron-core under `tft run --adaptor megatron`.
+
+The calls have the order of Megatron's own `train_step`. Dropout is on, so the losses also depend on
+the state of the random number generators.
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """
-Jobs of real megatron-core, and those without a fault that others are compared with.
+Functions that run jobs of real megatron-core, with faults or without.
+
+Tests compare the jobs with faults with the jobs without.
 """
 
 from collections.abc import Mapping
@@ -33,7 +35,7 @@ said."""
 
 def limit_of(nproc: int) -> float:
     """
-    Seconds a job of so many ranks may take.
+    Return the time limit in seconds for a job of `nproc` ranks.
     """
     return 25.0 * nproc
 
@@ -47,8 +49,10 @@ def train(
     **how: Any,
 ) -> Outcome:
     """
-    The job, with what chaos does to it; `Any`: keywords of `run`. `more` goes to the job, `options` to
-    `tft run`.
+    Run the GPT job of a shape in `SHAPES` and return its outcome.
+
+    `specs` are the faults for `--chaos`. `more` are further arguments of the job, and `options` are
+    further options of `tft run`. `how` are further keywords of `run`, hence `Any`.
     """
     nproc, arguments = SHAPES[shape]
     how.setdefault("limit", limit_of(nproc))
@@ -63,7 +67,8 @@ def train(
 
 class Undisturbed:
     """
-    Outcomes without a fault, each run when it is first asked for, once per test run.
+    Outcomes of jobs without a fault. Each job runs once per test run, when a test first asks for
+    it.
     """
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
@@ -71,7 +76,8 @@ class Undisturbed:
 
     def __call__(self, shape: str, *more: str) -> Outcome:
         """
-        Of this shape, and of what else the job was told.
+        Return the outcome of the fault-free job of this shape, run with the further arguments
+        `more`.
         """
         name = "".join([shape, *more])
         return run_once(self._factory, name, lambda where: train(where, shape, more=more))
@@ -80,6 +86,6 @@ class Undisturbed:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """
-    Without any fault.
+    Return the outcomes of jobs without a fault, shared by the whole test run.
     """
     return Undisturbed(tmp_path_factory)

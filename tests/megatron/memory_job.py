@@ -1,6 +1,8 @@
 """
-A GPT of megatron-core's that is large for its few steps, trained under tft: what each rank keeps alive for it,
-when a step is over and its gradients are still there.
+A job that measures the memory that each rank keeps alive for a GPT of megatron-core under tft.
+
+The job trains a few steps of a large model. It then counts the bytes that are still allocated; the
+gradients of the last step are among them.
 """
 
 import argparse
@@ -116,7 +118,7 @@ def train(session: tft.Session) -> None:
 
 def kept() -> int:
     """
-    Numbers in the share of the optimizer on this rank.
+    Return how many numbers this rank's share of the optimizer holds.
     """
     found = 0
     for each in optimizer.chained_optimizers:

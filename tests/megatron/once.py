@@ -1,6 +1,8 @@
 """
-One rank in a process of its own, without `tft run`: what becomes of a script's objects in an incident, and what is refused of
-them.
+Cases that one rank plays in its own process, without `tft run`.
+
+The cases check the effect of an incident on a script's objects, and the objects that the adaptor
+refuses. `test_once.py` starts the processes.
 """
 
 import argparse
@@ -29,8 +31,10 @@ def run(
     answer: Connection, case: str, arguments: tuple[str, ...], rank: int, world: int, port: int
 ) -> None:
     """
-    What a process does: build, do what the method `case` does, answer what it has found, and wait to be killed: gloo's own
-    teardown hangs now and then.
+    Run one case in this process and send its result through `answer`.
+
+    `case` is the name of a method of `Script`. The process then waits to be killed, because gloo's
+    own teardown hangs now and then.
     """
     torch.set_num_threads(1)
     shim.install()
@@ -41,7 +45,8 @@ def run(
 
 class Session:
     """
-    What `begin` and `enable` use of a session.
+    A stand-in for `tft.Session`, with only the members that `tft_megatron.begin` and
+    `tft_megatron.enable` use.
     """
 
     adaptor = "megatron"
@@ -55,7 +60,8 @@ class Session:
 
 class Script:
     """
-    It has built what it is going to train.
+    A training script that has built its model, optimizer, scheduler and data. Each case is one
+    method.
     """
 
     def __init__(self, args: argparse.Namespace, rank: int, world: int, port: int) -> None:
@@ -74,7 +80,8 @@ class Script:
 
     def evaluation(self) -> Found:
         """
-        An evaluation is broken off.
+        Interrupt an evaluation with a rollback; return the model's switches before, during and
+        after.
         """
         self.wrapped.config.param_sync_func = self.wrapped.start_param_sync
         self.enable()
@@ -89,7 +96,7 @@ class Script:
 
     def beginning(self) -> Found:
         """
-        The first groups are formed.
+        Form the first groups; return the digests of the state and the embedding weights.
         """
         self.enable()
         self.form()
@@ -102,7 +109,7 @@ class Script:
 
     def logged(self) -> Found:
         """
-        A step is broken off when several tokens have been predicted in it.
+        Interrupt a step after Megatron has recorded a loss of multi-token prediction.
         """
         self.enable()
         group = ps.get_data_parallel_group()
@@ -113,7 +120,7 @@ class Script:
 
     def timed(self) -> Found:
         """
-        A step is broken off while Megatron takes its time.
+        Interrupt a step while one of Megatron's timers runs; then start the timer again.
         """
         timers = self.wrapped.config.timers = Timers(1, "minmax")
         self.enable()
@@ -124,7 +131,7 @@ class Script:
 
     def kept(self) -> Found:
         """
-        It keeps a group itself, in an object, then one in a dict, and then none.
+        Call `enable` while the script keeps a process group: in an object, in a dict, and nowhere.
         """
         place = argparse.Namespace(summed_over=ps.get_data_parallel_group())
         found = [refused(self.enable)]
@@ -137,7 +144,7 @@ class Script:
 
     def late(self) -> Found:
         """
-        It keeps a group itself, once it has handed all over.
+        Keep a process group after `enable`; return the refusals when new groups are formed.
         """
         self.enable()
         place = argparse.Namespace(summed_over=ps.get_data_parallel_group())
@@ -150,7 +157,9 @@ class Script:
 
     def tried(self) -> Found:
         """
-        It tries its model between handing all over and training, and Megatron keeps something of that.
+        Run the model between `enable` and the first groups; return the refusal, if any.
+
+        Megatron keeps process groups from this run.
         """
         self.enable()
         forward(samples(0), self.wrapped)
@@ -158,7 +167,8 @@ class Script:
 
     def reading(self) -> Found:
         """
-        It reads a checkpoint of its own before it hands all over.
+        Load the script's own checkpoint before `enable`; return whether the first groups keep its
+        values.
         """
         self.change_state()
         self.enable()
@@ -166,7 +176,9 @@ class Script:
 
     def told_to_read(self) -> Found:
         """
-        It reads a checkpoint of its own when it is told to.
+        Load the script's own checkpoint after `enable`, as a script does when tft asks for it.
+
+        Returns whether the first groups keep the loaded values.
         """
         self.enable()
         self.change_state()
@@ -175,7 +187,9 @@ class Script:
 
     def counted(self) -> Found:
         """
-        A rank takes the place of one that had counted in a forward pass; the others have ended that step without it.
+        Roll back a rank whose routers have counted a forward pass.
+
+        The rank replaces another rank. The other ranks have completed the step without that rank.
         """
         self.enable()
         routers = [module for module in self.wrapped.modules() if hasattr(module, "ga_steps")]
@@ -186,7 +200,8 @@ class Script:
 
     def stages(self) -> Found:
         """
-        The last stage has another learning rate, as Megatron's `decoupled_lr` gives it.
+        Give the last stage another learning rate, as Megatron's `decoupled_lr` does; return the
+        refusal.
         """
         if self.session.rank == self.session.world - 1:
             self.built.optimizer.param_groups[0]["is_decoupled_lr"] = True
@@ -195,7 +210,7 @@ class Script:
 
     def handed(self) -> Found:
         """
-        It hands over what cannot be kept.
+        Call `enable` with objects that tft cannot protect; return the refusals.
         """
         module = self.wrapped.module.decoder.layers[0].self_attention
         config = module.config = copy.copy(module.config)
@@ -210,14 +225,14 @@ class Script:
 
     def enable(self, **others: object) -> None:
         """
-        Hand all over, or something else.
+        Call `tft_megatron.enable` with the script's objects, of which `others` replaces some.
         """
         parts: dict[str, Any] = {"scheduler": self.built.scheduler, "data": self.data, **others}
         tft_megatron.enable(self.session, self.wrapped, self.built.optimizer, **parts)
 
     def change_state(self) -> None:
         """
-        Numbers that have been trained: 16 bits would not do for them.
+        Change the optimizer's state by amounts that 16-bit numbers would lose.
         """
         inner = self.built.optimizer.chained_optimizers[0].optimizer
         for master in (p for group in inner.param_groups for p in group["params"]):
@@ -226,7 +241,7 @@ class Script:
 
     def kept_masters(self) -> Found:
         """
-        Whether the first groups leave them as they are.
+        Form the first groups and return whether the optimizer's state is unchanged.
         """
         before = adaptor.tft_digests()["optimizer"]
         self.form()
@@ -234,7 +249,7 @@ class Script:
 
     def form(self, name: str = "first") -> None:
         """
-        The groups of this name.
+        Form the process groups with the name prefix `name`.
         """
         rank, world = self.session.rank, self.session.world
         adaptor.tft_regroup(name, "127.0.0.1", self.port, rank, world)
@@ -242,7 +257,7 @@ class Script:
 
     def switched(self) -> Found:
         """
-        What a script switches.
+        Return the switches that a script may change for an evaluation: hooks and the training mode.
         """
         return {
             "hooks": len(self.wrapped.remove_forward_pre_hook_handles),
@@ -254,7 +269,7 @@ class Script:
 
 def refused(call: Callable[[], object]) -> str:
     """
-    The sentence, or nothing.
+    Call `call` and return the message of the refusal, or an empty string.
     """
     try:
         call()

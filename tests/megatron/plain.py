@@ -1,6 +1,7 @@
 """
-The small GPT trained by megatron-core alone, under torchrun: it goes on from the newest checkpoint of a job
-of tft, of which nothing is imported.
+A script that trains the small GPT with megatron-core alone, under torchrun.
+
+The script resumes from the newest checkpoint of a tft job and imports nothing of tft.
 
     plain.py --load CHECKPOINTS --out DIR
 """
@@ -47,7 +48,9 @@ from tests.megatron.gpt import (
 
 def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     """
-    The newest of these, as Megatron's own training reads it; what all ranks have in common.
+    Load the newest checkpoint under `checkpoints` into `built`, as Megatron's own training does.
+
+    Returns the part of the checkpoint that all ranks have in common.
     """
     iteration = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     distributed = [
@@ -87,7 +90,7 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
 
 def asked_generators() -> Any:
     """
-    The part of `rng_state` that this rank has, as Megatron's own training asks for it.
+    Return this rank's part of `rng_state` in the form that Megatron's own training requests.
     """
     stage, stages = (
         ps.get_pipeline_model_parallel_rank(),
@@ -102,7 +105,9 @@ def asked_generators() -> Any:
 
 def set_generators(states: list[dict[str, Any]]) -> None:
     """
-    With `data_parallel_random_init`, where each data-parallel rank has its own.
+    Set this rank's random number generators from the loaded states.
+
+    With `data_parallel_random_init`, each data-parallel rank has its own state in `states`.
     """
     kept = states[ps.get_data_parallel_rank() if len(states) > 1 else 0]
     random.setstate(kept["random_rng_state"])
@@ -113,7 +118,7 @@ def set_generators(states: list[dict[str, Any]]) -> None:
 
 def train(built: Built, begun: dict[str, Any], steps: int, record: Record) -> None:
     """
-    In the order of Megatron's own train_step.
+    Train the remaining steps, with the calls in the order of Megatron's own `train_step`.
     """
     step_forward_backward = partial(get_forward_backward_func(), forward_step_func=forward)
     batches = samples(begun["consumed_train_samples"])

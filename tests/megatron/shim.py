@@ -1,6 +1,8 @@
 """
-What megatron-core 0.16 needs to run without CUDA. For tests and demonstrations alone: nothing that is shipped
-knows of it. `install()` once, before anything of Megatron is built; each line says what needs it.
+Replacements that let megatron-core 0.16 run without CUDA.
+
+Only tests and demonstrations use this module; no shipped file does. Call `install()` once, before
+anything of Megatron is built. The comment on each line names the part of Megatron that needs it.
 """
 
 import contextlib
@@ -12,7 +14,10 @@ import torch
 
 
 class _Stream:
-    """Work on a CPU is done when it has been asked for."""
+    """
+    A stand-in for a CUDA stream or event. Work on a CPU is complete as soon as a program requests
+    it.
+    """
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 

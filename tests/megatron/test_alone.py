@@ -22,7 +22,9 @@ LATE = {
 
 @cache
 def alone(*arguments: str) -> dict[str, Any]:  # Any: JSON
-    """Return the results of the script."""
+    """
+    Run `alone.py` with these arguments and return the JSON that the script prints.
+    """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(ALONE), *arguments],
         capture_output=True, text=True, timeout=100, check=False,

@@ -28,8 +28,9 @@ EXPERTS = {"expert_model_parallel_size": 2}
 
 @pytest.fixture(autouse=True)
 def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reset the settled arguments and the environment: each test stands for a process of its
-    own."""
+    """
+    Reset the settled arguments and the environment, as in a new process.
+    """
     monkeypatch.setattr(arguments, "_settled", None)
     monkeypatch.delenv("HIGH_AVAILABILITY", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
@@ -37,7 +38,9 @@ def nothing_settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parsed(*words: str, **others: object) -> Namespace:
-    """Return the parsed arguments of a Megatron script of four ranks, with these `others`."""
+    """
+    Return the parsed arguments of a Megatron script of four ranks; `others` overrides some of them.
+    """
     args = add_arguments(ArgumentParser()).parse_args(words)
     for name, value in {**PLAIN, "world_size": 4, **others}.items():
         setattr(args, name, value)

@@ -1,6 +1,7 @@
 """
-Checkpoints of real megatron-core jobs, written by survivors without any group: a resumed job and megatron-core
-alone go on from them bit for bit.
+Tests of the checkpoints that the survivors of real megatron-core jobs write without process groups.
+
+A resumed job and megatron-core alone continue from these checkpoints bit for bit.
 """
 
 import os
@@ -26,14 +27,14 @@ SAVED = 4
 
 def soak(*shapes: str) -> list[Any]:
     """
-    These, as rows of the long tables.
+    Return these shapes as test parameters that only `make soak` runs.
     """
     return [pytest.param(shape, marks=pytest.mark.soak) for shape in shapes]
 
 
 def dumped(run_dir: Path, shape: str, rank: int, *more: str) -> Outcome:
     """
-    A job that has lost a rank in the step after `SAVED` and may not replace it.
+    Run a job that loses `rank` in the step after `SAVED` and may only save a last checkpoint.
     """
     spec = f"kill:rank={rank},step={SAVED + 1},phase=forward"
     outcome = train(run_dir, shape, spec, more=more, options=(*NAME, "--enable", "dump"))
@@ -43,7 +44,7 @@ def dumped(run_dir: Path, shape: str, rank: int, *more: str) -> Outcome:
 
 def plainly(checkpoints: Path, out: Path, shape: str, *more: str) -> Outcome:
     """
-    megatron-core alone goes on from the newest of these checkpoints.
+    Resume from the newest checkpoint under `checkpoints` with megatron-core alone.
     """
     nproc, arguments = SHAPES[shape]
     command = [
@@ -66,7 +67,7 @@ def plainly(checkpoints: Path, out: Path, shape: str, *more: str) -> Outcome:
 
 def from_step(outcome: Outcome, first: int) -> dict[tuple[int, int], str]:
     """
-    The losses of this step and later ones.
+    Return the losses from step `first` on, by rank and step.
     """
     return {(rank, step): loss for (rank, step), loss in outcome.rows().items() if step >= first}
 

@@ -1,6 +1,7 @@
 """
-Copies are copies: after every one of two hundred steps all who hold a shard hold the same bits, and so do
-all who have the same part of the model.
+Tests that the ranks that hold the same shard, or the same part of the model, hold the same bits.
+
+The ranks are compared after each of two hundred steps.
 """
 
 from pathlib import Path
@@ -18,7 +19,8 @@ LIMIT = 400.0
 
 def train_long(run_dir: Path, shape: str, *specs: str) -> Outcome:
     """
-    A job of many steps with a model as small as its pipeline allows.
+    Run a job of two hundred steps that records its copies, with the smallest model for its
+    pipeline.
     """
     more = ("--copies",) if shape.startswith("PP") else ("--copies", "--layers", "1")
     return train(run_dir, shape, *specs, more=more, steps=STEPS, limit=LIMIT)
@@ -26,9 +28,12 @@ def train_long(run_dir: Path, shape: str, *specs: str) -> Outcome:
 
 def compared(run_dir: Path, shape: str) -> None:
     """
-    In each step every shard has the holders that its name tells, they hold the same, and not what they
-    held the step before. Every rank holds something of the optimizer, and of the model. There are several
-    holders of all, but of a share of an optimizer of one instance.
+    Compare the recorded digests of all holders in every step.
+
+    Checks that each shard has the holders in its name, that they hold the same values, and that the
+    values changed since the step before. Every rank must hold a part of the optimizer and of the
+    model. Every shard must have several holders, except the optimizer shards of a single-instance
+    optimizer.
     """
     ranks = SHAPES[shape][0]
     steps = read(run_dir)

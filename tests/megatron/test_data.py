@@ -1,5 +1,5 @@
 """
-Where a Megatron job is in its data, and what becomes of that in a rollback.
+Tests of the data position of a Megatron job, and of the effect of a rollback on this position.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,8 @@ Calculate = Callable[..., None]
 
 def from_there(consumed: int) -> Iterator[int]:
     """
-    The micro-batches of rank 0, each by its first sample.
+    Yield the micro-batches of rank 0 from sample `consumed` on, each as the number of its first
+    sample.
     """
     return count(consumed, MICRO * PARALLEL)
 
@@ -28,7 +29,8 @@ def from_there(consumed: int) -> Iterator[int]:
 @pytest.fixture
 def calculate() -> Iterator[Calculate]:
     """
-    Makes Megatron's calculator, for a global batch of this size, and with this ramp-up.
+    Return a function that installs Megatron's micro-batch calculator for a global batch and a
+    ramp-up.
     """
 
     def make(batch: int = 12, rampup: list[int] | None = None, *, decrease: bool = False) -> None:
@@ -42,7 +44,7 @@ def calculate() -> Iterator[Calculate]:
 
 def trained(data: Data, steps: range) -> list[list[int]]:
     """
-    What the micro-batches of each step were.
+    Draw the micro-batches of each step from `data` and return them.
     """
     drawn = []
     for step in steps:

@@ -1,5 +1,6 @@
 """
-The example: the script with tft, its ranks killed, against the ordinary one under torchrun.
+Tests of the example: the script with tft, with ranks killed, is compared with the ordinary script
+under torchrun.
 """
 
 import os

@@ -1,5 +1,5 @@
 """
-What an exception out of a Megatron loop stands for.
+Tests of the fault kind that an exception out of a Megatron training loop means.
 """
 
 import pytest

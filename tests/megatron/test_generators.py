@@ -1,5 +1,6 @@
 """
-What Megatron's own training would find of the generators of all ranks.
+Tests of the generator states in a checkpoint, as Megatron's own training would find them for all
+ranks.
 """
 
 import torch
@@ -10,7 +11,7 @@ from tft.protocol.codec import pack
 
 def captured(rank: int, data: object = None, **more: object) -> bytes:
     """
-    As the adaptor captures it, with a state that tells the ranks apart.
+    Return rank-local state in the adaptor's packed form, with generator states unique to this rank.
     """
     drawn = {"torch": bytes([rank]), "data": data}
     tracker = {"dropout": bytes([rank])}
@@ -19,7 +20,7 @@ def captured(rank: int, data: object = None, **more: object) -> bytes:
 
 def part(*ranks: int, stage: int = 0, experts: int = 1) -> ModelPart:
     """
-    One of two stages.
+    Return the place of `ranks` in a job of two pipeline stages.
     """
     return ModelPart(pipeline=(stage, 2), tensor=(0, 1), experts=experts, ranks=ranks)
 

@@ -1,5 +1,6 @@
 """
-What megatron-core would look for in a checkpoint, and where a stretch of memory lies in it.
+Tests of the entries that megatron-core looks for in a checkpoint, and of the place of a piece of
+memory within a tensor.
 """
 
 import torch
@@ -12,7 +13,7 @@ from tft_megatron.layout import Placed, boxes
 @st.composite
 def views(draw: st.DrawFn) -> torch.Tensor:
     """
-    Of a stretch of memory: the whole of it, with its dimensions in another order, or a part of it.
+    Draw a view of a tensor: the whole, the dimensions in another order, or a slice of this.
     """
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     whole = torch.arange(torch.Size(shape).numel()).view(shape)
@@ -49,7 +50,7 @@ def test_a_contiguous_tensor_gives_at_most_a_few_boxes() -> None:
 
 def piece(key: str, tensor: torch.Tensor) -> Placed:
     """
-    Where it lies in the whole does not matter here.
+    Return a whole tensor as one placed piece, at offset zero.
     """
     return Placed(key=key, whole=tuple(tensor.shape), at=(0,) * tensor.dim(), tensor=tensor)
 

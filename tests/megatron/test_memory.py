@@ -1,5 +1,5 @@
 """
-What training keeps alive, to the byte: what the formulas say, and what Megatron's buffers are padded with.
+Tests of the bytes that training keeps alive: exact formulas, and the padding of Megatron's buffers.
 """
 
 from pathlib import Path

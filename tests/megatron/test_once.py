@@ -1,5 +1,5 @@
 """
-What becomes of a script's own objects in an incident: seen in one rank, or two, without `tft run`.
+Tests of the effect of an incident on a script's own objects, in one or two ranks without `tft run`.
 """
 
 import multiprocessing
@@ -20,7 +20,7 @@ Once = Callable[..., list[Found]]
 @pytest.fixture(scope="module")
 def context() -> ForkServerContext:
     """
-    Where processes come from: the imports are paid for once.
+    Return a fork server that has imported the cases, so that each new process starts fast.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.megatron.once"])
@@ -30,7 +30,7 @@ def context() -> ForkServerContext:
 @pytest.fixture
 def once(context: ForkServerContext) -> Once:
     """
-    What a case finds on each rank.
+    Return a function that runs a case of `once.py` on `world` ranks and returns each rank's result.
     """
 
     def once(case: str, *arguments: str, world: int = 1) -> list[Found]:

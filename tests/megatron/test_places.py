@@ -14,7 +14,7 @@ from tft.errors import UsageError
 
 class Group(dist.ProcessGroup):
     """
-    A group of one that nobody uses.
+    A process group of one rank, used only as a reference to find and replace.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Group(dist.ProcessGroup):
 
 class Slotted:
     """
-    Without a `__dict__`.
+    An object that keeps a group in a slot and has no `__dict__`.
     """
 
     __slots__ = ("group",)

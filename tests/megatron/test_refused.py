@@ -25,7 +25,7 @@ from tft.errors import UsageError
 @dataclass
 class Session:
     """
-    What `begin` and an update window ask of a session.
+    A stand-in for `tft.Session` with the members that `begin` and an update window use.
     """
 
     adaptor: str = "megatron"
@@ -42,7 +42,7 @@ class Session:
 
 class Scheduler:
     """
-    Counts, as Megatron's.
+    A stand-in for Megatron's scheduler that counts samples.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Scheduler:
 
 class Optimizer:
     """
-    A chain of none, whose gradients are infinite when it is told so.
+    A chained optimizer without parts. With `infinite` set, it reports infinite gradients.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Optimizer:
 
 def replaced() -> tuple[Session, Training]:
     """
-    A step that has been replaced.
+    Return a session and a training whose optimizer step tft has replaced by its own.
     """
     session = Session()
     training = Training(

@@ -1,5 +1,5 @@
 """
-Settings of Megatron that are refused, as its own configurations hold them.
+Tests of the Megatron settings that the adaptor refuses, read from Megatron's own configurations.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,10 @@ from tft.errors import UsageError
 
 
 def holders(**model: Any) -> list[Any]:  # Any: Megatron's
-    """Return all three configurations, with these settings of the model."""
+    """
+    Return the three configurations of Megatron: optimizer, wrapper, and a model with these
+    settings.
+    """
     config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
     for name, value in model.items():
         assert hasattr(config, name)

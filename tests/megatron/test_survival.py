@@ -14,8 +14,11 @@ FOUR = [shape for shape, (ranks, _) in SHAPES.items() if ranks == 4 and shape !=
 
 
 def struck(outcome: Outcome) -> set[tuple[str, int]]:
-    """Return the kinds of faults and their ranks. Check that no step was lost. Two faults in a row
-    may be one incident."""
+    """
+    Return the kind and rank of each fault, after a check that no step was lost.
+
+    Two faults in a row may belong to one incident.
+    """
     assert [i["steps_lost"] for i in outcome.incidents] == [0] * len(outcome.incidents)
     return {(f["kind"], f["rank"]) for i in outcome.incidents for f in i["faults"]}
 

@@ -1,5 +1,5 @@
 """
-An authority that makes certificates, as real as those of a cluster.
+A certificate authority for the TLS tests. It makes real certificates like those of a cluster.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DAY = timedelta(days=1)
 
 def curve_key() -> Key:
     """
-    A key that is quickly made.
+    Return a new elliptic-curve key; making such a key is fast.
     """
     return ec.generate_private_key(ec.SECP256R1())
 
@@ -27,7 +27,7 @@ def curve_key() -> Key:
 @dataclass(frozen=True, slots=True)
 class Signed:
     """
-    A certificate with its key.
+    A certificate and its private key.
     """
 
     key: Key
@@ -36,13 +36,13 @@ class Signed:
     @property
     def pem(self) -> bytes:
         """
-        The certificate as a file has it.
+        The certificate in PEM form, as a file contains it.
         """
         return self.certificate.public_bytes(PEM)
 
     def secret(self, password: str = "") -> str:
         """
-        The key as `tlsPk` has it.
+        Return the private key as text for the field `tlsPk`, encrypted if a password is given.
         """
         hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
         if password:
@@ -60,7 +60,7 @@ def sign(
     authority: bool = False,
 ) -> Signed:
     """
-    A certificate for a name, signed by another or by itself.
+    Return a certificate for `name`, signed by `by`, or by itself without `by`.
     """
     key = key or curve_key()
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
@@ -77,7 +77,7 @@ def sign(
 
 def revoke(by: Signed, *numbers: int, ends: datetime = NOW + 30 * DAY) -> bytes:
     """
-    A list of certificates that an authority takes back.
+    Return a revocation list, signed by `by`, of the certificates with these serial numbers.
     """
     made = x509.CertificateRevocationListBuilder(by.certificate.subject, NOW - 40 * DAY, ends)
     for number in numbers:
@@ -96,7 +96,9 @@ def told(
     revoked: Sequence[bytes] = (),
 ) -> str:
     """
-    A `tls_info` with its files in this folder; `said` is the password it tells, where that is another.
+    Write the certificate files into `folder` and return the text of a `tls_info` that names them.
+
+    `password` encrypts the key. `said` is the password in the text, if that password is to differ.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cert.pem").write_bytes(mine.pem)

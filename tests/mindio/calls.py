@@ -1,10 +1,10 @@
 """
-A rank that calls what it is told to, in order, and writes down what came of each:
+A program that calls a list of MindIO functions in order and writes the result of each call.
 
     calls.py PORT RING DIRECTORY STEPS OPTIONS
 
-`calls` of OPTIONS is a list of [function, arguments, keyword arguments]. `$port` is the port. `train` is none of
-MindIO's: it trains so many steps.
+The entry `calls` of OPTIONS is a list of [function, arguments, keyword arguments]. The argument
+`$port` is replaced by the port. `train` is no function of MindIO: it trains this number of steps.
 """
 
 import json
@@ -21,7 +21,7 @@ rank = int(os.environ.get("RANK", "0"))
 
 def train(steps: int) -> None:
     """
-    Nothing is changed, and nobody says where it can be stopped.
+    Train `steps` steps that change nothing, without a point where the job can be paused.
     """
     for step in range(1, steps + 1):
         framework_ttp.tft_start_updating_os()
@@ -32,7 +32,7 @@ def train(steps: int) -> None:
 
 def call(name: str, arguments: list[Any], named: dict[str, Any]) -> dict[str, Any]:
     """
-    What came of it.
+    Call the function of this name and return its result or its error.
     """
     places = (framework_ttp, controller_ttp, utils)
     known = [getattr(place, name) for place in places if hasattr(place, name)]

@@ -1,5 +1,5 @@
 """
-What rank 0 of a program is told from outside while it trains, in files.
+Files through which a test gives instructions to rank 0 of a program while the program trains.
 """
 
 import json
@@ -14,8 +14,10 @@ from tests.mindio.stub import change
 
 class Desk:
     """
-    That of one rank. In `options`, `done` is the name of a file: when it is there, a few steps more are trained,
-    in the place of `steps`.
+    The reader of the instruction files in one rank.
+
+    Without `done` in `options`, the program trains `steps` steps. With `done`, it trains until a
+    file of that name exists, and a few steps more.
     """
 
     def __init__(
@@ -34,7 +36,11 @@ class Desk:
 
     def obey(self) -> None:
         """
-        Rank 0 speaks for the cluster: a file says what to prepare, another what it chooses.
+        On rank 0, speak for the cluster: carry out the files `prepare.json` and `choose`, if they
+        exist.
+
+        `prepare.json` holds the action to prepare and its ranks. `choose` holds the strategy to
+        choose.
         """
         wanted = self._directory / "prepare.json"
         if self._rank == 0 and wanted.exists():
@@ -50,8 +56,10 @@ class Desk:
 
     def is_last(self, step: int) -> bool:
         """
-        Whether all is trained. Where a file says so, rank 0 says of which step, soon enough for all to read it
-        before they come to it.
+        Return whether the rank has trained its last step.
+
+        If the job ends by a file, rank 0 announces a last step that lies three steps ahead. All
+        ranks can then read the announcement before they reach that step.
         """
         if not self._done:
             return step >= self._steps

@@ -1,5 +1,5 @@
 """
-What `program.py` computes when nothing happens.
+The results that `program.py` computes in a job without faults.
 """
 
 import array
@@ -10,7 +10,7 @@ from tests.mindio.jobs import Outcome
 
 def expected(world: int, steps: int) -> tuple[str, dict[tuple[int, int], set[str]]]:
     """
-    The state at the end, and by rank and step the losses.
+    Return the final state, and the losses by rank and step.
     """
     numbers = [0.0] * 100
     losses: dict[tuple[int, int], set[str]] = {}
@@ -27,7 +27,7 @@ def expected(world: int, steps: int) -> tuple[str, dict[tuple[int, int], set[str
 
 def assert_expected(outcome: Outcome, steps: int) -> None:
     """
-    As if nothing had happened.
+    Check that the job succeeded with the results of a job without faults.
     """
     assert not any(outcome.codes), outcome.output
     finals, losses = expected(outcome.world, steps)

@@ -1,6 +1,8 @@
 """
-Jobs of programs written for MindIO: started by `tft run`, or one process for each rank as another launcher
-would start them; watched from outside, and nothing left behind.
+Functions that run jobs of programs written for MindIO, watch them, and kill all remaining
+processes.
+
+A job is started by `tft run`, or with one process per rank as another launcher starts it.
 """
 
 import json
@@ -30,7 +32,7 @@ Call = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    A job that has ended.
+    The results of a job that has ended.
     """
 
     codes: list[int]
@@ -40,14 +42,14 @@ class Outcome:
 
     def calls(self, rank: int) -> list[Call]:
         """
-        What a rank's functions were called with, in order.
+        Return the recorded function calls of a rank with their arguments, in order.
         """
         path = self.directory / f"calls-{rank}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def called(self, what: str) -> list[tuple[int, Call]]:
         """
-        All calls of one function, with the rank of each.
+        Return all calls of one function, each with the rank that was called.
         """
         return [
             (rank, call)
@@ -58,19 +60,19 @@ class Outcome:
 
     def ranks_called(self, what: str) -> list[int]:
         """
-        The ranks whose function of that name was called, as often as it was.
+        Return the rank of each call of the function `what`. A rank appears once per call.
         """
         return [rank for rank, _ in self.called(what)]
 
     def finals(self) -> set[str]:
         """
-        The state at the end, as the ranks have it.
+        Return the distinct final states of the ranks.
         """
         return {path.read_text() for path in self.directory.glob("final-*.hex")}
 
     def losses(self) -> dict[tuple[int, int], set[str]]:
         """
-        By rank and step: the losses that were computed, more than one where they differ.
+        Return the computed losses by rank and step. A set holds several if repeated steps differ.
         """
         found: dict[tuple[int, int], set[str]] = {}
         for rank in range(self.world):
@@ -83,7 +85,7 @@ class Outcome:
     @property
     def report(self) -> dict[str, Any]:  # Any: JSON
         """
-        The job's report.
+        The content of the job's `report.json`.
         """
         report: dict[str, Any] = json.loads((self.directory / "run" / "report.json").read_text())
         return report
@@ -91,14 +93,14 @@ class Outcome:
     @property
     def strategies(self) -> list[str]:
         """
-        What was done about each incident.
+        The strategy of each incident, in order.
         """
         return [str(incident["strategy"]) for incident in self.report["incidents"]]
 
 
 class Job:
     """
-    One that runs.
+    A job that is running.
     """
 
     def __init__(
@@ -117,13 +119,13 @@ class Job:
 
     def another(self, rank: int) -> subprocess.Popen[bytes]:
         """
-        Another process for a rank, as another launcher starts it.
+        Start a further process for `rank`, as another launcher starts a replacement.
         """
         return self._start([sys.executable, *self._words], rank)
 
     def node(self, number: int, *options: str) -> subprocess.Popen[bytes]:
         """
-        Another node of a job that `tft run` has started.
+        Start another node for a job that `tft run` has started.
         """
         there = json.loads((self.directory / "run" / "job.json").read_text())["settings"]
         run = [
@@ -135,7 +137,7 @@ class Job:
 
     def end(self) -> Outcome:
         """
-        Waits until all processes have ended.
+        Wait until all processes have ended and return the outcome.
         """
         log = self.directory / "output"
         try:
@@ -164,8 +166,9 @@ def job(
     **options: Any,  # Any: what the program takes, as JSON
 ) -> Iterator[Job]:
     """
-    Starts a program, `launched` by something that is not `tft run`. Whatever is left at the end is killed,
-    by pid.
+    Start a program, yield the running job, and kill its remaining processes by pid at the end.
+
+    With `launched`, one process per rank is started, as by a launcher other than `tft run`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     ring = Ring(world)
@@ -208,7 +211,7 @@ def job(
 
 def until(what: str, holds: Callable[[], bool]) -> None:
     """
-    Waits for a fact.
+    Wait until `holds()` is true. Fails after `LIMIT` seconds with the text `what`.
     """
     limit = time.monotonic() + LIMIT
     while not holds():
@@ -218,7 +221,7 @@ def until(what: str, holds: Callable[[], bool]) -> None:
 
 def calls(running: Job, rank: int, what: str) -> list[Call]:
     """
-    What a rank has noted so far.
+    Return the calls of the function `what` that a rank has recorded so far.
     """
     path = running.directory / f"calls-{rank}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
@@ -228,7 +231,7 @@ def calls(running: Job, rank: int, what: str) -> list[Call]:
 
 def finish(running: Job) -> tuple[Outcome, int]:
     """
-    Have the job come to its end; what came of it, and after how many steps.
+    Let the job end, and return its outcome and the number of its last step.
     """
     (running.directory / "done").touch()
     outcome = running.end()
@@ -238,7 +241,7 @@ def finish(running: Job) -> tuple[Outcome, int]:
 
 def steps_of(running: Job, rank: int) -> int:
     """
-    How many steps a rank has begun.
+    Return how many steps a rank has begun. Repeated steps count each time.
     """
     path = running.directory / f"losses-{rank}.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
@@ -246,7 +249,7 @@ def steps_of(running: Job, rank: int) -> int:
 
 def trains_on(running: Job) -> None:
     """
-    Waits until everyone has done some steps more.
+    Wait until rank 0 has begun several more steps.
     """
     before = steps_of(running, 0)
     until("the job trains on", lambda: steps_of(running, 0) > before + 5)

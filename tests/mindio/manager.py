@@ -1,13 +1,15 @@
 """
-What manages a cluster, in a process that trains nothing.
+A cluster manager in its own process. The process trains nothing.
 
     manager.py WORLD PORT DIRECTORY OPTIONS
 
-It writes what it hears, and does what the lines of its standard input say: a call of
-`mindio_ttp.controller_ttp` without its prefix, and its arguments as JSON; the result is a line of its output.
-`restart` is not such a call: MindCluster's manager destroys the controller and starts it again when a pod is
-rescheduled. At the end of its input it ends without a word to the controller, as a program does that leaves that
-to its exit.
+The manager writes each report that it hears to a file. Each line on its standard input is a call:
+the name of a function of `mindio_ttp.controller_ttp` without the prefix `tft_`, and its arguments
+as JSON. The manager prints the result as one line.
+
+The line `restart` is not such a function: the manager destroys the controller and starts it again,
+as MindCluster's manager does when a pod is rescheduled. At the end of its input the manager exits
+without destroying the controller, as some programs do.
 """
 
 import json
@@ -26,7 +28,7 @@ options: dict[str, Any] = json.loads(sys.argv[4])
 
 def note(what: str, **facts: Any) -> None:
     """
-    A line of what was heard.
+    Append a report that the manager has heard to `heard.jsonl`.
     """
     with (directory / "heard.jsonl").open("a") as file:
         file.write(json.dumps({"what": what, **facts}) + "\n")
@@ -34,7 +36,7 @@ def note(what: str, **facts: Any) -> None:
 
 def say(line: str) -> None:
     """
-    To whoever has started this.
+    Write a line to the process that has started this manager.
     """
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -42,7 +44,7 @@ def say(line: str) -> None:
 
 def start() -> None:
     """
-    As MindCluster's manager does.
+    Start the controller with the calls of MindCluster's manager.
     """
     Stub(note, options.get("choices", {})).register()
     controller.tft_init_controller(-1, world, False, True, False)

@@ -1,18 +1,21 @@
 """
-A program as MindSpore's training loop is one, with numbers in the place of a model: nothing decorates its
-loop; it says itself how it was left, waits, and goes on at the step that it asks for.
+A program with a training loop like MindSpore's, which trains numbers instead of a model.
+
+No decorator wraps its loop. After an incident the program itself reports how the loop ended, waits
+for the next action, and continues at the step that it asks for.
 
     mindspore_program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Arguments and what it writes are those of `program.py`. Ranks that hold the same have the same numbers, and
-others have others. In OPTIONS, as JSON:
+The arguments and the written files are those of `program.py`. Ranks in one group have the same
+numbers; the groups differ. OPTIONS is JSON:
 
-- `faults`: a list of [rank, step, where, text], struck once each. `where` is `loop` (before the sum), `update`
-  (with half of the numbers changed), `replacement` (a new process, before it is ready), or the name of a
-  function below. A text `kill` kills, `hang` never ends, any other is raised.
-- `groups`: who holds the same; else {0, 2} and {1, 3}.
-- `clean`: by rank, what its clean function says.
-- `done`, `orchestrated`, `choices`: as there.
+- `faults`: a list of [rank, step, where, text]; each fault happens once. `where` is `loop` (before
+  the all-reduce), `update` (after half of the numbers have changed) or `replacement` (in a new
+  process, before it is ready). `where` may also be the name of a function below. The text `kill`
+  kills the process, `hang` blocks for ever, and any other text is raised.
+- `groups`: lists of ranks that hold the same state; the default is {0, 2} and {1, 3}.
+- `clean`: the result of the clean function, by rank.
+- `done`, `orchestrated`, `choices`: as in `program.py`.
 """
 
 import array
@@ -55,7 +58,7 @@ STATES = {
 
 class State:
     """
-    What is trained.
+    The state of the training in this process.
     """
 
     numbers = array.array("d", [0.0] * 64)
@@ -70,7 +73,7 @@ state = State()
 
 def note(what: str, **facts: Any) -> None:
     """
-    A line of what has happened.
+    Append an event to this rank's file of calls.
     """
     with (directory / f"calls-{rank}.jsonl").open("a") as file:
         file.write(json.dumps({"what": what, "pid": os.getpid(), **facts}) + "\n")
@@ -78,7 +81,7 @@ def note(what: str, **facts: Any) -> None:
 
 def strike(where: str, step: int) -> None:
     """
-    What is to go wrong here.
+    Carry out the fault that `faults` plans for this rank, step and place, if any.
     """
     for place, (whom, when, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
@@ -100,7 +103,7 @@ def strike(where: str, step: int) -> None:
 
 def stop(args: Any, ctx: Any) -> None:
     """
-    Out of the sum.
+    Stop handler: interrupt the all-reduce that this rank waits in.
     """
     note("stop", type=ttp.tft_get_repair_type())
     strike("stop", state.step + 1)
@@ -111,7 +114,7 @@ def stop(args: Any, ctx: Any) -> None:
 
 def clean(uce: bool, args: Any, ctx: Any) -> int:
     """
-    Nothing is left to be cleaned.
+    Clean handler: return the planned result; the program has nothing to clean.
     """
     note("clean", uce=uce, type=ttp.tft_get_repair_type())
     strike("clean", state.step + 1)
@@ -121,7 +124,7 @@ def clean(uce: bool, args: Any, ctx: Any) -> int:
 
 def rebuild(fault_ranks: list[int], args: Any, ctx: Any) -> None:
     """
-    The groups are formed in the loop.
+    Rebuild handler: only record the call, because the loop forms the groups itself.
     """
     note("rebuild", ranks=fault_ranks)
     strike("rebuild", state.step + 1)
@@ -131,7 +134,7 @@ def repair(
     step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], args: Any, ctx: Any
 ) -> None:
     """
-    Through a pipe, which both ends open.
+    Repair handler: send or receive the numbers through a named pipe between the two ranks.
     """
     note("repair", step=step, need_rebuild=need_rebuild, error_ranks=error_ranks, **info)
     strike("repair", step + 1)
@@ -148,7 +151,7 @@ def repair(
 
 def rollback(step: int, args: Any, ctx: Any) -> None:
     """
-    The step itself is asked for.
+    Rollback handler: allow waiting again. The loop itself asks for the step to continue from.
     """
     note("rollback", step=step)
     strike("rollback", step + 1)
@@ -157,7 +160,8 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
 
 def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     """
-    What this rank was chosen for.
+    Save handler: write this rank's numbers to a file and record the state that it was chosen to
+    save.
     """
     note("save", step=step, info=info)
     strike("save", step + 1)
@@ -166,14 +170,14 @@ def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
 
 def rename(step: int, ctx: Any) -> None:
     """
-    All have saved.
+    Rename handler: record the call, which comes after all ranks have saved.
     """
     note("rename", step=step)
 
 
 def leave(ctx: Any) -> None:
     """
-    The job is over for this rank.
+    Exit handler: record that the job is over for this rank.
     """
     note("exit")
 
@@ -186,7 +190,7 @@ desk = Desk(directory, rank, steps, options, note)
 
 def draw() -> float:
     """
-    The next number of this rank.
+    Return the next number of this rank's data.
     """
     state.drawn += 1
     return (rank + 1) * 0.37 + state.drawn * 0.11
@@ -194,7 +198,7 @@ def draw() -> float:
 
 def train() -> None:
     """
-    One number a step.
+    Train until the last step; each step adds up one number per rank.
     """
     state.member = Member(rank, ring)
     try:

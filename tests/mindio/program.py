@@ -1,33 +1,42 @@
 """
-A program written for MindIO, with numbers in the place of a model: it imports nothing of tft.
+A program written for MindIO that trains numbers instead of a model. It imports nothing of tft.
 
     program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Its rank is in RANK, as launchers have it. DIRECTORY takes what it writes: losses, what is called, its last
-checkpoint. OPTIONS is JSON:
+The variable RANK holds the rank, as launchers set it. The program writes its losses, the calls of
+its functions and its last checkpoint into DIRECTORY. OPTIONS is JSON:
 
-- `faults`: a list of [rank, step, where, text], struck once each, those of one step and place together. `where`
-  is `loop` (before the sum), `summed` (after it), `update` (with half of the numbers changed) or `replaced` (in a
-  replacement, before it is ready); step 0 is any, from when on a file `strike` is there. A text `kill` kills, `hang` never ends; one that begins with the name of an
-  exception raises that, any other a RuntimeError.
-- `without`: functions that are not registered. `raises`: by function, the rank whose one raises; `raises_once`: the
-  same, the first time that it is called, and not before there is a file `raises_after`, where one is named.
-- `clean`: by rank, what its clean function says, each time, or in a list by turns. `discards`: where that is 0 and the
-  memory is lost, the numbers are gone. `uce`: whether devices are repaired.
-- `zit`: it may go on with fewer ranks. `arf`: whether lost ranks are replaced.
-- `asks`: the step to go on from is asked for. `ready`: a replacement says so `once` or `always`.
-- `early`: by rank, the step after which it returns, and all sum up no more.
-- `pattern`: [text, name of a state, what the handler says].
-- `done`: it trains until a file of that name is there, and a few steps more. `warms`: a replacement is ready when a
-  file of that name is there.
-- `skip`: the step that is counted twice. `pace`: how many seconds a step takes.
-- `tls`: what TLS is made of; without it there is none.
-- `keep`: every how many steps it keeps a checkpoint of its own, which its repair function loads and says the
-  step of. `finds`: by rank, the step it loads instead of the newest; 0: it does not say which one it was.
-- `loop`: it has one of its own, as MindSpore does.
-- `broken`: what its error says where others are gone, in the place of FORCE STOP.
-- `device`: it has imported a torch_npu, whose current device is kept for each thread; its own is its rank.
-- `swaps`: its rollback function replaces the first entry of the list of arguments by the step.
+- `faults`: a list of [rank, step, where, text]; each fault happens once, and faults of one step and
+  place happen together. `where` is `loop` (before the all-reduce), `summed` (after it) or `update`
+  (after half of the numbers have changed). In a replacement, `replaced` means before it is ready.
+  Step 0 means any step after a file `strike` exists. The text `kill` kills the process and `hang`
+  blocks for ever. A text that begins with the name of an exception raises this exception; any other
+  text raises a RuntimeError.
+- `without`: names of functions that are not registered.
+- `raises`: by function, the rank whose function raises. `raises_once`: the same, but only at the
+  first call. `raises_after`: a file; the function of `raises_once` waits for it before it raises.
+- `clean`: by rank, the result of its clean function; a list gives one result per call. `discards`:
+  the numbers are lost when memory is lost and the result is 0.
+- `uce`: whether devices with lost memory are repaired. `zit`: whether the job may continue with
+  fewer ranks. `arf`: whether lost ranks are replaced.
+- `asks`: the program asks for the step to continue from. `ready`: a replacement reports that it is
+  ready `once` or `always`.
+- `early`: by rank, the step after which the rank returns; the ranks then train without an
+  all-reduce.
+- `orchestrated`: rank 0 registers the orchestrator of `stub.py`; `choices` are its planned choices.
+- `pattern`: [text, name of a state, answer of the handler], for a registered exception handler.
+- `done`: the program trains until a file of that name exists, and a few steps more. `warms`: a
+  replacement is ready when a file of that name exists.
+- `skip`: the step that is counted twice. `pace`: the seconds that a step waits.
+- `tls`: the TLS description; TLS is off without it.
+- `keep`: the number of steps between the program's own checkpoints. The repair function loads one
+  and reports its step. `finds`: by rank, the step that the rank loads instead of the newest; 0
+  means that it does not report the step.
+- `loop`: the program has its own loop, as MindSpore does.
+- `broken`: the text of the error after other ranks are gone, instead of FORCE STOP.
+- `device`: the program has a stand-in for torch_npu with one current device per thread; the rank is
+  its device.
+- `swaps`: the rollback function replaces the first entry of the list of arguments by the step.
 """
 
 import array
@@ -70,7 +79,7 @@ groups: list[dict[str, Any]] = options.get("groups") or [
 
 class State:
     """
-    What is trained.
+    The state of the training in this process.
     """
 
     numbers = array.array("d", [0.0] * 100)
@@ -88,20 +97,20 @@ state = State()
 
 class Npu(threading.local):
     """
-    What a torch_npu keeps for each thread: a new one begins at device 0.
+    A stand-in for `torch.npu`, with one current device per thread. A new thread begins at device 0.
     """
 
     device = 0
 
     def current_device(self) -> int:
         """
-        That of this thread.
+        Return the device of the calling thread.
         """
         return self.device
 
     def set_device(self, device: int) -> None:
         """
-        From now on, on this thread.
+        Set the device of the calling thread.
         """
         self.device = device
 
@@ -116,7 +125,7 @@ if options.get("device"):
 
 def note(what: str, **facts: Any) -> None:
     """
-    A line of what has happened.
+    Append an event to this rank's file of calls.
     """
     if options.get("device"):
         facts["device"] = npu.current_device()
@@ -126,7 +135,7 @@ def note(what: str, **facts: Any) -> None:
 
 def strike(where: str) -> None:
     """
-    What is to go wrong here.
+    Carry out the fault that `faults` plans for this rank, step and place, if any.
     """
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
@@ -146,7 +155,7 @@ def strike(where: str) -> None:
 
 def fail(name: str) -> None:
     """
-    What this rank's function is to do instead of what it is for.
+    Raise an `OSError` if the options plan a failure of the function `name` on this rank.
     """
     once = directory / f"raised-{name}-{rank}"
     if options.get("raises_once", {}).get(name) == rank and not once.exists():
@@ -160,7 +169,7 @@ def fail(name: str) -> None:
 
 def stop(args: Any, ctx: Any) -> None:
     """
-    Out of the sum.
+    Stop handler: interrupt the all-reduce that this rank waits in.
     """
     note("stop", type=ttp.tft_get_repair_type())
     fail("stop")
@@ -171,7 +180,7 @@ def stop(args: Any, ctx: Any) -> None:
 
 def clean(uce: bool, args: Any, ctx: Any) -> int:
     """
-    Nothing is left to be cleaned.
+    Clean handler: return the planned result; the program has nothing to clean.
     """
     note("clean", uce=uce, type=ttp.tft_get_repair_type())
     fail("clean")
@@ -185,7 +194,7 @@ def clean(uce: bool, args: Any, ctx: Any) -> int:
 
 def rebuild(fault_ranks: list[int], args: Any, ctx: Any) -> None:
     """
-    The groups are formed in the loop.
+    Rebuild handler: only record the call, because the loop forms the groups itself.
     """
     note("rebuild", ranks=fault_ranks)
     fail("rebuild_group")
@@ -195,7 +204,7 @@ def repair(
     step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], args: Any, ctx: Any
 ) -> None:
     """
-    Through a pipe, which both ends open.
+    Repair handler: load the program's own checkpoint, or move the numbers through a named pipe.
     """
     note("repair", step=step, need_rebuild=need_rebuild, error_ranks=error_ranks, **info)
     fail("repair")
@@ -215,7 +224,8 @@ def repair(
 
 def send(pipe: Path) -> None:
     """
-    When the other end is open, or until `stop` is called.
+    Write the numbers into the pipe once the receiver has opened it. Raises if `stop` is called
+    first.
     """
     while not state.stopped:
         with suppress(OSError):
@@ -230,7 +240,7 @@ def send(pipe: Path) -> None:
 
 def receive(pipe: Path) -> None:
     """
-    Until it is there, or `stop` is called.
+    Read the numbers from the pipe. Raises if `stop` is called before all numbers have come.
     """
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -248,14 +258,15 @@ def receive(pipe: Path) -> None:
 
 def kept(step: int, whom: int) -> Path:
     """
-    A rank's part of a checkpoint of its own.
+    Return the file of rank `whom` in the program's own checkpoint of `step`.
     """
     return directory / f"kept-{step}-{whom}"
 
 
 def keep(step: int) -> None:
     """
-    Whole or not there.
+    Write this rank's file of the program's own checkpoint. The file appears only when it is
+    complete.
     """
     beside = directory / f"beside-{rank}"
     beside.write_bytes(state.numbers.tobytes())
@@ -264,7 +275,8 @@ def keep(step: int) -> None:
 
 def load(last: int) -> None:
     """
-    The newest checkpoint that all ranks have kept, and that is not too late.
+    Load the newest own checkpoint up to step `last` that all ranks have written, and report its
+    step.
     """
     ranks = range(world)
     whole = [n for n in range(1, last + 1) if all(kept(n, each).exists() for each in ranks)]
@@ -276,7 +288,7 @@ def load(last: int) -> None:
 
 def rollback(step: int, args: Any, ctx: Any) -> None:
     """
-    Back to a step.
+    Rollback handler: continue from the end of `step`.
     """
     note("rollback", step=step)
     fail("rollback")
@@ -288,7 +300,9 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
 
 def shrink(group: list[int], members: list[int], args: Any, params: str) -> None:
     """
-    The groups are formed in the loop, of fewer; what was drawn for a broken step is drawn again.
+    Downgrade handler: continue with `members` only, and draw the data of an interrupted step again.
+
+    The loop itself forms the smaller group.
     """
     note("zit_downgrade_rebuild", group=group, members=members, params=params)
     fail("zit_downgrade_rebuild")
@@ -298,7 +312,7 @@ def shrink(group: list[int], members: list[int], args: Any, params: str) -> None
 
 def grow(fault_ranks: list[int], args: Any, params: str) -> None:
     """
-    They are formed of all again.
+    Upgrade handler: continue with all ranks again. The loop itself forms the group.
     """
     note("zit_upgrade_rebuild", ranks=fault_ranks, params=params)
     fail("zit_upgrade_rebuild")
@@ -309,7 +323,7 @@ def bring(
     step: int, need_rebuild: bool, ranks: list[int], info: dict[str, Any], args: Any, params: str
 ) -> None:
     """
-    As in any repair.
+    Repair handler of an upgrade: do what `repair` does.
     """
     note("zit_upgrade_repair", params=params)
     repair(step, need_rebuild, ranks, info, args, None)
@@ -317,7 +331,7 @@ def bring(
 
 def bring_back(step: int, args: Any, params: str) -> None:
     """
-    The same.
+    Rollback handler of an upgrade: continue from the end of `step`.
     """
     note("zit_upgrade_rollback", params=params)
     fail("zit_upgrade_rollback")
@@ -327,7 +341,9 @@ def bring_back(step: int, args: Any, params: str) -> None:
 
 def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     """
-    The first of those who hold a copy together writes it.
+    Save handler: write this rank's numbers.
+
+    Of the ranks that together hold a complete copy, MindIO calls this on the first.
     """
     note("save", step=step, info=info)
     fail("save_ckpt")
@@ -336,7 +352,7 @@ def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
 
 def rename(step: int, args: Any) -> None:
     """
-    All have saved.
+    Rename handler: record the step as the latest checkpoint, after all ranks have saved.
     """
     note("rename", step=step)
     fail("rename")
@@ -345,7 +361,7 @@ def rename(step: int, args: Any) -> None:
 
 def leave(ctx: Any) -> None:
     """
-    The job is over for this rank.
+    Exit handler: record that the job is over for this rank.
     """
     note("exit")
 
@@ -355,7 +371,7 @@ desk = Desk(directory, rank, early.get(str(rank), steps), options, note)
 
 def draw() -> float:
     """
-    The next number of this rank.
+    Return the next number of this rank's data.
     """
     state.drawn += 1
     return (rank + 1) * 0.37 + state.drawn * 0.11
@@ -363,7 +379,7 @@ def draw() -> float:
 
 def train(first: int) -> str:
     """
-    One number a step.
+    Train until the last step; each step adds up one number per rank.
     """
     note("train", step=state.step, first=first)
     if ttp.tft_is_reboot_node():
@@ -412,7 +428,7 @@ def train(first: int) -> str:
 
 def loop(first: int) -> str:
     """
-    Again after every incident.
+    Train, and begin again after every incident, as MindSpore's own loop does.
     """
     states = {
         "UCE": ttp.ReportState.RS_UCE, "ARF FINISH": ttp.ReportState.RS_PREREPAIR_FINISH,

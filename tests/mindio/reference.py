@@ -1,5 +1,5 @@
 """
-The interface of MindIO TFT 7.3.0's Python packages, as `reference.toml` has it.
+The interface of MindIO TFT 7.3.0's Python packages, read from `reference.toml`.
 """
 
 import inspect
@@ -15,7 +15,7 @@ MODULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("reference.toml
 
 def functions() -> dict[str, Any]:  # Any: TOML
     """
-    Return what is said of each function of a module, by the path of the function.
+    Return the reference entry of each function, by the full path of the function.
     """
     return {
         f"{module}.{name}": entry
@@ -26,7 +26,7 @@ def functions() -> dict[str, Any]:  # Any: TOML
 
 def registrars() -> list[str]:
     """
-    Return the names of those that register a function of the program with its context.
+    Return the names of the functions that register a program's function together with its context.
     """
     return sorted(
         path.rpartition(".")[2]

@@ -1,7 +1,8 @@
 """
-A sum over the ranks of a job, for programs that have no framework: a server in the test's own process.
+An all-reduce of one number per rank, for programs without a framework.
 
-Who waits for others gets a `ConnectionError` when one of them goes; then all come anew.
+The server runs in the test's own process. When one rank disconnects, all others get a
+`ConnectionError`, and all ranks must join again.
 """
 
 import json
@@ -12,7 +13,7 @@ from contextlib import suppress
 
 class Ring:
     """
-    The server's end. `close` ends it.
+    The server, which adds up the numbers of all ranks. `close` stops it.
     """
 
     def __init__(self, world: int) -> None:
@@ -24,13 +25,13 @@ class Ring:
     @property
     def port(self) -> int:
         """
-        Where it listens.
+        The port that the server listens at.
         """
         return int(self._listener.getsockname()[1])
 
     def close(self) -> None:
         """
-        Nobody is served any more.
+        Stop the server.
         """
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -79,7 +80,7 @@ class Ring:
 
 class Member:
     """
-    A rank's end. `world`: how many are to come, where it is not all of them.
+    A rank's connection to the server. `world` is the number of ranks to wait for; 0 means all.
     """
 
     def __init__(self, rank: int, port: int, world: int = 0) -> None:
@@ -89,13 +90,13 @@ class Member:
 
     def join(self) -> None:
         """
-        Waits until all have come.
+        Wait until all ranks have joined.
         """
         self._read()
 
     def add(self, number: float) -> float:
         """
-        The sum of everybody's number.
+        Return the total of the numbers of all ranks. Raises `ConnectionError` if a rank has left.
         """
         try:
             self._socket.sendall(json.dumps(number).encode() + b"\n")
@@ -105,7 +106,7 @@ class Member:
 
     def shut(self) -> None:
         """
-        Whoever waits in `add`, or will, gets a `ConnectionError`.
+        Disconnect, so that a thread that waits in `add`, now or later, gets a `ConnectionError`.
         """
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,9 @@
 """
-An orchestrator that sees what the job sees, and chooses the last of what is offered, or what it was told to
-choose from a list. Told `raise`, it fails there; told `stop switch`, it calls a switch off instead; told
-`after` a path, it waits until that is there.
+An orchestrator for tests, which reacts to the reports of a job's controller.
+
+It reports no faults of its own. It chooses the last strategy of an offer, or the one planned in
+`choices`. Three planned words have another effect. `raise` fails. `stop switch` cancels a switch.
+`after PATH` waits until the file exists.
 """
 
 import time
@@ -18,7 +20,7 @@ PARAMETERS = {
 
 def change(choice: str) -> None:
     """
-    As clusters say it.
+    Choose a strategy, with the parameters that a cluster sends.
     """
     told = PARAMETERS.get(choice, "")
     assert controller.tft_notify_controller_change_strategy(choice, told) == 0
@@ -26,7 +28,10 @@ def change(choice: str) -> None:
 
 class Stub:
     """
-    `note` gets what it hears; `choices` says for an offer, its words joined by commas, what to choose.
+    The callbacks of the orchestrator.
+
+    `note` records each report. `choices` maps an offer, its strategies joined by commas, to the
+    choice.
     """
 
     def __init__(self, note: Callable[..., None], choices: dict[str, str]) -> None:
@@ -35,7 +40,7 @@ class Stub:
 
     def register(self) -> None:
         """
-        Hear all that the controller reports.
+        Register a callback for each kind of report from the controller.
         """
         for name in ("fault_ranks", "stop_complete", "strategies", "result"):
             assert (
@@ -44,14 +49,15 @@ class Stub:
 
     def fault_ranks(self, ranks: dict[int, int], codes: dict[int, str]) -> None:
         """
-        Stop the training for the same.
+        Handle a report of fault ranks: stop the training for the same ranks.
         """
         self._note("report_fault_ranks", ranks=sorted(ranks.items()), codes=sorted(codes.items()))
         assert controller.tft_notify_controller_stop_train(ranks) == 0
 
     def stop_complete(self, code: int, message: str, ranks: dict[int, int]) -> None:
         """
-        The cluster knows of nothing else.
+        Handle the report that training has stopped: confirm the same fault ranks, without further
+        ones.
         """
         self._note("report_stop_complete", code=code, ranks=sorted(ranks.items()))
         if message != "paused":
@@ -59,7 +65,7 @@ class Stub:
 
     def strategies(self, ranks: dict[int, int], strategies: list[str]) -> None:
         """
-        Choose.
+        Handle an offer of strategies: choose one.
         """
         self._note("report_strategies", strategies=strategies)
         choice = self._choices.get(",".join(strategies), strategies[-1])
@@ -76,7 +82,7 @@ class Stub:
 
     def result(self, code: int, message: str, ranks: dict[int, int], strategy: str) -> None:
         """
-        What has come of it.
+        Handle the report of a repair's result: record it.
         """
         self._note(
             "report_result", code=code, strategy=strategy, message=message, ranks=sorted(ranks)

@@ -1,6 +1,9 @@
-"""Every function of MindIO TFT's interface, line by line: ranges, results and kinds of errors. A
-row is a line of its documentation. Names and parameters are in test_reference.py; calls that need a
-job are in test_misuse.py."""
+"""
+Tests of every function of MindIO TFT's interface: ranges, results and kinds of errors.
+
+A row corresponds to one line of MindIO's documentation. `test_reference.py` checks names and
+parameters; `test_misuse.py` checks calls that need a job.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +34,7 @@ REGISTRARS = registrars()
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
     """
-    A process in which nothing was called.
+    Return the state of a process that has called no MindIO function.
     """
     monkeypatch.delenv("MINDIO_FOR_MINDSPORE", raising=False)
     return _replaced(monkeypatch)
@@ -40,7 +43,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
 @pytest.fixture
 def mindspore(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
     """
-    The same, of a program for MindSpore.
+    Return the state of a process that trains with MindSpore and has called no MindIO function.
     """
     monkeypatch.setenv("MINDIO_FOR_MINDSPORE", "true")
     return _replaced(monkeypatch)
@@ -56,7 +59,7 @@ def _replaced(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
 @dataclass(frozen=True)
 class Row:
     """
-    A call: `says` is part of the error, None: it returns `returns`.
+    A call and its expected result: an error that contains `says`, or with `says` None, `returns`.
     """
 
     function: str
@@ -73,21 +76,21 @@ class Row:
 
 def refused(function: str, *arguments: Any, says: str, **named: Any) -> Row:
     """
-    It raises an `Exception` that says so.
+    Return a row whose call raises an error that contains `says`.
     """
     return Row(function, arguments, named, says=says)
 
 
 def accepted(function: str, *arguments: Any, returns: Any = None, **named: Any) -> Row:
     """
-    It returns.
+    Return a row whose call succeeds with the result `returns`.
     """
     return Row(function, arguments, named, returns=returns)
 
 
 def no_function(function: str, *arguments: Any) -> Row:
     """
-    It raises a `TypeError`, since something cannot be called.
+    Return a row whose call raises `TypeError`, because an argument is not callable.
     """
     return Row(function, arguments, says="takes a function", kind=TypeError)
 

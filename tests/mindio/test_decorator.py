@@ -18,7 +18,7 @@ SOAK = pytest.mark.soak
 
 def patterns(*, can_repair: bool = True) -> Patterns:
     """
-    What is looked for, where lost memory can be had from others, or cannot.
+    Return the error patterns. `can_repair`: whether other ranks can replace lost memory.
     """
     return Patterns(can_repair=lambda time: can_repair and time == 1234)
 
@@ -117,7 +117,7 @@ def test_an_unknown_state_name_of_a_user_function_raises_key_error(says: Any) ->
 
 def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:
     """
-    A job of two ranks with these faults.
+    Run a job of two ranks with these faults and return its outcome.
     """
     with job(directory / "job", world=2, faults=list(faults), **options) as running:
         return running.end()
@@ -125,7 +125,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:
 
 def faults_of(outcome: Outcome) -> list[tuple[str, str]]:
     """
-    Kind and evidence of each fault of the only incident.
+    Return the kind and evidence of each fault of the only incident.
     """
     [incident] = outcome.report["incidents"]
     return [(str(each["kind"]), str(each["evidence"])) for each in incident["faults"]]

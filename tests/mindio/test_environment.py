@@ -1,5 +1,6 @@
 """
-The variables of MindIO: each with its range and its default, and what those that act do.
+Tests of MindIO's environment variables: the range and default of each, and the effect of those that
+tft uses.
 """
 
 import logging
@@ -86,7 +87,7 @@ def test_the_arguments_of_rename_depend_on_the_framework(
 
 class Ticking:
     """
-    A clock that goes on by itself.
+    A clock that returns the given moments one after the other.
     """
 
     def __init__(self, *moments: float) -> None:
@@ -94,7 +95,7 @@ class Ticking:
 
     def now(self) -> float:
         """
-        The next moment.
+        Return the next moment.
         """
         return self._moments.pop(0)
 
@@ -208,7 +209,7 @@ def test_log_lines_go_to_the_output_when_the_file_cannot_be_written(
 
 def imported(where: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """
-    A process in that directory that has something to say when it imports the package.
+    Import the package in a new process, with a variable out of range so that a warning is logged.
     """
     environ = {**os.environ, "TTP_RETRY_TIMES": "301", "TTP_LOG_STDOUT": "0", **more}
     return subprocess.run(

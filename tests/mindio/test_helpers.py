@@ -1,5 +1,5 @@
 """
-What `ttp_decorator` and `uce_utils` have beside the functions that every program calls.
+Tests of the helper functions in `ttp_decorator` and `uce_utils` that not every program calls.
 """
 
 import socket
@@ -16,7 +16,7 @@ from mindio_ttp.utils import uce_utils
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> processor.Processor:
     """
-    A process that has called nothing.
+    Return the state of a process that has called no MindIO function.
     """
     new = processor.Processor()
     monkeypatch.setattr(ttp_decorator, "processor", new)

@@ -1,6 +1,7 @@
 """
-Whole jobs of a program written for MindIO: it survives, bit for bit, and its functions are called as MindIO
-calls them.
+Tests of whole jobs of a program written for MindIO.
+
+The jobs survive with bit-identical results, and tft calls the program's functions as MindIO does.
 """
 
 import signal
@@ -20,7 +21,7 @@ HALVES = [{"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}]
 @cache
 def undisturbed() -> tuple[set[str], dict[tuple[int, int], set[str]]]:
     """
-    What comes of it when nothing happens.
+    Return the final states and losses of a job without faults.
     """
     with TemporaryDirectory() as directory, job(Path(directory) / "job") as running:
         outcome = running.end()
@@ -30,7 +31,7 @@ def undisturbed() -> tuple[set[str], dict[tuple[int, int], set[str]]]:
 
 def assert_same(outcome: Outcome) -> None:
     """
-    As if nothing had happened.
+    Check that the job succeeded with the results of a job without faults.
     """
     assert not any(outcome.codes), outcome.output
     finals, losses = undisturbed()
@@ -41,7 +42,7 @@ def assert_same(outcome: Outcome) -> None:
 
 def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
     """
-    A job with these faults.
+    Run a job with these faults and return its outcome.
     """
     with job(directory / "job", faults=list(faults), **options) as running:
         return running.end()
@@ -136,7 +137,7 @@ def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
 
 def end_when_trained(running: Job) -> None:
     """
-    Asks the job to end, when steps are complete: before the first one there is nothing to save.
+    Ask the job to end after some steps, because there is nothing to save before the first step.
     """
     losses = running.directory / "losses-3.jsonl"
     while not losses.exists() or losses.read_text().count("\n") < 3:

@@ -1,5 +1,5 @@
 """
-MindIO's logger, as programs that import it call it.
+Tests that programs can import and call MindIO's logger.
 """
 
 import importlib

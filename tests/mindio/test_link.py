@@ -1,5 +1,5 @@
 """
-The socket between the controller and what manages the cluster.
+Tests of the socket between the controller and the program that manages the cluster.
 """
 
 import queue
@@ -14,7 +14,7 @@ LIMIT = 10.0
 
 def guest(path: Path, heard: Callable[[str, list[Any]], None] = lambda name, facts: None) -> Line:
     """
-    Connect an orchestrator.
+    Connect an orchestrator to the socket at `path`; `heard` receives its reports.
     """
     line = Line(path, heard)
     assert line.there(LIMIT)

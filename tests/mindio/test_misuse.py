@@ -1,7 +1,9 @@
 """
-What a program for MindIO can do wrong. Where MindIO says what is wrong, so do we; where it ends the process, waits
-for ever, lies, or goes on with what was not repaired, there is an error that says what is wrong. Each test
-names what MindIO does.
+Tests of the mistakes that a program for MindIO can make.
+
+Where MindIO reports the mistake, so does tft. MindIO sometimes ends the process, waits for ever, or
+continues with unrepaired state; tft then raises an error that names the mistake. Each test states
+what MindIO does.
 """
 
 import json
@@ -24,7 +26,7 @@ Calls = list[list[Any]]
 
 def run(directory: Path, *faults: list[Any], world: int = 2, **options: Any) -> Outcome:
     """
-    A job with these faults.
+    Run a job with these faults and return its outcome.
     """
     with job(directory / "job", world=world, faults=list(faults), **options) as running:
         return running.end()
@@ -32,7 +34,8 @@ def run(directory: Path, *faults: list[Any], world: int = 2, **options: Any) -> 
 
 def came_of(outcome: Outcome) -> str:
     """
-    Why the job has ended, with all that was tried in its last incident and why that could not be.
+    Return why the job ended: the reason, the faults of its last incident, and each rejected
+    strategy.
     """
     [*_, incident] = outcome.report["incidents"]
     found = [fault["evidence"] for fault in incident["faults"]]

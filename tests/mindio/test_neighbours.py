@@ -1,5 +1,7 @@
 """
-Somebody else's `mindio_ttp` beside ours: noticed when it is imported, by what distributions say of themselves.
+Tests that importing tft's `mindio_ttp` reports another installed `mindio_ttp`.
+
+The package recognises the other one by the metadata of the installed distributions.
 """
 
 import os
@@ -14,7 +16,8 @@ from mindio_ttp.package_conflicts import refuse_another
 
 def installed(place: Path, name: str, files: dict[str, str], *, egg: bool = False) -> None:
     """
-    A distribution as pip leaves it: a wheel's with RECORD, or one of an older kind.
+    Create the metadata of an installed distribution: a wheel's with RECORD, or with `egg` the older
+    form.
     """
     described = place / f"{name.replace('-', '_')}-7.3.0.{'egg' if egg else 'dist'}-info"
     described.mkdir()

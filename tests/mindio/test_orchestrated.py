@@ -1,5 +1,5 @@
 """
-What manages a cluster has its say, in rank 0 or in a process of its own.
+Tests of a program that manages a cluster and decides over a job, in rank 0 or in its own process.
 """
 
 import json
@@ -22,14 +22,14 @@ from tft.bus.ports import free_address
 
 def heard(outcome: Outcome) -> list[tuple[str, Any]]:
     """
-    The names of what rank 0 was reported, with what matters of each.
+    Return the reports that rank 0 received, each with its name and main content.
     """
     return [said(call) for call in outcome.calls(0) if call["what"].startswith("report_")]
 
 
 def said(call: dict[str, Any]) -> tuple[str, Any]:
     """
-    A report, in short.
+    Return the name of a report and its main content.
     """
     name = call["what"].removeprefix("report_")
     match name:
@@ -94,7 +94,7 @@ TASK = {"MINDX_TASK_ID": "task-7"}
 @pytest.fixture(autouse=True)
 def nobody_left(tmp_path: Path) -> Iterator[None]:
     """
-    End controllers that outlive their manager, which a test that has failed has killed.
+    Kill controllers that outlive their manager after a failed test.
     """
     yield
     for path in tmp_path.glob("**/pids/lead.pid"):
@@ -103,7 +103,7 @@ def nobody_left(tmp_path: Path) -> Iterator[None]:
 
 class Manager:
     """
-    The process of a manager.
+    A running process of `manager.py`.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", directory: Path) -> None:
@@ -112,7 +112,7 @@ class Manager:
 
     def ask(self, *words: Any) -> Any:  # Any: JSON
         """
-        Have it call a function; what that said.
+        Let the manager call a function and return the result.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -122,7 +122,7 @@ class Manager:
 
     def heard(self) -> list[tuple[str, Any]]:
         """
-        What it was reported.
+        Return the reports that the manager has received so far.
         """
         path = self._directory / "heard.jsonl"
         if not path.exists():
@@ -131,7 +131,7 @@ class Manager:
 
     def end(self) -> None:
         """
-        Have it end by itself.
+        Close the manager's input and wait until the manager exits.
         """
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -143,7 +143,9 @@ def manager(
     directory: Path, port: int, *, leads: bool = True, task: str = "task-7", **options: Any
 ) -> Iterator[Manager]:
     """
-    A manager of the job in `job`, beside its own directory. It has ended, or is ended, when this is left.
+    Start a manager of the job in the directory `job` beside `directory`, and yield it.
+
+    When the context ends, the manager is stopped if it still runs.
     """
     directory.mkdir(parents=True)
     words = ["4", str(port), str(directory), json.dumps(options)]
@@ -178,14 +180,14 @@ def manager(
 
 def lead_file(directory: Path) -> Path:
     """
-    Where a job's `tft lead` has its pid, and its lock.
+    Return the file that holds the pid and the lock of a job's `tft lead` process.
     """
     return directory / "run" / "pids" / "lead.pid"
 
 
 def _end_controller(pid_file: Path) -> None:
     """
-    Kill a `tft lead`, with all that it has started.
+    Kill a `tft lead` process and all processes that it has started.
     """
     with suppress(FileNotFoundError, ProcessLookupError, ValueError):
         os.killpg(int(pid_file.read_text()), signal.SIGKILL)
@@ -193,7 +195,7 @@ def _end_controller(pid_file: Path) -> None:
 
 def lives(pid_file: Path) -> bool:
     """
-    Whether a process of this pid is there and no zombie.
+    Return whether the process in `pid_file` exists and is not a zombie.
     """
     try:
         state = Path(f"/proc/{int(pid_file.read_text())}/stat").read_text()
@@ -204,7 +206,7 @@ def lives(pid_file: Path) -> bool:
 
 def free_port() -> int:
     """
-    One that a controller can have.
+    Return a port that a controller can listen at.
     """
     return int(free_address("127.0.0.1").rpartition(":")[2])
 
@@ -212,8 +214,9 @@ def free_port() -> int:
 @contextmanager
 def led(tmp_path: Path, port: int, **options: Any) -> Iterator[Job]:  # Any: what the program takes
     """
-    A job of four ranks that a manager at this port leads, and that trains: rank 2 is killed when a file `strike`
-    is there.
+    Start a job of four ranks that the manager at `port` leads, and yield it once it trains.
+
+    Rank 2 is killed when a file `strike` exists.
     """
     with job(
         tmp_path / "job", launched=True, port=port, environment=TASK, done="done",
@@ -225,7 +228,7 @@ def led(tmp_path: Path, port: int, **options: Any) -> Iterator[Job]:  # Any: wha
 
 def lose_a_rank(running: Job, managing: Manager) -> None:
     """
-    Have rank 2 killed, and this manager see it through.
+    Kill rank 2 and wait until the manager has received all reports of the recovery.
     """
     assert managing.heard() == []
     (running.directory / "strike").touch()
@@ -236,8 +239,9 @@ def lose_a_rank(running: Job, managing: Manager) -> None:
 
 def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
     """
-    All was trained as if nothing had happened, in one run of one job; only rank 2 was replaced, where anything
-    was done.
+    Check that the job trained like a job without faults, in a single run.
+
+    One process of rank 2 was replaced for each strategy; no other process was replaced.
     """
     assert_expected(outcome, steps)
     assert outcome.strategies == list(strategies)

@@ -1,5 +1,6 @@
 """
-docs/reference/mindio.md and docs/reference/mindio_differences.md: the functions and variables that there are.
+Tests that docs/reference/mindio.md and mindio_differences.md list the existing functions and
+variables.
 """
 
 import re
@@ -16,7 +17,7 @@ PAGES = [(REFERENCE / name).read_text() for name in ("mindio.md", "mindio_differ
 
 def section(heading: str) -> str:
     """
-    The text under a heading of one of the two pages.
+    Return the text under a heading of one of the two pages.
     """
     [text] = re.findall(rf"(?ms)^## {heading}\n(.*?)(?=^## |\Z)", "\n".join(PAGES))
     return str(text)
@@ -24,14 +25,14 @@ def section(heading: str) -> str:
 
 def listed(heading: str) -> list[str]:
     """
-    The first word in backticks of each row of the tables under it.
+    Return the first word in backticks of each table row under the heading.
     """
     return re.findall(r"(?m)^\| `(\w+)`", section(heading))
 
 
 def functions(module: ModuleType) -> set[str]:
     """
-    What a program can call of it.
+    Return the names of the public MindIO functions in a module.
     """
     return {name for name in vars(module) if re.match(r"tft_|set_mindio", name)}
 

@@ -1,6 +1,7 @@
 """
-Every name of MindIO TFT 7.3.0's Python packages is here with the same meaning, or stands in the table "Names that
-differ" of docs/reference/mindio_differences.md.
+Tests that every name of MindIO TFT 7.3.0's Python packages exists in tft with the same meaning.
+
+The exceptions are in the table "Names that differ" of docs/reference/mindio_differences.md.
 """
 
 import ast
@@ -29,7 +30,7 @@ MISSING = "there is no such name"
 
 def imported(name: str) -> ModuleType | None:
     """
-    Return a module of ours; None where there is none of this name.
+    Return tft's module of this name, or None if tft has no such module.
     """
     try:
         return importlib.import_module(name)
@@ -39,7 +40,7 @@ def imported(name: str) -> ModuleType | None:
 
 def kind(annotation: Any) -> str:  # Any: any annotation
     """
-    Return a type in the words of the reference.
+    Return a type annotation in the notation of the reference.
     """
     if annotation in (None, types.NoneType):
         return "None"
@@ -55,7 +56,7 @@ def kind(annotation: Any) -> str:  # Any: any annotation
 
 def function_differs(ours: Any, entry: Entry) -> str | None:  # Any: as found
     """
-    Return in what a function is another one; None where it is the same.
+    Describe how tft's function differs from the reference, or return None if both agree.
     """
     if not callable(ours):
         return "is no function here"
@@ -69,7 +70,9 @@ def function_differs(ours: Any, entry: Entry) -> str | None:  # Any: as found
 
 def constant_differs(ours: Any, said: str) -> str | None:  # Any: as found
     """
-    Return in what a value is another one; None where it is the same. A dict may have got more since it was made.
+    Describe how tft's constant differs from the reference, or return None if both agree.
+
+    A dict may have additional entries, because a program can add some.
     """
     if said.startswith("<"):
         return None if type(ours).__name__ == said.strip("<>") else f"is {ours!r} here, not {said}"
@@ -83,7 +86,9 @@ def constant_differs(ours: Any, said: str) -> str | None:  # Any: as found
 
 def class_differs(ours: Any, entry: Entry) -> Iterator[tuple[str, str]]:  # Any: as found
     """
-    Yield the members of a class that are others, and in what; the class itself is the empty name.
+    Yield the members of a class that differ from the reference, each with the difference.
+
+    The empty name means the class itself.
     """
     if "members" in entry:
         members = {each.name: each.value for each in ours} if issubclass(ours, Enum) else {}
@@ -103,7 +108,9 @@ def class_differs(ours: Any, entry: Entry) -> Iterator[tuple[str, str]]:  # Any:
 
 def module_differs(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
     """
-    Yield the names of a module that are others, and in what; the module itself is the empty name.
+    Yield the names of a module that differ from the reference, each with the difference.
+
+    The empty name means the module itself.
     """
     module = imported(name)
     if module is None:
@@ -131,7 +138,7 @@ def module_differs(name: str, entry: Entry) -> Iterator[tuple[str, str]]:
 @dataclass(frozen=True)
 class Call:
     """
-    A call without a job. `path` is below `mindio_ttp`.
+    A function call that needs no job. `path` is the function's path below `mindio_ttp`.
     """
 
     path: str
@@ -143,21 +150,21 @@ class Call:
     @property
     def entry(self) -> Entry:
         """
-        What the reference says of the function.
+        The reference entry of the function.
         """
         entry: Entry = functions()[f"mindio_ttp.{self.path}"]
         return entry
 
     def made(self) -> Any:  # Any: what it returns
         """
-        Call it.
+        Make the call and return its result.
         """
         module, _, name = f"mindio_ttp.{self.path}".rpartition(".")
         return getattr(importlib.import_module(module), name)(*self.arguments)
 
     def answered_otherwise(self) -> str | None:
         """
-        Return what becomes of a wrong call, where that is not what MindIO's function raises.
+        Make a wrong call. Describe the result if it is not an error that MindIO's function raises.
         """
         expected = tuple(getattr(builtins, name) for name in self.entry["raises"])
         try:
@@ -190,7 +197,7 @@ WRONG = [
 
 def differences() -> dict[str, str]:
     """
-    Return by its path each name that is another one here, and in what.
+    Return the difference of each name that differs from the reference, by path.
     """
     found = {
         f"{module}{name}": differs

@@ -1,5 +1,7 @@
 """
-The lines by which operators see who holds copies of what: `report group list`, of all ranks in rank 0's output.
+Tests of the lines `report group list` in rank 0's output.
+
+The lines show operators which ranks hold copies of which state.
 """
 
 from pathlib import Path

@@ -1,5 +1,5 @@
 """
-A second round of one incident: what the first one has brought is kept, and what it has cost is not forgotten.
+Tests of a second round of one incident: the repairs and the losses of the first round still count.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """
-MindIO's own tests of an orchestrator that has its say: what it chooses, and what it does wrong.
+MindIO's own tests of an orchestrator that decides over a job: its choices and its mistakes.
 
-Where only words pass between the two, a scripted job stands for the ranks: the judgement, the advisors and the
+If a test checks only messages, a script plays the job. The judgement, the advisors and the
 negotiator are the real ones.
 """
 
@@ -30,7 +30,7 @@ LOST = "exit,dump,recover"
 
 def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
     """
-    A job whose rank 0 speaks for the cluster.
+    Run a job whose rank 0 speaks for the cluster, and return its outcome.
     """
     return run_alone(
         directory,
@@ -133,7 +133,7 @@ def test_a_manager_pauses_resumes_and_ends_the_job(tmp_path: Path) -> None:
 
 def until(path: Path) -> None:
     """
-    Waits for a file.
+    Wait until a file exists.
     """
     while not path.exists():
         time.sleep(0.02)
@@ -141,7 +141,7 @@ def until(path: Path) -> None:
 
 def said(managing: Manager, report: tuple[str, Any]) -> None:
     """
-    Waits until a manager has heard this last.
+    Wait until `report` is the last report that the manager has received.
     """
     while managing.heard()[-1:] != [report]:
         time.sleep(0.02)
@@ -149,7 +149,7 @@ def said(managing: Manager, report: tuple[str, Any]) -> None:
 
 def steps_done(directory: Path) -> list[int]:
     """
-    How many losses each rank has computed.
+    Return the number of losses that each rank has computed.
     """
     return [len((directory / f"losses-{rank}.jsonl").read_text().splitlines()) for rank in range(4)]
 
@@ -175,7 +175,7 @@ def test_answers_in_the_wrong_order_are_accepted() -> None:
 
 def twice(answer: Callable[[Negotiator], None]) -> Callable[[Negotiator], None]:
     """
-    The same answer, two times.
+    Return a function that gives the same answer twice.
     """
 
     def answer_twice(us: Negotiator) -> None:

@@ -1,6 +1,7 @@
 """
-Two kinds of groups, as MindIO's facts work them out: eight ranks hold two copies of what is dense, and each
-expert lives on two ranks.
+Tests of a model with two kinds of replica groups, with the group facts that MindIO computes.
+
+Eight ranks hold two copies of the dense part, and each expert is on two ranks.
 """
 
 from pathlib import Path

@@ -1,6 +1,8 @@
 """
-MindIO's own tests of memory that is lost and links that fail, each over a whole job: four ranks, two copies of
-two parts (ranks 0 and 2 hold the one, 1 and 3 the other), and what was called how often.
+MindIO's own tests of lost memory and failed links, each over a whole job.
+
+Four ranks hold two copies of two parts: ranks 0 and 2 one part, ranks 1 and 3 the other. The tests
+also check how often each function was called.
 """
 
 from pathlib import Path
@@ -19,7 +21,8 @@ PRECISION = "PRECISION ERROR in a test"
 
 def repairs(outcome: Outcome) -> list[tuple[int, int, int, bool, list[int], list[int]]]:
     """
-    Who was called to repair, sorted: as what, whether it is to build anew, from whom, to whom.
+    Return each repair call, sorted: rank, type, step, whether groups are rebuilt, sources,
+    destinations.
     """
     return sorted(
         (rank, call["repair_type"], call["step"], call["need_rebuild"], call["src"], call["dst"])

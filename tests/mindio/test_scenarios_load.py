@@ -1,5 +1,5 @@
 """
-More than a job should have to bear: clients that say nothing or nonsense, ten thousand ranks, orders without end.
+Tests under abnormal load: silent clients, invalid messages, ten thousand ranks, endless orders.
 """
 
 import socket
@@ -44,7 +44,7 @@ def test_unknown_clients_do_not_delay_a_job(tmp_path: Path) -> None:
 
 def connected(host: str, port: int) -> socket.socket:
     """
-    A connection to a port that is about to be listened at.
+    Connect to a port, retrying until a process listens there.
     """
     while True:
         try:
@@ -55,7 +55,7 @@ def connected(host: str, port: int) -> socket.socket:
 
 def beat(node: int, turn: int) -> bytes:
     """
-    What a node of eight ranks says ten times a second.
+    Return the encoded heartbeat of a node of eight ranks; a node sends ten per second.
     """
     at = turn / 10
     pulses = tuple(

@@ -1,6 +1,7 @@
 """
-MindIO's own tests of processes that are lost, and those its facts ask for beyond them: each over a whole job of
-four ranks with two copies of two parts.
+MindIO's own tests of lost processes, and further tests that MindIO's documented facts require.
+
+Each test runs a whole job of four ranks with two copies of two parts.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.mindio.test_jobs import HALVES, assert_same, run
 
 def pairs(outcome: Outcome) -> set[tuple[int, int]]:
     """
-    Who has sent to whom.
+    Return the sending and the receiving rank of each repair.
     """
     return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
 

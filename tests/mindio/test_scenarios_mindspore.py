@@ -1,6 +1,7 @@
 """
-Programs with a loop as MindSpore's: ranks 0 and 2 hold the same, and so do 1 and 3. Each test is one of MindIO's
-own, over a whole job.
+MindIO's own tests of programs with a loop like MindSpore's, each over a whole job.
+
+Ranks 0 and 2 hold the same state, and so do ranks 1 and 3.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ MINDSPORE = {"MINDIO_FOR_MINDSPORE": "1"}
 
 def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any: JSON
     """
-    A job with these faults.
+    Run a job with these faults and return its outcome.
     """
     with job(
         directory / "job", program=PROGRAM, environment=MINDSPORE, faults=list(faults), **options
@@ -28,7 +29,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
 
 def finals(outcome: Outcome) -> list[str]:
     """
-    The numbers at the end, by rank.
+    Return the final numbers of each rank.
     """
     return [(outcome.directory / f"final-{rank}.hex").read_text() for rank in range(outcome.world)]
 
@@ -36,7 +37,7 @@ def finals(outcome: Outcome) -> list[str]:
 @cache
 def undisturbed() -> tuple[list[str], dict[tuple[int, int], set[str]]]:
     """
-    What comes of it when nothing happens.
+    Return the final numbers and losses of a job without faults.
     """
     with TemporaryDirectory() as directory:
         outcome = run(Path(directory))
@@ -48,7 +49,7 @@ def undisturbed() -> tuple[list[str], dict[tuple[int, int], set[str]]]:
 
 def assert_same(outcome: Outcome) -> None:
     """
-    As if nothing had happened.
+    Check that the job succeeded with the results of a job without faults.
     """
     assert not any(outcome.codes), outcome.output
     assert (finals(outcome), outcome.losses()) == undisturbed()
@@ -56,7 +57,7 @@ def assert_same(outcome: Outcome) -> None:
 
 def pairs(outcome: Outcome) -> set[tuple[int, int]]:
     """
-    Who has sent to whom.
+    Return the sending and the receiving rank of each repair.
     """
     return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
 

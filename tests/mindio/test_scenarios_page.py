@@ -1,5 +1,5 @@
 """
-docs/reference/mindio_scenarios.md names a test for every scenario, and each of them is there.
+Tests that docs/reference/mindio_scenarios.md names an existing test for every scenario.
 """
 
 import ast
@@ -20,7 +20,7 @@ ROWS = [
 @cache
 def functions_in(path: str) -> set[str]:
     """
-    The names of the tests in a file.
+    Return the names of the functions at the top level of a test file.
     """
     tree = ast.parse((TESTS / path).read_text())
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -42,7 +42,7 @@ def test_every_scenario_has_its_tests() -> None:
 @cache
 def soaked(path: str) -> set[str]:
     """
-    The names of the tests in a file of which every row runs in `make soak` only.
+    Return the tests of a file that run only in `make soak`.
     """
     tree = ast.parse((TESTS / path).read_text())
     return {

@@ -1,5 +1,7 @@
 """
-A rank goes to another process while the job trains: MindIO's hot switch, and what may come between.
+Tests of MindIO's hot switch, which moves a rank to another process while the job trains.
+
+The tests also cover faults and decisions during the switch.
 """
 
 import json
@@ -23,8 +25,10 @@ def switching(
     directory: Path, *ranks: int, spare: int = 1, **options: Any
 ) -> Iterator[Job]:  # Any: what the program takes
     """
-    A job on one node whose rank 0 speaks for the cluster, another node with room, and ranks that are to be
-    switched to it.
+    Start a job on one node, add a spare node, and request a hot switch of `ranks` to the spare
+    node.
+
+    Rank 0 speaks for the cluster.
     """
     with job(
         directory / "job", orchestrated=True, run_options="--orchestrated", groups=HALVES, done="done",
@@ -39,7 +43,7 @@ def switching(
 
 def prepare(running: Job, action: str, *ranks: int) -> None:
     """
-    Have rank 0 ask for it.
+    Let rank 0 request the preparation of `action` for `ranks`, and wait until it has done so.
     """
     said = len(calls(running, 0, "prepared"))
     part = running.directory / "prepare.part"
@@ -50,21 +54,21 @@ def prepare(running: Job, action: str, *ranks: int) -> None:
 
 def results(running: Job) -> list[tuple[int, str]]:
     """
-    What the cluster was told has come of it, so far.
+    Return the results that the controller has reported to the cluster so far.
     """
     return [(each["code"], each["strategy"]) for each in calls(running, 0, "report_result")]
 
 
 def processes(outcome: Outcome, rank: int) -> list[tuple[bool, str]]:
     """
-    What each process of a rank was told of itself.
+    Return, for each process of a rank, whether it is a replacement and of which type.
     """
     return [(c["reboot"], c["type"]) for each, c in outcome.called("started") if each == rank]
 
 
 def pairs(outcome: Outcome) -> set[tuple[int, int]]:
     """
-    Who has sent to whom.
+    Return the sending and the receiving rank of each repair.
     """
     return {(call["src"][0], call["dst"][0]) for _, call in outcome.called("repair")}
 

@@ -1,5 +1,6 @@
 """
-MindIO's own tests that need no job: what is read of TLS and of groups, and where the time comes from.
+MindIO's own tests that need no job: parsing of TLS descriptions and replica groups, and the source
+of the time.
 """
 
 import ast

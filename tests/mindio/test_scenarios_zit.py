@@ -1,5 +1,5 @@
 """
-A job goes on with fewer ranks, and with all again: MindIO's downgrade and upgrade.
+Tests of MindIO's downgrade and upgrade: a job continues with fewer ranks, and later with all again.
 """
 
 import array
@@ -18,7 +18,7 @@ SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}
 
 def whole_again(running: Job) -> None:
     """
-    Waits until all ranks train again.
+    Wait until all ranks train again.
     """
     until("all are back", lambda: len(calls(running, 0, "zit_upgrade_rollback")) == 1)
     trains_on(running)
@@ -26,8 +26,10 @@ def whole_again(running: Job) -> None:
 
 def left_and_back(directory: Path, groups: list[dict[str, Any]]) -> tuple[Outcome, int]:
     """
-    A job with these groups loses a process, trains on without it, and then with it again; how it ended, and after how
-    many steps. `Any`: as a program registers them.
+    Run a job that loses a process, continues without it, and later has it back.
+
+    `groups` are the replica groups that the program registers, hence `Any`. Returns the outcome and
+    the number of the last step.
     """
     with job(
         directory, faults=[[3, 4, "loop", "kill"]], groups=groups, zit=True, arf=False,
@@ -42,7 +44,7 @@ def left_and_back(directory: Path, groups: list[dict[str, Any]]) -> tuple[Outcom
 
 def away(outcome: Outcome, steps: int) -> dict[int, list[int]]:
     """
-    By rank, the steps that were trained without it.
+    Return, by rank, the steps that the job trained without this rank.
     """
     losses = outcome.losses()
     missing = {
@@ -56,8 +58,9 @@ def assert_computed(
     outcome: Outcome, steps: int, broken: frozenset[tuple[int, int]] = frozenset()
 ) -> None:
     """
-    Every step has the sum of those who trained it, as of a job that had just these ranks then. `broken`: the
-    ranks and steps that were begun and have not counted.
+    Check that every step has the total of exactly the ranks that trained it.
+
+    `broken` are the ranks and steps whose loss was computed but did not enter a total.
     """
     assert not any(outcome.codes), outcome.output
     losses = outcome.losses()
@@ -77,7 +80,7 @@ def assert_computed(
 
 def assert_flow(outcome: Outcome, lost: int, steps: int) -> None:
     """
-    One rank has left in one stretch of steps, and the functions were called as MindIO calls them.
+    Check that rank `lost` was away for one stretch of steps, and that MindIO's call order was kept.
     """
     stay = [rank for rank in range(4) if rank != lost]
     assert_computed(outcome, steps)
@@ -200,7 +203,7 @@ def test_a_cluster_can_choose_the_downgrade_and_the_upgrade(tmp_path: Path, rank
 
 def say(running: Job, choice: str) -> None:
     """
-    Rank 0 says it for the cluster.
+    Let rank 0 send this choice for the cluster, and wait until it has done so.
     """
     part = running.directory / "choose.part"
     part.write_text(choice)

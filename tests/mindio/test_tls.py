@@ -1,5 +1,6 @@
 """
-`enable_tls=True`: real certificates, checked as MindIO checks them, and jobs that are encrypted by their key.
+Tests of `enable_tls=True`: tft checks real certificates as MindIO does and encrypts the job with
+keys that follow from them.
 """
 
 import re
@@ -26,7 +27,7 @@ WORDS = "a password, as it is kept"
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
-    Where keys are kept.
+    Return a temporary home directory, under which tft keeps its keys.
     """
     home = tmp_path / "home"
     home.mkdir()
@@ -36,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def directory(info: str, decrypt: tls.Decrypt | None = None) -> Path:
     """
-    The keys that follow from it.
+    Return the directory of the keys that follow from a `tls_info`.
     """
     option, where = tls.options(info, decrypt, AHEAD)
     assert option == "--curve"
@@ -45,7 +46,7 @@ def directory(info: str, decrypt: tls.Decrypt | None = None) -> Path:
 
 def refusal(info: str, decrypt: tls.Decrypt | None = None) -> str:
     """
-    Why it is refused.
+    Return the message with which a `tls_info` is refused.
     """
     with pytest.raises(Refused) as refused:
         tls.options(info, decrypt, AHEAD)

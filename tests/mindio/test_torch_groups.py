@@ -1,6 +1,8 @@
 """
-Programs on torch.distributed: survivors and replacements form groups of the same names, in a store that no rank
-takes with it. Source: `_process_group_name` of `ttp_decorator.py`, lines 532 to 556 at mind-cluster 22bb3d98.
+Tests of programs on torch.distributed, whose survivors and replacements form new process groups.
+
+The groups have the same names on all ranks, and their store survives the loss of a rank. Source:
+`_process_group_name` of `ttp_decorator.py`, lines 532 to 556 at mind-cluster 22bb3d98.
 """
 
 import json
@@ -17,7 +19,7 @@ STEPS = 8
 
 def run(directory: Path, *kills: list[int], run_options: str = "") -> Outcome:
     """
-    A job of four ranks of which these are killed.
+    Run a job of four ranks; each entry of `kills` is a rank and the step in which it is killed.
     """
     with job(
         directory, steps=STEPS, program=PROGRAM, kills=list(kills), run_options=run_options
@@ -27,7 +29,9 @@ def run(directory: Path, *kills: list[int], run_options: str = "") -> Outcome:
 
 def names(outcome: Outcome, rank: int) -> list[list[str]]:
     """
-    The names of a rank's groups, each time that it has formed them: of all ranks, of its half, of its half alone.
+    Return the names of a rank's groups, one list for each time that the rank formed them.
+
+    The groups are: all ranks, the rank's half, and the half again, formed without the other half.
     """
     text = (outcome.directory / f"names-{rank}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]

@@ -3,8 +3,8 @@ A program written for MindIO that forms its process groups before it trains, as 
 
     torch_early.py PORT RING DIRECTORY STEPS OPTIONS
 
-OPTIONS is JSON. `late`: torch is imported when the job was joined, and not before. In DIRECTORY it notes what the ranks
-have summed.
+OPTIONS is JSON. With `late`, the program imports torch only after it has joined the job. It writes
+the result of one all-reduce into DIRECTORY.
 """
 
 import json

@@ -1,11 +1,11 @@
 """
-A program written for MindIO on torch.distributed, which forms its own process groups again after a repair.
+A program written for MindIO on torch.distributed that forms new process groups after a repair.
 
     torch_program.py PORT RING DIRECTORY STEPS OPTIONS
 
-Every rank all-reduces a tensor over all ranks, and over its half of them, in each step; it begins in OPTIONS["kills"], a
-list of [rank, step] struck once each, to be killed in the sum. In DIRECTORY it notes the names of its groups, and
-the tensor at the end.
+In each step every rank all-reduces a tensor over all ranks and over its half of them.
+OPTIONS["kills"] is a list of [rank, step]. Each entry kills the rank once, before the all-reduce of
+this step. The program writes the names of its groups and the final tensor into DIRECTORY.
 """
 
 import json
@@ -30,7 +30,7 @@ half = [each for each in range(world) if each % 2 == rank % 2]
 
 class State:
     """
-    What is trained, and where it is summed.
+    The state of the training in this process, and its process groups.
     """
 
     value = torch.zeros(4, dtype=torch.float64)
@@ -46,7 +46,8 @@ state = State()
 
 def sockets() -> set[int]:
     """
-    The descriptors of this process that are connections to other ranks, and none to a store.
+    Return the descriptors of this process's connections to other ranks, without connections to a
+    store.
     """
     found = set()
     for place in Path("/proc/self/fd").iterdir():
@@ -59,7 +60,7 @@ def sockets() -> set[int]:
 
 def form() -> None:
     """
-    Form the groups under whatever names torch gives them.
+    Form the process groups; torch chooses their names.
     """
     before = sockets()
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -74,7 +75,7 @@ def form() -> None:
 
 def stop(args: Any, ctx: Any) -> None:
     """
-    Have whoever waits in a group raise.
+    Stop handler: close the groups' connections, so that a thread that waits in a group raises.
     """
     for link in state.links:
         with suppress(OSError), socket.socket(fileno=os.dup(link)) as made:
@@ -83,7 +84,7 @@ def stop(args: Any, ctx: Any) -> None:
 
 def rebuild(fault_ranks: list[int], args: Any, ctx: Any) -> None:
     """
-    Form the groups anew, on survivors and replacements alike.
+    Rebuild handler: form new groups, on survivors and replacements alike.
     """
     if dist.is_initialized():
         state.groups = ()
@@ -95,7 +96,8 @@ def repair(
     step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], args: Any, ctx: Any
 ) -> None:
     """
-    Move the state within a group of all who take part, as MindSpeed-LLM does.
+    Repair handler: move the state within a group of all ranks that take part, as MindSpeed-LLM
+    does.
     """
     group = dist.new_group(info["rank_list"], use_local_synchronization=True)
     for source, destination in zip(info["src"], info["dst"], strict=True):
@@ -107,14 +109,14 @@ def repair(
 
 def rollback(step: int, args: Any, ctx: Any) -> None:
     """
-    Go on from the end of a step.
+    Rollback handler: continue from the end of `step`.
     """
     state.step = step
 
 
 def train() -> None:
     """
-    Sum what the step brings, over all ranks and over a half.
+    Train the remaining steps; each all-reduces a tensor over all ranks and over a half.
     """
     if ttp.tft_is_reboot_node() and not state.groups:
         raise RuntimeError("ARF FINISH")

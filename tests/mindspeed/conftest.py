@@ -1,6 +1,8 @@
 """
-`make test-mindspeed` runs these tests, in an environment of their own with the megatron-core that MindSpeed-LLM
-is written for. Elsewhere there is another one, and they are not collected.
+Settings for the MindSpeed-LLM tests, which `make test-mindspeed` runs.
+
+The tests have their own environment with the megatron-core version that MindSpeed-LLM requires. In
+another environment, with another megatron-core, pytest does not collect these tests.
 """
 
 from importlib.metadata import PackageNotFoundError, version

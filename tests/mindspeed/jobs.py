@@ -1,6 +1,7 @@
 """
-Jobs of the program that trains with MindSpeed-LLM's high availability, and those without a fault that others are
-compared with.
+Functions that run the program with MindSpeed-LLM's high availability, with faults or without.
+
+Tests compare the jobs with faults with the jobs without.
 """
 
 import json
@@ -33,7 +34,7 @@ MODELS: Mapping[str, Options] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """
-    A job that has ended.
+    The results of a job that has ended.
     """
 
     outcome: Outcome
@@ -41,7 +42,8 @@ class Trained:
 
     def finals(self) -> dict[str, Any]:
         """
-        By rank: digests of its parameters and its optimizer's state, where its scheduler and its data are.
+        Return each rank's final state: digests of parameters and optimizer state, scheduler, data
+        position.
         """
         return {
             path.stem: json.loads(path.read_text()) for path in self.directory.glob("final-*.json")
@@ -49,7 +51,9 @@ class Trained:
 
     def losses(self) -> dict[tuple[str, int], set[str]]:
         """
-        By rank and step: the losses of its micro-batches and that of all ranks, more than one where they differ.
+        Return the losses of the micro-batches and of all ranks, by rank and step.
+
+        A set holds several entries if repeated steps differ.
         """
         found: dict[tuple[str, int], set[str]] = {}
         for path in self.directory.glob("steps-*.jsonl"):
@@ -62,7 +66,7 @@ class Trained:
     @property
     def strategies(self) -> list[str]:
         """
-        What was done about each incident.
+        The strategy of each incident, in order.
         """
         return [str(incident["strategy"]) for incident in self.outcome.incidents]
 
@@ -70,7 +74,7 @@ class Trained:
 @contextmanager
 def training(directory: Path, options: Options, *run_options: str, nproc: int = 4) -> Iterator[Job]:
     """
-    Starts the program on so many ranks.
+    Start the program on `nproc` ranks and yield the running job.
     """
     directory.mkdir(parents=True, exist_ok=True)
     told = {**({"source": SOURCE} if SOURCE else {}), **options}
@@ -84,7 +88,7 @@ def training(directory: Path, options: Options, *run_options: str, nproc: int = 
 
 def train(directory: Path, options: Options, *run_options: str, **how: Any) -> Trained:
     """
-    A job from its start to its end, which must leave no process behind.
+    Run a job to its end and return its results. Fails if the job leaves a process behind.
     """
     with training(directory, options, *run_options, **how) as running:
         outcome = running.end(LIMIT)
@@ -95,7 +99,7 @@ def train(directory: Path, options: Options, *run_options: str, **how: Any) -> T
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Trained]:
     """
-    A model trained without a fault, once for all tests.
+    Return a function that trains a model without a fault, once for all tests.
     """
     known: dict[str, Trained] = {}
 

@@ -1,10 +1,10 @@
 """
-MindSpeed-LLM's high availability for the program: the files of a directory of MindSpeed-LLM, unchanged, or the
-stand-in for them.
+Access to MindSpeed-LLM's high availability: unchanged files of MindSpeed-LLM, or the stand-in.
 
-The packages they are in import half of the world. They are bare here, with a path into the directory, so that the
-files of the high availability and those it patches Megatron with are imported, and no others. Of files that
-import too much the functions that are patched in are taken out of the source.
+MindSpeed-LLM's packages import many others. This module therefore replaces the packages by empty
+ones with a path into MindSpeed-LLM's directory. Only the high availability files, and the files
+that they patch into Megatron, are then imported. From files that import too much, only the
+patched-in functions are extracted.
 """
 
 import ast
@@ -36,7 +36,8 @@ HIGH_AVAILABILITY = "mindspeed_llm.core.high_availability"
 
 def install(source: str) -> None:
     """
-    Make `mindspeed_llm` importable: of this directory of MindSpeed-LLM, or the stand-in where none is named.
+    Make `mindspeed_llm` importable: from the directory `source`, or the stand-in if `source` is
+    empty.
     """
     if not source:
         sys.path.insert(0, str(STANDIN))
@@ -52,7 +53,7 @@ def install(source: str) -> None:
 
 def modules(source: str) -> list[str]:
     """
-    All modules of the high availability in a directory of MindSpeed-LLM.
+    Return the names of all high availability modules in a directory of MindSpeed-LLM.
     """
     found = Path(source).joinpath(*HIGH_AVAILABILITY.split(".")).glob("*.py")
     return sorted(f"{HIGH_AVAILABILITY}.{path.stem}" for path in found if path.stem != "__init__")
@@ -60,7 +61,7 @@ def modules(source: str) -> list[str]:
 
 def is_old(source: str) -> bool:
     """
-    A directory of MindSpeed-LLM 2.3.0, or of an earlier version.
+    Return whether the directory holds MindSpeed-LLM 2.3.0 or an earlier version.
     """
     utils = Path(source).joinpath(*HIGH_AVAILABILITY.split(".")) / "utils.py"
     return "TRAIN_PARAM" in utils.read_text()
@@ -104,7 +105,10 @@ def _high_availability() -> Any:
 
 def _nested() -> bool:
     """
-    Up to 2.3.0 the training function has two arguments: the list of what the loop has, and the test data.
+    Return whether the training function takes two arguments: the list of the loop's objects and the
+    test data.
+
+    Versions up to 2.3.0 do.
     """
     utils = importlib.import_module(f"{HIGH_AVAILABILITY}.utils")
     return hasattr(utils.ha_constant, "TRAIN_PARAM")
@@ -112,7 +116,7 @@ def _nested() -> bool:
 
 def register(*providers: Any) -> None:
     """
-    What the program is, and its functions.
+    Register the program's functions and its replica groups with MindIO.
     """
     from megatron.training import get_args, training
 
@@ -127,7 +131,7 @@ def register(*providers: Any) -> None:
 
 def train(train_args: list[Any], test_data: list[Any]) -> None:
     """
-    The loop, as often as it takes.
+    Run the training loop under MindIO's handler, which runs it again after every incident.
     """
     found = _high_availability()
     if _nested():
@@ -138,14 +142,14 @@ def train(train_args: list[Any], test_data: list[Any]) -> None:
 
 def reboot() -> bool:
     """
-    Whether this process takes the place of one that was lost.
+    Return whether this process replaces a lost process.
     """
     return bool(_high_availability().tft_is_arf_reboot_node())
 
 
 def scaled_in() -> bool:
     """
-    Whether fewer ranks train now.
+    Return whether fewer ranks train at the moment.
     """
     common = importlib.import_module(f"{HIGH_AVAILABILITY}.elastic_training_common")
     return bool(common.zit_scale_in_running_state())

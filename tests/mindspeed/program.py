@@ -1,19 +1,23 @@
 """
-A training program with the structure of MindSpeed-LLM's: a small GPT of megatron-core's on as many processes as
-there are ranks, with MindSpeed-LLM's high availability patched in, over `mindio_ttp`.
+A training program with the structure of MindSpeed-LLM's, run over `mindio_ttp`.
+
+The program trains a small GPT of megatron-core on several ranks. MindSpeed-LLM's high availability
+is patched in.
 
     program.py DIRECTORY OPTIONS
 
-Its rank is in RANK. DIRECTORY takes what it writes: the losses, the state at the end, its checkpoints. OPTIONS is JSON:
+The variable RANK holds the rank. The program writes its losses, its final state and its checkpoints
+into DIRECTORY. OPTIONS is JSON:
 
-- `source`: a directory of MindSpeed-LLM; without it the stand-in for it is used.
-- `faults`: a list of [rank, step, where, text], struck once each. `where` is `forward` (before the first micro-batch),
-  `reduced` (the gradients are summed) or `update` (one parameter is updated). A text `kill` kills; `uce-low` and
-  `uce-high` are errors of the device's memory; any other is raised as a RuntimeError.
-- `warms`: a process that takes the place of another one is ready when a file of that name is there.
-- `pace`: how many seconds a step takes at least, so that a fault does not join the incident before it.
-- `done`: it trains until a file of that name is there, and two steps more.
-- any other is an argument of Megatron's.
+- `source`: a directory of MindSpeed-LLM; without it the program uses the stand-in.
+- `faults`: a list of [rank, step, where, text]; each fault happens once. `where` is `forward`
+  (before the first micro-batch), `reduced` (after the all-reduce of the gradients) or `update`
+  (after the update of one parameter). The text `kill` kills the process, `uce-low` and `uce-high`
+  are errors of the device's memory, and any other text is raised as a RuntimeError.
+- `warms`: a replacement is ready when a file of that name exists.
+- `pace`: the minimum seconds of a step, so that a fault does not join the incident before it.
+- `done`: the program trains until a file of that name exists, and two steps more.
+- any other entry is an argument of Megatron.
 """
 
 import faulthandler
@@ -67,7 +71,7 @@ WORDS = 32
 
 def arguments() -> Namespace:
     """
-    As Megatron's parser leaves them.
+    Return the arguments as Megatron's parser would.
     """
     args = Namespace(
         rank=rank,
@@ -153,7 +157,7 @@ set_global_variables(args)
 
 def strike(where: str) -> None:
     """
-    What is to go wrong here.
+    Carry out the fault that `faults` plans for this rank, step and place, if any.
     """
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
@@ -177,7 +181,7 @@ def strike(where: str) -> None:
 
 def corrupt() -> None:
     """
-    What memory that was lost has in it.
+    Fill the parameters and the optimizer's state with NaN, as lost memory would be.
     """
     for chunk in trained.model:
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -192,7 +196,7 @@ def corrupt() -> None:
 
 def struck_update(update: Any) -> Any:
     """
-    An update that is struck after its first parameter.
+    Wrap an optimizer's update so that a planned fault can happen after its first parameter.
     """
 
     def step(self: Any, closure: Any = None) -> None:
@@ -220,7 +224,7 @@ def struck_update(update: Any) -> Any:
 
 def model_provider() -> Any:
     """
-    A GPT, with experts where there is a number of them.
+    Return a GPT model, with experts if the arguments ask for them.
     """
     experts: dict[str, Any] = {}
     if args.num_experts:
@@ -261,7 +265,7 @@ def model_provider() -> Any:
 
 class Sequences(torch.utils.data.Dataset[torch.Tensor]):
     """
-    Each is a function of its number.
+    A data set in which each sequence depends only on its number.
     """
 
     def __len__(self) -> int:
@@ -278,7 +282,7 @@ class Sequences(torch.utils.data.Dataset[torch.Tensor]):
 
 def datasets_provider() -> tuple[Any, Any, Any]:
     """
-    For training alone.
+    Return the training data; there is no validation or test data.
     """
     return Sequences(), None, None
 
@@ -289,7 +293,9 @@ local: list[str] = []
 
 def loss_func(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """
-    As MindSpeed-LLM's `pretrain_gpt.py` has it: the sum over the tokens, how many they are, and both of all ranks.
+    Return the loss summed over the tokens, the token count, and both for all ranks.
+
+    The results have the form of MindSpeed-LLM's `pretrain_gpt.py`.
     """
     loss = torch.stack([output.float().sum(), torch.tensor(float(output.numel()))])
     reported = loss.clone().detach()
@@ -301,7 +307,7 @@ def loss_func(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[st
 
 def forward_step(data_iterator: Any, model: Any) -> Any:
     """
-    One micro-batch.
+    Run the model on one micro-batch.
     """
     if not local:
         strike("forward")
@@ -317,7 +323,7 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
 
 def write(name: str, **facts: Any) -> None:
     """
-    A line of JSON.
+    Append a JSON line to this rank's file `name`.
     """
     with (directory / f"{name}-{rank}.jsonl").open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), **facts}) + "\n")
@@ -325,7 +331,7 @@ def write(name: str, **facts: Any) -> None:
 
 def begins(model: Any, optimizer: Any, scheduler: Any) -> None:
     """
-    A step begins, with what the loop was entered with.
+    Note the objects that the loop trains, at the begin of a step, and wait `pace` seconds.
     """
     trained.model, trained.optimizer, trained.scheduler = model, optimizer, scheduler
     local.clear()
@@ -334,7 +340,7 @@ def begins(model: Any, optimizer: Any, scheduler: Any) -> None:
 
 def told(step: int, losses: Any) -> None:
     """
-    A step is to be updated with.
+    Record the losses of a step before its update, and check whether the job is to end.
     """
     write(
         "steps", step=step, ranks=dist.get_world_size(mpu.get_data_parallel_group()), local=list(local),
@@ -351,7 +357,7 @@ def told(step: int, losses: Any) -> None:
 
 def adams() -> list[Any]:
     """
-    The optimizers within Megatron's.
+    Return the inner optimizers of Megatron's optimizer.
     """
     outer = getattr(trained.optimizer, "chained_optimizers", [trained.optimizer])
     return [each.optimizer for each in outer]
@@ -359,7 +365,7 @@ def adams() -> list[Any]:
 
 def digest(tensor: torch.Tensor) -> str:
     """
-    Of every bit.
+    Return a digest of all bits of a tensor.
     """
     import hashlib
 
@@ -370,7 +376,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 def finals() -> dict[str, Any]:
     """
-    All that this rank has in the end.
+    Return this rank's final state.
     """
     [module] = unwrap_model(trained.model)
     found: list[list[Any]] = []
@@ -395,7 +401,7 @@ trained = Namespace(model=None, optimizer=None, scheduler=None)
 
 def main() -> None:
     """
-    As MindSpeed-LLM's `pretrain` goes about it.
+    Train, with the calls in the order of MindSpeed-LLM's `pretrain`.
     """
     torch.set_num_threads(1)
     init_num_microbatches_calculator(

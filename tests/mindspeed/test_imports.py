@@ -1,4 +1,6 @@
-"""MindSpeed-LLM's own files over `mindio_ttp`: their imports exist, and their own tests pass."""
+"""
+Tests of MindSpeed-LLM's own files over `mindio_ttp`: their imports exist, and their own tests pass.
+"""
 
 import os
 import re
@@ -22,7 +24,7 @@ LEFT_OUT: dict[str, str] = {}
 
 def _run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """
-    A Python with the stand-ins; it writes nothing into MindSpeed-LLM's directory.
+    Run Python with the stand-ins; write no bytecode into MindSpeed-LLM's directory.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(

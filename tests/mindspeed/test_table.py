@@ -1,6 +1,9 @@
-"""How MindSpeed-LLM's high availability handles each kind of fault over `mindio_ttp`: losses,
-parameters, the optimizer's state, the scheduler and the data position are bit for bit those of a
-job without a fault."""
+"""
+Tests of each kind of fault in a job with MindSpeed-LLM's high availability over `mindio_ttp`.
+
+Losses, parameters, optimizer state, scheduler and data position must equal, bit for bit, those of a
+job without a fault.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
-"""The stand-in for torch_npu: one current device for each thread, collectives that a stop
-interrupts, groups that can be rebuilt."""
+"""
+Tests of the stand-in for torch_npu: one current device per thread, collectives that stopping a
+device interrupts, and groups that can be rebuilt.
+"""
 
 import json
 import subprocess
@@ -20,7 +22,7 @@ FORCE_STOP = "FORCE STOP"
 @pytest.fixture(autouse=True, scope="module")
 def _installed() -> None:
     """
-    In this process: torch is patched from here on.
+    Import the stand-in, which patches torch in this process.
     """
     sys.path.insert(0, str(FRAMEWORKS))
     __import__("torch_npu")
@@ -105,7 +107,7 @@ for repair in repairs:
 
 def _member(rank: int, port: int, repairs: str) -> subprocess.Popen[str]:
     """
-    A process in a group of two.
+    Start a process that is one of the two members of a group.
     """
     return subprocess.Popen(
         [sys.executable, "-c", PAIR, str(FRAMEWORKS), str(rank), str(port), repairs], text=True,
@@ -115,7 +117,7 @@ def _member(rank: int, port: int, repairs: str) -> subprocess.Popen[str]:
 
 def _said(process: subprocess.Popen[str]) -> Any:
     """
-    The next line.
+    Return the next line that the process prints, parsed as JSON.
     """
     assert process.stdout is not None
     return json.loads(process.stdout.readline())

@@ -1,5 +1,5 @@
 """
-A plugin of pytest's for MindSpeed-LLM's own tests: it makes MindSpeed-LLM and what it imports importable.
+A pytest plugin for MindSpeed-LLM's own tests. It makes MindSpeed-LLM and its imports importable.
 """
 
 import os
@@ -19,13 +19,14 @@ llm.install(os.environ["MINDSPEED_LLM"])
 
 class FeatureAdaptor:
     """
-    MindSpeed-LLM's tests replace its one function, so that nothing of Megatron's is patched.
+    A stand-in without effect. MindSpeed-LLM's tests replace `execute`, so that Megatron stays
+    unpatched.
     """
 
     @staticmethod
     def execute() -> None:
         """
-        Nothing is.
+        Do nothing.
         """
 
 

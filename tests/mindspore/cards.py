@@ -1,15 +1,17 @@
 """
-A job of eight cards on one CPU, card after card, as far as a CPU can be one: what
-`test_redundancy.py` runs.
+A script that simulates a job of eight cards on one CPU by training one card after another.
 
-    cards.py train DIRECTORY     two epochs; a checkpoint of each card after each
-    cards.py resume DIRECTORY    loads the newest of each card, and trains one more
-    cards.py end DIRECTORY       card 1 is gone after step 3; the others save a last checkpoint
-    cards.py go-on DIRECTORY     all go on from that, to the end of the epoch
+`test_redundancy.py` runs the script.
 
-A layer is cut into four by its outputs, and each part is on two cards: cards R and R + 4 hold the same. Each
-output has an error of its own, so no card needs to hear from another: the loss of the job is the mean of
-those of its parts. Prints, for each card, the losses of its steps, bit for bit.
+    cards.py train DIRECTORY     two epochs; each card saves a checkpoint after each epoch
+    cards.py resume DIRECTORY    each card loads its newest checkpoint and trains one more epoch
+    cards.py end DIRECTORY       card 1 is lost after step 3; the others save a last checkpoint
+    cards.py go-on DIRECTORY     all cards continue from that checkpoint to the end of the epoch
+
+A layer is divided into four parts by its outputs. Each part is on two cards: cards R and R + 4 hold
+the same part. Each output has its own error, so the cards need not communicate. The loss of the job
+is the mean of the losses of its parts. The script prints the losses of each card's steps, bit for
+bit.
 """
 
 import json
@@ -39,7 +41,7 @@ _BEGIN = _random.standard_normal((OUTPUTS, INPUTS), dtype=numpy.float32)
 
 class Losses(train.Callback):  # type: ignore[misc]  # MindSpore ships no types
     """
-    Keeps the loss of each step.
+    A callback that keeps the loss of each step.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,7 @@ class Losses(train.Callback):  # type: ignore[misc]  # MindSpore ships no types
 
     def step_end(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Keep the loss. MindSpore calls this after each step.
         """
         loss = run_context.original_args().net_outputs
         self.seen.append(loss.asnumpy().tobytes().hex())
@@ -56,7 +58,9 @@ class Losses(train.Callback):  # type: ignore[misc]  # MindSpore ships no types
 
 class Last(train.Callback):  # type: ignore[misc]  # as above
     """
-    Ends the training of a card with its part of a last checkpoint, if it is to write one.
+    A callback that ends the training of a card and saves the card's part of a last checkpoint.
+
+    A card saves only if it is chosen to do so.
     """
 
     def __init__(self, directory: Path, card: int) -> None:
@@ -66,7 +70,7 @@ class Last(train.Callback):  # type: ignore[misc]  # as above
 
     def step_end(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Save and stop after step `GONE_AFTER`. MindSpore calls this after each step.
         """
         told = run_context.original_args()
         if told.cur_step_num < GONE_AFTER:
@@ -79,14 +83,14 @@ class Last(train.Callback):  # type: ignore[misc]  # as above
 
 def save(cell: nn.Cell, path: Path) -> None:
     """
-    As MindSpore saves it.
+    Save the parameters of `cell` with MindSpore's own function.
     """
     mindspore.save_checkpoint(cell, str(path), integrated_save=False)
 
 
 def every_epoch(directory: Path, card: int) -> train.Callback:
     """
-    MindSpore's own checkpoints, in the place of the guide.
+    Return MindSpore's own checkpoint callback, with the directory layout of MindSpore's guide.
     """
     config = train.CheckpointConfig(
         save_checkpoint_steps=STEPS, keep_checkpoint_max=4, integrated_save=False
@@ -99,7 +103,9 @@ def run(
     card: int, *, epochs: int, skip: int = 0, saved: Path | None, callback: train.Callback | None
 ) -> list[str]:
     """
-    Train one card; the losses of its steps.
+    Train one card and return the losses of its steps.
+
+    `skip` batches of each epoch are left out. `saved` is the checkpoint to begin with.
     """
     width = OUTPUTS // PARTS
     part = slice(card % PARTS * width, (card % PARTS + 1) * width)
@@ -122,7 +128,7 @@ def run(
 
 def train_all(directory: Path) -> dict[int, list[str]]:
     """
-    Two epochs, undisturbed.
+    Train two epochs without a fault; return the losses by card.
     """
     return {
         card: run(card, epochs=2, saved=None, callback=every_epoch(directory, card))
@@ -132,7 +138,7 @@ def train_all(directory: Path) -> dict[int, list[str]]:
 
 def resume_all(directory: Path) -> dict[int, list[str]]:
     """
-    One epoch more, of what each card finds in its own directory.
+    Train one more epoch from the newest checkpoint in each card's own directory; return the losses.
     """
     return {
         card: run(
@@ -147,7 +153,7 @@ def resume_all(directory: Path) -> dict[int, list[str]]:
 
 def end_all(directory: Path) -> dict[int, list[str]]:
     """
-    An epoch that is cut off.
+    Train an epoch that ends early with a last checkpoint; return the losses.
     """
     return {
         card: run(card, epochs=1, saved=None, callback=Last(directory, card))
@@ -157,7 +163,7 @@ def end_all(directory: Path) -> dict[int, list[str]]:
 
 def go_on(directory: Path) -> dict[int, list[str]]:
     """
-    The rest of it.
+    Train the rest of the epoch from the last checkpoint; return the losses.
     """
     found = find(directory, REPLICAS, high_availability=True)
     return {
@@ -168,7 +174,7 @@ def go_on(directory: Path) -> dict[int, list[str]]:
 
 def main() -> None:
     """
-    All cards, one after another.
+    Train all cards, one after another, and print the losses.
     """
     modes = {"train": train_all, "resume": resume_all, "end": end_all, "go-on": go_on}
     mode, directory = sys.argv[1], Path(sys.argv[2])

@@ -1,6 +1,8 @@
 """
-Jobs of the MindSpore example that other jobs are compared with, run once. `make test-mindspore` runs these
-tests, in an environment of their own: elsewhere there is no MindSpore, and they are not collected.
+Fixtures for the MindSpore tests: jobs of the MindSpore example without faults, each run once.
+
+Other jobs are compared with these. `make test-mindspore` runs the tests in their own environment.
+Elsewhere MindSpore is not installed, and pytest does not collect the tests.
 """
 
 from importlib.util import find_spec
@@ -18,7 +20,7 @@ STEPS = 36
 
 def train(run_dir: Any, *options: str, **how: Any) -> Outcome:  # Any: as `run` takes them
     """
-    The example, from its start to its end.
+    Run the example to its end and return the outcome.
     """
     given = {"script": EXAMPLE, "arguments": ("--steps", str(STEPS)), **how}
     return run(run_dir, "--adaptor", "mindspore", *options, **given)
@@ -27,7 +29,7 @@ def train(run_dir: Any, *options: str, **how: Any) -> Outcome:  # Any: as `run` 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The example on four ranks, undisturbed.
+    Return the outcome of the example on four ranks without a fault.
     """
     outcome = train(tmp_path_factory.mktemp("calm") / "four")
     assert outcome.code == 0, outcome.output
@@ -37,7 +39,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="session")
 def calm_pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The same on two.
+    Return the outcome of the example on two ranks without a fault.
     """
     outcome = train(tmp_path_factory.mktemp("calm") / "two", nproc=2)
     assert outcome.code == 0, outcome.output

@@ -1,8 +1,9 @@
 """
-A script in graph mode, of which an operator inside the compiled graph fails once: in the rank, and at the step, that
-were named.
+A script in graph mode, in which an operator inside the compiled graph can fail once.
 
     graph_job.py STEPS [RANK,STEP]
+
+The second argument names the rank and the step of the failure.
 """
 
 import sys
@@ -27,7 +28,7 @@ mindspore.set_seed(3)
 
 def through(rows: numpy.ndarray) -> numpy.ndarray:
     """
-    The same; once in a run it fails.
+    Return `rows` unchanged. In the named rank and step, raise an error, once in a run.
     """
     mark = Path(session.run_dir) / "failed"
     if struck == [f"{session.rank},{session.step}"] and not mark.exists():
@@ -38,7 +39,7 @@ def through(rows: numpy.ndarray) -> numpy.ndarray:
 
 class Network(nn.Cell):  # type: ignore[misc]  # MindSpore has no types
     """
-    A layer behind an operator of Python's.
+    A layer behind an operator that is implemented in Python.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class Network(nn.Cell):  # type: ignore[misc]  # MindSpore has no types
 
     def construct(self, rows: Tensor) -> Tensor:
         """
-        One forward.
+        Run the operator and the layer.
         """
         return self.layer(self.through(rows))
 
@@ -60,7 +61,7 @@ session.adopt(model=network, optimizer=optimizer)
 
 def forward(rows: Tensor) -> Tensor:
     """
-    How far off it is.
+    Return the loss.
     """
     return (network(rows) ** 2).mean()
 
@@ -70,7 +71,7 @@ gradients_of = mindspore.value_and_grad(forward, None, optimizer.parameters)
 
 def train(session: tft.Session) -> None:
     """
-    Rows by rank and step.
+    Train the steps with random rows that depend on the rank and the step.
     """
     for step in session.steps(int(steps)):
         draw = numpy.random.RandomState(100 * session.rank + step)

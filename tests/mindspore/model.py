@@ -1,5 +1,7 @@
 """
-Jobs of `Model.train`: `model_job.py` under `tft run`, with an environment as a user of MindSpore sets it.
+Functions that run jobs of `Model.train`: `model_job.py` under `tft run`.
+
+The environment contains the variable `MS_ENABLE_TFT`, as a user of MindSpore would set it.
 """
 
 import json
@@ -27,7 +29,7 @@ def train(
     **options: Any,  # Any: JSON
 ) -> Outcome:
     """
-    A job from its start to its end; `words` are for `tft run`.
+    Run a job to its end and return the outcome. `words` are options for `tft run`.
     """
     told = json.dumps({"faults": list(faults), **options})
     return run(
@@ -39,22 +41,25 @@ def train(
 
 def layout(directory: Path, **more: Any) -> dict[str, Any]:  # Any: JSON
     """
-    What the callback is made with to write the layout of MindSpore Transformers.
+    Return the callback's arguments for checkpoints in the layout of MindSpore Transformers.
     """
     return {"ckpt_save_path": str(directory), "prefix": "llama2_13b", **more}
 
 
 def files(directory: Path) -> list[str]:
     """
-    The checkpoints under a directory.
+    Return the checkpoint files under a directory.
     """
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*.ckpt"))
 
 
 def same(outcome: Outcome, calm: Outcome, *, without: Sequence[tuple[int, int]] = ()) -> None:
     """
-    As undisturbed, bit for bit; `without` are steps, by rank, that the others had completed when it was lost
-    in its update, and that it did not compute again.
+    Check that a job equals the job without faults, bit for bit.
+
+    `without` lists the losses, by rank and step, that are missing. The rank was lost in its update
+    of this step after the other ranks had completed it, so the replacement did not compute the step
+    again.
     """
     assert outcome.code == 0, outcome.output
     rows, expected = outcome.rows(), calm.rows()
@@ -65,7 +70,8 @@ def same(outcome: Outcome, calm: Outcome, *, without: Sequence[tuple[int, int]] 
 
 def told(outcome: Outcome) -> list[tuple[str, list[tuple[str, int]], int]]:
     """
-    Of each incident the strategy, its faults by kind and rank, and how many processes were started.
+    Return each incident's strategy, its faults by kind and rank, and its number of started
+    processes.
     """
     return [
         (

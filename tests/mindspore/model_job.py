@@ -1,14 +1,19 @@
 """
-A script that trains with `Model.train` and nothing of its own: what `test_model.py` runs.
+A script that trains with `Model.train` and has no loop of its own. `test_model.py` runs the script.
 
     model_job.py DIRECTORY EPOCHS OPTIONS
 
-OPTIONS is JSON. `faults` in it is a list of [rank, step, where, text], struck once each: `forward`, `update`
-(the state is torn), `end` (a step has ended), with a text that is raised, or `kill` or `terminate`. `callback`
-is what the callback is made with. `resume` goes on from the last checkpoint in the layout of MindSpore
-Transformers. `recipe` is a file of MindSpore Transformers that says which ranks hold the same part of
-the network; `plain` leaves out what marks updates.
-DIRECTORY takes the loss of every step, bit for bit, and the final state.
+The script writes the loss of every step, bit for bit, and the final state into DIRECTORY. OPTIONS
+is JSON:
+
+- `faults`: a list of [rank, step, where, text]; each fault happens once. `where` is `forward`,
+  `update` (after half of the state has changed) or `end` (after a step). The text is raised, except
+  `kill` and `terminate`, which signal the process.
+- `callback`: the arguments of the callback.
+- `resume`: continue from the last checkpoint in the layout of MindSpore Transformers.
+- `recipe`: a file of MindSpore Transformers that says which ranks hold the same part of the
+  network.
+- `plain`: leave out the part that marks updates.
 """
 
 import json
@@ -44,7 +49,7 @@ INPUTS, OUTPUTS, ROWS = 12, 8, 4
 
 class At:
     """
-    Where this rank is.
+    The step at which this rank is.
     """
 
     step = 0
@@ -53,7 +58,7 @@ class At:
 
 def closed(incidents: int) -> bool:
     """
-    Whether so many are behind the job.
+    Return whether the job has closed at least this number of incidents.
     """
     log = (directory / "logs" / "controller.log").read_text()
     return log.count("event=incident_closed") >= incidents
@@ -61,7 +66,7 @@ def closed(incidents: int) -> bool:
 
 def strike(where: str) -> None:
     """
-    What is to go wrong here.
+    Carry out the fault that `faults` plans for this rank, step and place, if any.
     """
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
@@ -77,7 +82,7 @@ def strike(where: str) -> None:
 
 class Network(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
     """
-    Two layers, or the part of one that this rank has.
+    A dense layer, or this rank's part of it.
     """
 
     def __init__(self) -> None:
@@ -90,7 +95,7 @@ class Network(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
 
     def construct(self, x: mindspore.Tensor) -> mindspore.Tensor:
         """
-        Called by MindSpore.
+        Compute the output. MindSpore calls this in the forward pass.
         """
         strike("forward")
         return nn.Tanh()(self.first(x))
@@ -98,7 +103,7 @@ class Network(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
 
 class Adam(nn.Adam):  # type: ignore[misc]  # as above
     """
-    One that can be struck when half of the state is changed.
+    An optimizer in which a fault can happen during the update.
     """
 
     def __call__(self, gradients: Any) -> Any:  # Any: Tensors
@@ -109,18 +114,18 @@ class Adam(nn.Adam):  # type: ignore[misc]  # as above
 
 class Told(train.Callback):  # type: ignore[misc]  # as above
     """
-    Keeps the losses.
+    A callback that records the losses.
     """
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Note the number of the step. MindSpore calls this before each step.
         """
         At.step = run_context.original_args().cur_step_num + callback.initial_step
 
     def on_train_step_end(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Record the loss of the step. MindSpore calls this after each step.
         """
         told = run_context.original_args()
         loss = told.net_outputs.asnumpy().tobytes().hex()

@@ -1,8 +1,10 @@
 """
-A script whose optimizer is cut into two shares by itself: each rank updates one half of the parameters and
-keeps the moments of that half alone, and rank R+2 has the same half as rank R.
+A script that divides its optimizer into two shares.
 
     parts_job.py --steps N
+
+Each rank updates one half of the parameters and keeps only the moments of this half. Rank R+2 has
+the same half as rank R.
 """
 
 import argparse
@@ -39,14 +41,14 @@ optimizer = nn.Adam(shares[share], 0.01)
 
 class Draws:
     """
-    The rows of this rank, by their position.
+    A data source whose rows depend only on the rank and the position.
     """
 
     position = 0
 
     def next(self) -> tuple[Tensor, Tensor]:
         """
-        The next.
+        Return the next batch and advance the position.
         """
         draw = numpy.random.RandomState(1000 * session.rank + self.position)
         self.position += 1
@@ -55,13 +57,13 @@ class Draws:
 
     def state_dict(self) -> dict[str, int]:
         """
-        The position.
+        Return the position.
         """
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Back to a position.
+        Set the position.
         """
         self.position = state["position"]
 
@@ -84,7 +86,7 @@ session.adopt(
 
 def forward(rows: Tensor, wanted: Tensor) -> Tensor:
     """
-    How far off it is.
+    Return the loss.
     """
     return ((network(rows) - wanted) ** 2).mean()
 
@@ -94,7 +96,7 @@ gradients_of = mindspore.value_and_grad(forward, None, weights)
 
 def share_out() -> None:
     """
-    Everybody gets the halves of everybody.
+    Broadcast each half of the parameters from a rank that updates it to all other ranks.
     """
     for owner, owned in enumerate(shares):
         given = group().broadcast(owned, root=owner)
@@ -105,7 +107,7 @@ def share_out() -> None:
 
 def train(session: tft.Session) -> None:
     """
-    Each step begins with the halves of the others.
+    Train the steps. At the begin of each step, the ranks exchange their halves of the parameters.
     """
     for step in session.steps(args.steps):
         share_out()

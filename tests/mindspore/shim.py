@@ -1,6 +1,8 @@
 """
-What stands in for Ascend where MindSpore's own callback, as it is installed, runs on CPU. Each stand-in says
-what it is in the place of; the `link` from rank to rank is the test's.
+Stand-ins for Ascend functions, so that MindSpore's own callback runs on a CPU.
+
+The callback is used as installed. The comment on each stand-in names the part that it replaces. The
+test provides `link`, the connection between ranks.
 """
 
 from types import SimpleNamespace

@@ -1,13 +1,18 @@
 """
-A script that trains with `Model.train` and MindSpore's own callback `TrainFaultTolerance`, over `mindio_ttp`:
-what `test_route_a.py` and `test_msrun_stock.py` run.
+A script that trains with `Model.train` and MindSpore's own callback `TrainFaultTolerance`.
+
+The script runs over `mindio_ttp`; `test_route_a.py` and `test_msrun_stock.py` run the script.
 
     stock_job.py DIRECTORY RING STEPS FAULTS
 
-FAULTS is JSON: a list of [rank, step, where, text], struck once each: `loop`, before the sum of the gradients;
-`update`, with the state changed. A text `leaving` is nothing that fails: the rank stays in its update until it
-is to leave its loop after it. A text `killed` has the rank wait until the test kills it. DIRECTORY takes the
-losses, how each loop was left, and the final state.
+The script writes the losses, the way each loop was left, and the final state into DIRECTORY. FAULTS
+is JSON, a list of [rank, step, where, text]; each fault happens once:
+
+- `where` is `loop` (before the all-reduce of the gradients) or `update` (after the state has
+  changed).
+- The text `leaving` is no failure: the rank stays in its update until it is to leave its loop after
+  it.
+- With the text `killed`, the rank waits until the test kills it. Any other text is raised.
 """
 
 import json
@@ -45,7 +50,7 @@ INPUTS, OUTPUTS, ROWS = 3, 2, 4
 
 def note(what: str, **facts: Any) -> None:
     """
-    A line of what has happened.
+    Append an event to this rank's file of calls.
     """
     with (directory / f"calls-rank{rank}.jsonl").open("a") as file:
         file.write(json.dumps({"what": what, **facts}) + "\n")
@@ -53,7 +58,7 @@ def note(what: str, **facts: Any) -> None:
 
 class Link:
     """
-    The way from rank to rank.
+    The connection between the ranks: an all-reduce through `Ring`, and named pipes for state.
     """
 
     def __init__(self) -> None:
@@ -62,7 +67,7 @@ class Link:
 
     def stop(self) -> None:
         """
-        Whoever waits in a sum raises.
+        Interrupt the all-reduce that this rank waits in.
         """
         note("stop")
         self._stopped = True
@@ -71,14 +76,14 @@ class Link:
 
     def resume(self) -> None:
         """
-        Collectives work again.
+        Allow collectives again, over a new connection.
         """
         note("resume")
         self._member, self._stopped = None, False
 
     def mean(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
         """
-        Of all ranks, in the order of the ranks.
+        Return the mean of the gradients over all ranks, added in the order of the ranks.
         """
         try:
             return tuple(self._mean(each) for each in gradients)
@@ -97,7 +102,7 @@ class Link:
 
     def send_recv(self, parameters: list[Any], source: int, target: int) -> int:
         """
-        Through a pipe, which both ends open.
+        Send or receive parameters through a named pipe between the two ranks; return 0.
         """
         training = threading.current_thread() is threading.main_thread()
         names = [parameter.name for parameter in parameters]
@@ -123,7 +128,7 @@ link = Link()
 
 class At:
     """
-    Where this rank is.
+    The step at which this rank is.
     """
 
     step = 0
@@ -131,7 +136,7 @@ class At:
 
 def closed(incidents: int) -> bool:
     """
-    Whether so many are behind the job.
+    Return whether the job has closed at least this number of incidents.
     """
     log = (directory / "logs" / "controller.log").read_text()
     return log.count("event=incident_closed") >= incidents
@@ -139,14 +144,16 @@ def closed(incidents: int) -> bool:
 
 def is_to_leave() -> bool:
     """
-    Whether this rank was told to leave its loop after this step. Nothing of this is told a program.
+    Return whether the step gate has told this rank to leave its loop after the current step.
+
+    The test reads tft's internal state, because no interface tells this to a program.
     """
     return processor.session._gate.leaves(At.step)
 
 
 def strike(where: str) -> None:
     """
-    What is to go wrong here.
+    Carry out the fault that `faults` plans for this rank, step and place, if any.
     """
     for place, (whom, step, at, text) in enumerate(faults):
         mark = directory / f"struck-{place}"
@@ -171,7 +178,7 @@ def strike(where: str) -> None:
 
 class Struck(nn.Adam):  # type: ignore[misc]  # MindSpore ships no types
     """
-    One that can be struck with the state changed.
+    An optimizer in which a fault can happen after the state has changed.
     """
 
     def __call__(self, gradients: Any) -> Any:  # Any: Tensors
@@ -182,7 +189,7 @@ class Struck(nn.Adam):  # type: ignore[misc]  # MindSpore ships no types
 
 class Step(nn.Cell):  # type: ignore[misc]  # as above
     """
-    One step of training.
+    One step of training: forward, backward, all-reduce and update.
     """
 
     def __init__(self, network: Any, optimizer: Any) -> None:  # Any: Cells
@@ -193,13 +200,13 @@ class Step(nn.Cell):  # type: ignore[misc]  # as above
 
     def forward(self, x: Any, y: Any) -> Any:  # Any: Tensors
         """
-        The loss.
+        Return the loss.
         """
         return self.error(self.network(x), y)
 
     def construct(self, x: Any, y: Any) -> Any:  # Any: Tensors
         """
-        Called by MindSpore.
+        Train one step and return its loss. MindSpore calls this.
         """
         shim.started()
         loss, gradients = self.gradients_of(x, y)
@@ -210,7 +217,9 @@ class Step(nn.Cell):  # type: ignore[misc]  # as above
 
 def state() -> dict[str, str]:
     """
-    All that is trained, bit for bit; not the mark of an update, which MindSpore's callback sets anew.
+    Return all trained parameters as hexadecimal text.
+
+    The mark of an update is left out, because MindSpore's callback sets it anew.
     """
     return {
         parameter.name: parameter.asnumpy().tobytes().hex()
@@ -221,18 +230,18 @@ def state() -> dict[str, str]:
 
 class Told(train.Callback):  # type: ignore[misc]  # as above
     """
-    Keeps the losses.
+    A callback that records the losses.
     """
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Note the number of the step. MindSpore calls this before each step.
         """
         At.step = run_context.original_args().cur_step_num
 
     def on_train_step_end(self, run_context: train.RunContext) -> None:
         """
-        Called by MindSpore.
+        Record the loss and the state. MindSpore calls this after each step.
         """
         loss = run_context.original_args().net_outputs.asnumpy().tobytes().hex()
         with (directory / f"steps-rank{rank}.jsonl").open("a") as file:

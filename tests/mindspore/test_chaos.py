@@ -1,5 +1,5 @@
 """
-What chaos does to Cells and optimizers of MindSpore, beside what the jobs show.
+Tests of injected faults in MindSpore's Cells and optimizers that the job tests do not cover.
 """
 
 import json

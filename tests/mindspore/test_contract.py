@@ -1,5 +1,5 @@
 """
-The adaptor for MindSpore keeps the contract of an adaptor.
+Tests that the adaptor for MindSpore keeps the contract that holds for every adaptor.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from tft.testing.contract_ranks import Update
 
 class MindSporeTraining(Training):
     """
-    A small network in PyNative mode.
+    A training of a small network in PyNative mode, for the contract tests.
     """
 
     adaptor = "mindspore"
 
     def parts(self) -> Mapping[str, Any]:
         """
-        Model, optimizer and data.
+        Return the model, the optimizer and the data.
         """
         mindspore.set_seed(1)
         drawn = numpy.random.RandomState(1)
@@ -69,7 +69,7 @@ class MindSporeTraining(Training):
 
 class TestMindSpore(AdaptorContract):
     """
-    The tests of the contract, with this training.
+    The contract tests, run with the MindSpore training.
     """
 
     training = MindSporeTraining

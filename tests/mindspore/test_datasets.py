@@ -1,5 +1,5 @@
 """
-Positions in MindSpore's datasets: whoever goes on from one gets the batches that would have come.
+Tests of positions in MindSpore's datasets: training from a saved position gets the same batches.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _seed() -> None:
 
 def drawn(rows: Rows, count: int) -> list[list[int]]:
     """
-    The next batches.
+    Return the next `count` batches.
     """
     return [rows.next()[0].tolist() for _ in range(count)]
 

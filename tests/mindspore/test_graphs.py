@@ -1,6 +1,8 @@
 """
-Graph mode: what fails outside the compiled graph is as in PyNative mode; where something fails inside it, the
-graph runs no more, and another process takes the rank.
+Tests of graph mode.
+
+A failure outside the compiled graph is handled as in PyNative mode. After a failure inside the
+graph, the graph cannot run any more, and a new process takes the rank.
 """
 
 from pathlib import Path
@@ -15,7 +17,7 @@ SCRIPT = Path(__file__).parent / "graph_job.py"
 
 def job(where: Path, *options: str, struck: str = "") -> Outcome:
     """
-    The script on two ranks.
+    Run the script on two ranks. `struck` names the rank and step of a failure inside the graph.
     """
     arguments = ("16", struck) if struck else ("16",)
     return train(where, *options, script=SCRIPT, arguments=arguments, nproc=2)
@@ -24,7 +26,7 @@ def job(where: Path, *options: str, struck: str = "") -> Outcome:
 @pytest.fixture(scope="module")
 def calm_graph(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    It, undisturbed.
+    Return the outcome of the script without a fault.
     """
     outcome = job(tmp_path_factory.mktemp("graph") / "calm")
     assert outcome.code == 0, outcome.output

@@ -1,5 +1,6 @@
 """
-What MindSpore on CPU does where `GROUP_INFO_FILE` is set, as docs/howto/mindspore_checkpoints.md has it.
+Tests of MindSpore on CPU with `GROUP_INFO_FILE` set, as docs/howto/mindspore_checkpoints.md
+describes.
 """
 
 import os
@@ -37,7 +38,7 @@ print("trained")
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """
-    A program that trains with `Model.train`.
+    Return the path of a program that trains with `Model.train`.
     """
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

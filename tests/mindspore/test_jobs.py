@@ -1,9 +1,8 @@
 """
-The MindSpore example with real MindSpore, its ranks killed and broken in every phase: each run is compared
-bit for bit with the undisturbed one.
+Tests of the MindSpore example with real MindSpore, with ranks killed or broken in every phase.
 
-`make test-mindspore` runs a covering part of the table, several incidents to a job; with `-m soak` it runs
-every row of it, a job each.
+Each run is compared bit for bit with the run without faults. `make test-mindspore` runs a covering
+part of the table, with several incidents per job. With `-m soak` it runs every row, one job each.
 """
 
 import sys
@@ -22,14 +21,14 @@ PHASES = ("forward", "backward", "collective", "update", "between")
 
 def chaos(*specs: str) -> list[str]:
     """
-    Options for `tft run`.
+    Return the options of `tft run` for these faults.
     """
     return [word for spec in specs for word in ("--chaos", spec)]
 
 
 def recovered(incident: dict[str, Any], rank: int) -> None:  # Any: JSON
     """
-    One fault, one new process, everybody else kept, nothing lost.
+    Check an incident: one fault, one new process, all other processes kept, no step lost.
     """
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", rank)]
     assert incident["strategy"] == "recover"
@@ -39,7 +38,7 @@ def recovered(incident: dict[str, Any], rank: int) -> None:  # Any: JSON
 
 def retried(incident: dict[str, Any]) -> None:  # Any: JSON
     """
-    Nobody was restarted, nothing lost.
+    Check an incident: all processes kept, no step lost.
     """
     assert (incident["strategy"], incident["pids_kept"]) == ("retry", True)
     assert (incident["processes_started"], incident["steps_lost"]) == (0, 0)
@@ -47,7 +46,7 @@ def retried(incident: dict[str, Any]) -> None:  # Any: JSON
 
 def started(outcome: Outcome) -> dict[tuple[int, int], bool]:
     """
-    By rank and incarnation: whether the process was forked.
+    Return, by rank and incarnation, whether the process was forked from the fork server.
     """
     log = (outcome.run_dir / "logs" / "agent-0.log").read_text()
     lines = [line for line in log.splitlines() if "event=rank_started" in line]
@@ -87,8 +86,10 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
 
 def moments(outcome: Outcome) -> str:
     """
-    For an operator to see, whatever the machine: from each kill to the next step of all, and what the start of
-    a process would have taken without the one that ranks are forked from.
+    Return a text with the duration of each recovery and of importing MindSpore.
+
+    The text is for operators and checks nothing, because the times depend on the machine. Without
+    the fork server, each new process would need the import time.
     """
     log = (outcome.run_dir / "logs" / "agent-0.log").read_text()
     times = {

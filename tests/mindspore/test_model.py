@@ -1,6 +1,8 @@
 """
-`Model.train` of real MindSpore, with its own loop over an incident, its own last checkpoints, and the callback
-of the adaptor: compared bit for bit with undisturbed jobs.
+Tests of `Model.train` of real MindSpore with the adaptor's callback.
+
+MindSpore's own loop handles the incidents, and MindSpore's own code saves the last checkpoints.
+Each job is compared bit for bit with a job without faults.
 """
 
 from pathlib import Path
@@ -20,7 +22,7 @@ HCCE = "HCCEError occurs in a test"
 @pytest.fixture(scope="module")
 def calm_pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    Three epochs of four batches on two ranks.
+    Return the outcome of three epochs of four batches on two ranks, without a fault.
     """
     outcome = train(tmp_path_factory.mktemp("calm") / "run")
     assert outcome.code == 0, outcome.output
@@ -30,7 +32,7 @@ def calm_pair(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 @pytest.fixture(scope="module")
 def calm_four(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The same on four.
+    Return the outcome of three epochs of four batches on four ranks, without a fault.
     """
     outcome = train(tmp_path_factory.mktemp("calm") / "run", nproc=4)
     assert outcome.code == 0, outcome.output

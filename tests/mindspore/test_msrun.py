@@ -1,8 +1,8 @@
 """
-MindSpore's own launcher, the real one, with the package `taskd` of this repository: jobs whose processes
-msrun starts when tft says so. Most are of the fake adaptor; one trains with MindSpore.
+Tests with MindSpore's real launcher msrun and this repository's package `taskd`.
 
-`make test-mindspore` runs the first ones, with `-m soak` it runs the rest.
+msrun starts the processes of a job when tft asks for them. Most jobs use the fake adaptor; one
+trains with MindSpore. `make test-mindspore` runs the first tests, and with `-m soak` the others.
 """
 
 import os
@@ -54,7 +54,9 @@ def msrun(
     options: Sequence[str] = ("--adaptor", "fake"),
 ) -> Iterator[Job]:
     """
-    A job that msrun starts, of one node unless told how many ranks are `local`, in a directory of its own; what is left of it at the end is killed, by pid.
+    Start a job with msrun in its own directory and yield it; kill its remaining processes by pid.
+
+    The job has one node, unless `local` gives the number of ranks on this node.
     """
     where = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*-ms')))}-ms")
     where.mkdir(parents=True)
@@ -91,7 +93,8 @@ def msrun(
 
 def ended(job: Job) -> Outcome:
     """
-    Waits for the end of a job, which must leave no process behind, the scheduler included.
+    Wait for the end of a job and return the outcome. All its processes must end, also msrun's
+    scheduler.
     """
     outcome = job.end(LIMIT)
     empty(job)
@@ -100,28 +103,28 @@ def ended(job: Job) -> Outcome:
 
 def empty(job: Job) -> None:
     """
-    Waits until no process of the job is there any more.
+    Wait until no process of the job exists any more.
     """
     until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=10.0)
 
 
 def logs(job: Job, tmp_path: Path) -> Path:
     """
-    What msrun writes of its processes.
+    Return the directory of the logs that msrun writes for its processes.
     """
     return tmp_path / f"{job.run_dir.name}-0-ms" / "logs"
 
 
 def ranks(job: Job) -> list[int]:
     """
-    The processes of all ranks.
+    Return the pids of all ranks.
     """
     return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
 
 
 def parent(pid: int) -> int:
     """
-    Of a process.
+    Return the pid of a process's parent.
     """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -129,7 +132,7 @@ def parent(pid: int) -> int:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The same job, started by `tft run`.
+    Return the outcome of the same job, started by `tft run`, without a fault.
     """
     where = tmp_path_factory.mktemp("fake") / "undisturbed"
     outcome = run(where, "--adaptor", "fake", script=FAKE, arguments=(str(STEPS),), nproc=WORLD)

@@ -1,7 +1,9 @@
 """
-MindSpore's own launcher, callback and handler of faults, all as they are installed, with the environment that
-MindIO's manual gives: msrun starts four workers that train with `Model.train` and `TrainFaultTolerance`.
-`shim.py` stands in for what is for Ascend alone. Compared bit for bit with an undisturbed job.
+Tests of MindSpore's own launcher, callback and fault handler, all as installed.
+
+msrun starts four workers that train with `Model.train` and `TrainFaultTolerance`. The environment
+is that of MindIO's manual. `shim.py` replaces only the parts for Ascend. Each job is compared bit
+for bit with a job without faults.
 """
 
 import json
@@ -31,8 +33,9 @@ def train(
     run_dir: Path, *, victims: Sequence[int] = (), enable: str = MANUAL
 ) -> tuple[Outcome, Path]:
     """
-    A job from its start to its end, and the directory of msrun's logs. The victims wait in one step, and
-    are killed when all of them are there.
+    Run a job to its end; return the outcome and the directory of msrun's logs.
+
+    The ranks in `victims` wait in one step. They are killed when all of them have reached it.
     """
     faults = [[victim, LOST_AT, "loop", "killed"] for victim in victims]
     waiting = [run_dir / f"struck-{place}" for place in range(len(victims))]
@@ -63,7 +66,7 @@ def train(
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    Eight steps on four workers, undisturbed.
+    Return the outcome of eight steps on four workers without a fault.
     """
     outcome, _ = train(tmp_path_factory.mktemp("calm") / "run")
     assert outcome.code == 0, outcome.output

@@ -1,6 +1,8 @@
 """
-A script whose ranks hold different parts of the state, each part on several ranks: what one has lost comes
-from another one that had the same, and what nobody has any more is not made up.
+Tests of a script whose ranks hold different parts of the state, each part on several ranks.
+
+A lost rank's state comes from another rank with the same part. tft invents no state for a part that
+no rank holds any more.
 """
 
 from pathlib import Path
@@ -18,7 +20,7 @@ STEPS = ("--steps", "30")
 
 def job(where: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Outcome:
     """
-    The script on four ranks.
+    Run the script on four ranks with these faults.
     """
     options = [word for spec in specs for word in ("--chaos", spec)]
     return train(where, *options, *more, script=SCRIPT, arguments=STEPS, **how)
@@ -27,7 +29,7 @@ def job(where: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Out
 @pytest.fixture(scope="module")
 def calm_parts(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    It, undisturbed.
+    Return the outcome of the script without a fault.
     """
     outcome = job(tmp_path_factory.mktemp("parts") / "calm")
     assert outcome.code == 0, outcome.output

@@ -1,5 +1,5 @@
 """
-MindSpore's own checkpoints, in the places and under the names that tft gives them.
+Tests of MindSpore's own checkpoint files in the directories and with the names that tft gives them.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from tft_mindspore.rank_files import damage
 
 def layer(value: float) -> nn.Cell:
     """
-    A layer whose parameters are all the same.
+    Return a layer whose parameters all have this value.
     """
     made = nn.Dense(4, 3)
     for parameter in made.get_parameters():
@@ -26,7 +26,7 @@ def layer(value: float) -> nn.Cell:
 
 def save(cell: nn.Cell, path: Path) -> None:
     """
-    As MindSpore saves it.
+    Save the parameters of `cell` with MindSpore's own function.
     """
     mindspore.save_checkpoint(cell, str(path))
 

@@ -1,6 +1,8 @@
 """
-Recovery from redundant information, as MindSpore's guide has it: each card saves for itself, the
-checkpoint of one is lost, and that of a card that held the same is as good.
+Tests of recovery from redundant information, as MindSpore's guide describes.
+
+Each card saves its own checkpoint. If the checkpoint of a card is lost, the checkpoint of another
+card with the same parameters replaces it.
 """
 
 import json
@@ -21,7 +23,7 @@ PARTS = 4
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """
-    A process of its own: MindSpore keeps much per process.
+    Run a command in a new process, because MindSpore keeps much state per process.
     """
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -35,7 +37,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 def losses(ended: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:
     """
-    By card, the losses of its steps.
+    Return the losses of each card from the output of `cards.py`.
     """
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout.splitlines()[-1])
@@ -45,7 +47,8 @@ def losses(ended: subprocess.CompletedProcess[str]) -> dict[int, list[str]]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, list[str]]]:
     """
-    A job that is not disturbed: its checkpoints, to be copied, and its losses.
+    Return the checkpoint directory and the losses of a job without faults. Tests copy the
+    directory.
     """
     directory = tmp_path_factory.mktemp("undisturbed")
     seen = losses(run(CARDS, "train", directory))
@@ -56,8 +59,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[in
 
 def leave_group_info(directory: Path) -> None:
     """
-    Leave what MindSpore leaves on an Ascend device for each card, by MindSpore's own classes: on CPU it
-    does not write these files.
+    Write the group files that MindSpore writes for each card on an Ascend device.
+
+    The files are made with MindSpore's own classes, because MindSpore does not write them on a CPU.
     """
     for card in range(2 * PARTS):
         group = [card % PARTS, card % PARTS + PARTS]

@@ -1,6 +1,8 @@
 """
-MindSpore's own callback and its own handler of faults, as they are installed, over `mindio_ttp`: what is for
-Ascend alone is stood in for by `shim.py`, and nothing else is. Compared bit for bit with an undisturbed job.
+Tests of MindSpore's own callback and fault handler, as installed, over `mindio_ttp`.
+
+`shim.py` replaces only the parts for Ascend. Each job is compared bit for bit with a job without
+faults.
 """
 
 import json
@@ -30,7 +32,7 @@ def train(
     run_dir: Path, *words: str, faults: Sequence[Fault] = (), enable: str = IN_PLACE
 ) -> Outcome:
     """
-    A job of two ranks, from its start to its end; `words` are for `tft run`.
+    Run a job of two ranks to its end and return the outcome. `words` are options for `tft run`.
     """
     ring = Ring(2)
     try:
@@ -52,7 +54,7 @@ def train(
 
 def calls(outcome: Outcome, rank: int, what: str) -> list[dict[str, Any]]:  # Any: JSON
     """
-    What was noted of a rank.
+    Return the events of the kind `what` that a rank has recorded.
     """
     lines = (outcome.run_dir / f"calls-rank{rank}.jsonl").read_text().splitlines()
     return [call for call in map(json.loads, lines) if call["what"] == what]
@@ -61,7 +63,7 @@ def calls(outcome: Outcome, rank: int, what: str) -> list[dict[str, Any]]:  # An
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    Eight steps on two ranks.
+    Return the outcome of eight steps on two ranks without a fault.
     """
     outcome = train(tmp_path_factory.mktemp("calm") / "run")
     assert outcome.code == 0, outcome.output

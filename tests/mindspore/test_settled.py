@@ -1,5 +1,6 @@
 """
-MindSpore's own view of `MS_ENABLE_TFT`, before and after tft has settled it.
+Tests of the value of `MS_ENABLE_TFT` that MindSpore reads, before and after tft has settled the
+variable.
 """
 
 import os
@@ -21,7 +22,7 @@ print([each for each in TFTCommValue.NEED_MINDIO if each in os.environ["MS_ENABL
 
 def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
     """
-    A process with that in its environment.
+    Run a Python script with `MS_ENABLE_TFT` set to `text`.
     """
     return subprocess.run(
         [sys.executable, "-c", script],

@@ -1,6 +1,8 @@
 """
-The state of a MindSpore rank: given, taken, saved, read, and what is refused. After each way of coming back
-the next steps are those that would have been trained without it, bit for bit.
+Tests of the state of a MindSpore rank: sending, receiving, saving, reading, and refused input.
+
+After each kind of restoration, the next steps must equal, bit for bit, the steps of a training
+without it.
 """
 
 import random
@@ -36,7 +38,7 @@ OPTIMIZERS: Mapping[str, Callable[[Theirs], Theirs]] = {
 
 class Training:
     """
-    A small network that learns from numbers drawn by their position.
+    A training of a small network whose random data depends only on the position.
     """
 
     def __init__(self, optimizer: str = "Adam", *, norm: bool = False, width: int = 8) -> None:
@@ -58,7 +60,7 @@ class Training:
 
     def step(self) -> str:
         """
-        One more; its loss.
+        Train one step and return its loss.
         """
         draw = numpy.random.RandomState(self.position)
         self.position += 1
@@ -71,19 +73,19 @@ class Training:
 
     def state_dict(self) -> dict[str, int]:
         """
-        The position.
+        Return the data position.
         """
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Back to a position.
+        Set the data position.
         """
         self.position = state["position"]
 
     def adopted(self, **more: Any) -> Adopted:  # Any: as adopt takes them
         """
-        Taken charge of.
+        Hand this training's parts to the adaptor and return the adaptor's object for them.
         """
         parts = {"model": self.network, "optimizer": self.optimizer, "data": self, **more}
         return adopt(parts, None)
@@ -91,7 +93,7 @@ class Training:
 
 def move(giver: Adopted, taker: Adopted, shard: str = "dense") -> None:
     """
-    A shard from one to the other, by the bytes that would travel.
+    Copy a shard from one training to the other, through the bytes that a transfer would send.
     """
     payload = giver.give(shard)
     rooms = taker.take(shard, payload.meta)

@@ -1,4 +1,6 @@
-"""All names of `mindio_ttp` that MindSpore's installed files use exist."""
+"""
+Tests that all names of `mindio_ttp` that MindSpore's installed files use exist.
+"""
 
 import ast
 from importlib.util import find_spec
@@ -12,7 +14,7 @@ FILES = ("train/callback/_train_fault_tolerance.py", "train/model.py", "utils/ut
 
 def tree(name: str) -> ast.Module:
     """
-    One of MindSpore's files.
+    Return the syntax tree of one of MindSpore's files.
     """
     spec = find_spec("mindspore")
     assert spec is not None
@@ -22,7 +24,7 @@ def tree(name: str) -> ast.Module:
 
 def called(module: ast.Module) -> set[str]:
     """
-    What is taken of anything that is called `tft`.
+    Return the names of all attributes that a file reads from an object called `tft`.
     """
     return {
         node.attr

@@ -1,10 +1,11 @@
 """
-The walk through a last checkpoint that MindSpore Transformers' guide takes, on real MindSpore with eight
-processes: five epochs of one batch, one worker terminated, the checkpoints of those that held everything, and
-the next run.
+Tests that follow the walk through a last checkpoint in MindSpore Transformers' guide.
 
-Eight, as in the guide: the processes are forked from one that has imported MindSpore, so that they take 20 s
-on two cores and some 200 MB each.
+Eight processes of real MindSpore train five epochs of one batch. One worker is terminated. The
+ranks that together hold everything save checkpoints, and the next run continues from these.
+
+The processes are forked from a process that has imported MindSpore. On two cores the test takes 20
+s, and each process needs some 200 MB.
 """
 
 from pathlib import Path
@@ -37,7 +38,7 @@ EPOCHS = 10
 
 def job(run_dir: Path, there: Path, *faults: list[object], **options: object) -> Outcome:
     """
-    One batch an epoch; the recipe says who holds what.
+    Run a job with one batch per epoch. The recipe says which ranks hold the same state.
     """
     path = run_dir.with_name("recipe.yaml")
     path.write_text(RECIPE)
@@ -49,7 +50,7 @@ def job(run_dir: Path, there: Path, *faults: list[object], **options: object) ->
 
 def groups(tmp_path: Path) -> list[tuple[int, ...]]:
     """
-    The ranks that hold the same, by the recipe.
+    Return the groups of ranks that hold the same state according to the recipe.
     """
     return list(read_recipe(tmp_path / "recipe.yaml").sizes.replicas())
 
@@ -57,7 +58,7 @@ def groups(tmp_path: Path) -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    Undisturbed.
+    Return the outcome of the job without a fault.
     """
     directory = tmp_path_factory.mktemp("calm")
     outcome = job(directory / "run", directory / "checkpoint")

@@ -1,6 +1,7 @@
 """
-What MindSpeed changes in megatron-core 0.12 before anything else, because there is no Transformer Engine: imported once,
-as MindSpeed's module of that name.
+Changes to megatron-core 0.12 that are necessary without Transformer Engine.
+
+Importing this module makes the changes, as with MindSpeed's module of the same name.
 """
 
 import megatron.core.fp8_utils as fp8

@@ -1,5 +1,5 @@
 """
-How MindSpeed replaces functions and methods of Megatron's and torch's.
+MindSpeed's way of replacing functions and methods of Megatron and torch.
 """
 
 import importlib
@@ -10,7 +10,10 @@ from typing import Any
 
 class MindSpeedPatchesManager:
     """
-    Of one process. What ends in `wrapper` or `decorator` wraps what is there, anything else takes its place.
+    The patches of one process.
+
+    A new function whose name ends in `wrapper` or `decorator` wraps the existing function. Any
+    other new function replaces it.
     """
 
     def __init__(self) -> None:
@@ -18,13 +21,16 @@ class MindSpeedPatchesManager:
 
     def register_patch(self, name: str, new: Callable[..., Any], force_patch: bool = False) -> None:
         """
-        Of a function or method by its full name. The first that is registered is the innermost.
+        Register a patch of the function or method with this full name.
+
+        Of several wrappers, the first that is registered is the innermost.
         """
         self._patches.setdefault(name, []).append(new)
 
     def apply_patches(self) -> None:
         """
-        All that were registered since the last time, wherever the function was imported to.
+        Apply all patches registered since the last call, in every module that has imported the
+        function.
         """
         patches, self._patches = self._patches, {}
         for name, found in patches.items():

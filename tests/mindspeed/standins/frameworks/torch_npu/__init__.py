@@ -1,8 +1,11 @@
 """
-A stand-in for torch_npu on a CPU: `torch.npu`, `device="npu"`, process groups called "hccl", and what
-`torch_npu.contrib.transfer_to_npu` does with `torch.cuda`. For tests alone.
+A stand-in for torch_npu on a CPU, for tests only.
 
-Source for the behaviour: Ascend/pytorch, torch_npu/npu/_recovery.py and torch_npu/distributed/distributed_c10d.py.
+It provides `torch.npu`, `device="npu"`, process groups with the backend "hccl", and the changes
+that `torch_npu.contrib.transfer_to_npu` makes to `torch.cuda`.
+
+Source for the behaviour: Ascend/pytorch, torch_npu/npu/_recovery.py and
+torch_npu/distributed/distributed_c10d.py.
 """
 
 import torch

@@ -1,5 +1,5 @@
 """
-What runs on a CPU in the place of a device: tensors "on npu" or "on cuda" are on the CPU.
+Patches of torch that let a CPU replace the device: tensors "on npu" or "on cuda" are on the CPU.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ FACTORIES = ("tensor", "zeros", "empty", "ones", "full", "arange", "rand", "rand
 
 def _is_device(place: Any) -> bool:
     """
-    Whether a `device=` names an accelerator: by its type, or by its bare number.
+    Return whether a `device=` names an accelerator, by its type or by its bare number.
     """
     number = isinstance(place, int) and not isinstance(place, bool)
     return number or (

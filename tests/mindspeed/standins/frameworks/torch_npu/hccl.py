@@ -1,9 +1,11 @@
 """
-Process groups with the backend "hccl". Like HCCL they make their links at first use, so that a process can be in
-a group before the others are; and a device that is stopped brings whoever waits in one of them out.
+Process groups with the backend "hccl", over gloo.
 
-The links are gloo's. Each operation is carried out on a thread of the links, on copies of the tensors: who waits for
-it can leave, and what the operation has still to do when it is abandoned changes nothing.
+As in HCCL, a group makes its links at first use, so a process can be in a group before the others
+are. Stopping a device interrupts every thread that waits in a group on this device.
+
+Each operation runs on a thread of the links, on copies of the tensors. A waiting thread can
+therefore leave, and an abandoned operation changes no tensor.
 """
 
 import atexit
@@ -46,8 +48,10 @@ _groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
 
 def repair_number() -> str:
     """
-    The number of the repair that group names carry. MindIO replaces torch's function for the names of groups, and
-    this call of it has no other effect. Without MindIO there are no repairs.
+    Return the number of the repair that group names contain.
+
+    MindIO replaces torch's function for the names of groups. This call of it has no side effect.
+    Without MindIO there are no repairs, and the number is "0".
     """
     naming = distributed_c10d._process_group_name
     if naming.__module__ == distributed_c10d.__name__:
@@ -57,7 +61,7 @@ def repair_number() -> str:
 
 class Links:
     """
-    The connections of one group, from their making to their end.
+    The connections of one group, from their creation to their end.
     """
 
     def __init__(self, group: "Group") -> None:
@@ -73,13 +77,13 @@ class Links:
 
     def ask(self, operation: "_Operation") -> None:
         """
-        Have an operation carried out after those before it.
+        Queue an operation behind the earlier ones.
         """
         self._asked.put(operation)
 
     def stop(self) -> None:
         """
-        Whoever waits leaves; results that come later are dropped.
+        Interrupt the waiting threads. Results that arrive later are dropped.
         """
         with self._lock:
             self.stopped.set()
@@ -87,7 +91,7 @@ class Links:
 
     def finish(self, operation: "_Operation") -> None:
         """
-        Hand over a result, if it is still wanted.
+        Hand over an operation's result, unless the links were stopped.
         """
         with self._lock:
             if not self.stopped.is_set():
@@ -118,7 +122,7 @@ class Links:
 
 class _Operation(dist.Work):
     """
-    One that was asked for.
+    A requested collective operation and its result.
     """
 
     def __init__(
@@ -142,7 +146,7 @@ class _Operation(dist.Work):
 
     def carry_out(self, links: dist.ProcessGroup) -> None:
         """
-        On the thread of the links.
+        Run the operation. This runs on the thread of the links.
         """
         try:
             with torch.no_grad():
@@ -157,7 +161,7 @@ class _Operation(dist.Work):
 
     def hand_over(self) -> None:
         """
-        The tensors get what has come.
+        Copy the results into the caller's tensors.
         """
         if self._error is None:
             for tensor, copy in self._pairs:
@@ -184,7 +188,7 @@ class _Operation(dist.Work):
 
 class Group(dist.ProcessGroup):
     """
-    As `new_group` and `init_process_group` make it.
+    A process group, as `new_group` and `init_process_group` create it.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
@@ -200,13 +204,14 @@ class Group(dist.ProcessGroup):
     @property
     def group_name(self) -> Any:  # Any: a string, of a type that torch keeps to itself
         """
-        torch keeps it in the backends of a group. This one has none of torch's.
+        The name of the group. torch keeps the name in its own backends, but this group has none of
+        them.
         """
         return self._name
 
     def ask(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> dist.Work:
         """
-        Any operation. Raises FORCE STOP on a device that is stopped.
+        Start an operation. Raises an error with FORCE STOP if the device is stopped.
         """
         state.refuse_if_stopped()
         if self._links is None:
@@ -221,14 +226,14 @@ class Group(dist.ProcessGroup):
 
     def stop(self, device: int) -> None:
         """
-        The device is stopped: links on another one go on.
+        Stop the links if they are on this device. Links on another device continue.
         """
         if self._links is not None and self._links.device == device:
             self._links.stop()
 
     def forget_links(self) -> None:
         """
-        The next operation makes them anew.
+        Drop the links. The next operation makes new links.
         """
         if self._links is not None:
             self._links.stop()
@@ -257,8 +262,10 @@ def _stop(device: int) -> None:
 
 def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
     """
-    `rebuild_link`: this group, the default one where none is given, makes its links anew at its next use, with
-    whoever has the ranks then. Else all groups go on with the members they have.
+    Let a group, or all groups, make new links at the next use.
+
+    With `rebuild_link`, this applies to `group`, by default the default group; a replacement can
+    then take part. Without it, this applies to all groups with the members that they have.
     """
     if group is None:
         group = distributed_c10d._world.default_pg
@@ -274,7 +281,7 @@ def reinit_process_group(group: Any = None, rebuild_link: bool = True) -> Any:
 
 def _end() -> None:
     """
-    The process ends: no thread of gloo's is to outlive what it works on.
+    Stop all link threads at the exit of the process, before the objects that they use are gone.
     """
     threads = [group._links.thread for group in list(_groups) if group._links is not None]
     for group in list(_groups):
@@ -286,7 +293,7 @@ def _end() -> None:
 
 def install() -> None:
     """
-    torch knows the backend from here on.
+    Register the backend "hccl" with torch.
     """
     dist.Backend.register_backend("hccl", Group, devices=["cpu"])
     state.on_stop(_stop)

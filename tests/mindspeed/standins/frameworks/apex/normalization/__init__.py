@@ -1,3 +1,3 @@
 """
-Where Apex has its layer norms.
+The package in which Apex has its layer norms.
 """

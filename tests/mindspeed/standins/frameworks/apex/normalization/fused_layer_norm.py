@@ -1,5 +1,5 @@
 """
-megatron-core takes this one where there is Apex.
+A layer norm that megatron-core uses when Apex is importable.
 """
 
 from typing import Any
@@ -9,13 +9,13 @@ import torch
 
 class FusedLayerNormAffineFunction:
     """
-    As autograd functions are called.
+    A layer norm with the call form of an autograd function.
     """
 
     @staticmethod
     def forward(*_: Any) -> None:
         """
-        megatron-core looks at the arguments of this one.
+        Do nothing; megatron-core only inspects this function's parameters.
         """
 
     @staticmethod
@@ -28,6 +28,6 @@ class FusedLayerNormAffineFunction:
         *_: Any,
     ) -> torch.Tensor:
         """
-        The layer norm.
+        Return the layer norm of a tensor.
         """
         return torch.nn.functional.layer_norm(tensor, shape, weight, bias, eps)

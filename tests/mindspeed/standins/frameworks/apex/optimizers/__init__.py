@@ -1,6 +1,8 @@
 """
-FusedAdam and FusedSGD on a CPU. As Apex's, FusedAdam counts its steps by parameter group: MindSpeed-LLM sends
-exp_avg and exp_avg_sq of each parameter from rank to rank, and no count of steps.
+FusedAdam and FusedSGD on a CPU.
+
+As in Apex, FusedAdam counts its steps per parameter group. MindSpeed-LLM sends exp_avg and
+exp_avg_sq of each parameter from rank to rank, but no count of steps.
 """
 
 from collections.abc import Iterable
@@ -33,7 +35,7 @@ class FusedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is called
         """
-        All parameters that have a gradient.
+        Update all parameters that have a gradient.
         """
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1

@@ -1,6 +1,8 @@
 """
-Checkpoints in Megatron's format "torch": one file for the model of each model-parallel rank, and one beside it for
-the state of its distributed optimizer.
+Checkpoints in Megatron's format "torch".
+
+Each model-parallel rank has one file for the model. A second file beside it holds the state of its
+distributed optimizer.
 """
 
 import os
@@ -22,7 +24,7 @@ _version: float | None = None
 
 class CheckpointType(Enum):
     """
-    How a checkpoint is laid out.
+    The layout of a checkpoint.
     """
 
     LEGACY = auto()
@@ -30,7 +32,7 @@ class CheckpointType(Enum):
 
 def set_checkpoint_version(value: float) -> None:
     """
-    Of the checkpoint that is loaded.
+    Set the version of the checkpoint that is loaded.
     """
     global _version
     _version = value
@@ -38,14 +40,14 @@ def set_checkpoint_version(value: float) -> None:
 
 def get_checkpoint_version() -> float | None:
     """
-    As it was set.
+    Return the version that `set_checkpoint_version` has set, or None.
     """
     return _version
 
 
 def check_checkpoint_args(checkpoint_args: Any) -> None:
     """
-    A checkpoint of another model is refused.
+    Raise `AssertionError` if a checkpoint is of another model.
     """
     args = get_args()
     for name in (
@@ -60,21 +62,21 @@ def check_checkpoint_args(checkpoint_args: Any) -> None:
 
 def fix_query_key_value_ordering(model: Any, checkpoint_version: float) -> None:
     """
-    Versions before 2 had another order.
+    Check that the version is at least 2, because earlier versions had another order.
     """
     assert checkpoint_version >= 2.0
 
 
 def ensure_directory_exists(filename: str, check_parent: bool = True) -> None:
     """
-    The directory of a file, or one itself.
+    Create the parent directory of a file, or the directory itself without `check_parent`.
     """
     os.makedirs(os.path.dirname(filename) if check_parent else filename, exist_ok=True)
 
 
 def get_checkpoint_tracker_filename(checkpoints_path: str) -> str:
     """
-    The file that says which checkpoint is the newest.
+    Return the file that names the newest checkpoint.
     """
     return os.path.join(checkpoints_path, "latest_checkpointed_iteration.txt")
 
@@ -83,7 +85,7 @@ def get_checkpoint_name(
     checkpoints_path: str, iteration: int, release: bool = False, return_base_dir: bool = False
 ) -> str:
     """
-    The file of this rank's part of a model.
+    Return the file of this rank's part of the model.
     """
     base = os.path.join(checkpoints_path, "release" if release else f"iter_{iteration:07d}")
     if return_base_dir:
@@ -98,14 +100,14 @@ def get_checkpoint_name(
 
 def get_distributed_optimizer_checkpoint_name(model_checkpoint_name: str) -> str:
     """
-    The file beside it.
+    Return the file of the optimizer's state, beside the file of the model.
     """
     return os.path.join(os.path.dirname(model_checkpoint_name), "distrib_optim.pt")
 
 
 def read_metadata(tracker_filename: str) -> tuple[int, bool]:
     """
-    Which checkpoint is the newest.
+    Return the iteration of the newest checkpoint, and False because it is no release.
     """
     return int(Path(tracker_filename).read_text()), False
 
@@ -116,14 +118,14 @@ def _get_checkpoint_format(checkpoint_name: str) -> str:
 
 def find_checkpoint_rank_0(checkpoints_path: str, iteration: int, release: bool = False) -> str:
     """
-    The file of rank 0.
+    Return the file of rank 0's part of the model.
     """
     return get_checkpoint_name(checkpoints_path, iteration, release)
 
 
 def get_rng_state(ckpt_format: str = "torch") -> list[dict[str, Any]]:
     """
-    Of all generators of this rank.
+    Return the states of all random number generators of this rank.
     """
     return [
         {
@@ -139,7 +141,7 @@ def generate_state_dict(
     use_dist_ckpt: bool = False, iteration: int | None = None, optim_sd_kwargs: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """
-    What the file of a model has in it.
+    Return the content of the file of a model.
     """
     found: dict[str, Any] = {"args": args, "checkpoint_version": 3.0, "iteration": iteration}
     [found["model"]] = [each.state_dict_for_save_checkpoint() for each in model]
@@ -155,7 +157,7 @@ def save_checkpoint(
     iteration: int, model: Any, optimizer: Any, opt_param_scheduler: Any, flops: int
 ) -> None:
     """
-    A checkpoint of the program's own, by all ranks.
+    Save the program's own checkpoint. All ranks must call this function.
     """
     args = get_args()
     name = get_checkpoint_name(args.save, iteration)
@@ -183,7 +185,7 @@ def _load_base_checkpoint(
     checkpointing_context: Any = None,
 ) -> tuple[Any, str, bool, CheckpointType | None]:  # fmt: skip
     """
-    The file of this rank's model, as it is on disk.
+    Load the file of this rank's model, with its name and layout.
     """
     tracker = get_checkpoint_tracker_filename(load_dir) if load_dir else ""
     if not os.path.isfile(tracker):
@@ -201,8 +203,9 @@ def _load_base_checkpoint(
 
 def load_checkpoint(model: Any, optimizer: Any, opt_param_scheduler: Any) -> tuple[int, int]:
     """
-    The newest checkpoint, into these objects; returns its iteration, 0 where there is none, and how many operations
-    were counted.
+    Load the newest checkpoint into these objects.
+
+    Returns its iteration, or 0 without a checkpoint, and its count of floating-point operations.
     """
     args = get_args()
     state, name, _, _ = _load_base_checkpoint(args.load, args)

@@ -1,5 +1,5 @@
 """
-What is global in Megatron: the arguments and the timers.
+Megatron's global objects: the arguments and the timers.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ _GLOBAL_TIMERS: Any = None
 
 def get_args() -> Any:
     """
-    The arguments. Raises `AssertionError` before they were set.
+    Return the arguments. Raises `AssertionError` before they were set.
     """
     assert _GLOBAL_ARGS is not None, "args is not initialized."
     return _GLOBAL_ARGS
@@ -20,7 +20,7 @@ def get_args() -> Any:
 
 def get_timers() -> Any:
     """
-    The timers.
+    Return the timers. Raises `AssertionError` before they were set.
     """
     assert _GLOBAL_TIMERS is not None, "timers is not initialized."
     return _GLOBAL_TIMERS
@@ -28,7 +28,7 @@ def get_timers() -> Any:
 
 def set_global_variables(args: Any) -> None:
     """
-    Once, before anything else.
+    Set the arguments and create the timers. A program calls this once, before anything else.
     """
     global _GLOBAL_ARGS
     _GLOBAL_ARGS = args
@@ -37,7 +37,7 @@ def set_global_variables(args: Any) -> None:
 
 def _set_timers(args: Any) -> None:
     """
-    New timers. Refused while there are some, as Megatron does.
+    Create the timers. Raises `AssertionError` if they exist already, as Megatron does.
     """
     global _GLOBAL_TIMERS
     assert _GLOBAL_TIMERS is None, "timers is already initialized."

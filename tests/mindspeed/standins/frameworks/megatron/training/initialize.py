@@ -1,5 +1,5 @@
 """
-torch's process groups and Megatron's.
+The creation of the process groups of torch and Megatron.
 """
 
 from datetime import timedelta
@@ -11,7 +11,7 @@ from megatron.training import get_args
 
 def _initialize_distributed() -> None:
     """
-    All of them, for the sizes in the arguments.
+    Create all process groups, with the sizes in the arguments.
     """
     args = get_args()
     dist.init_process_group(

@@ -1,6 +1,7 @@
 """
-Megatron's training loop, and what it is made of: a small GPT of megatron-core's, the parts in the order of
-MindSpeed-LLM's loop.
+Megatron's training loop and its parts, for a small GPT of megatron-core.
+
+The parts are called in the order of MindSpeed-LLM's loop.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ told: Callable[[int, Any], None] | None = None
 
 def num_floating_point_operations(args: Any, batch_size: int) -> int:
     """
-    Of a step, roughly.
+    Return a rough count of the floating-point operations of a step.
     """
     count: int = 6 * batch_size * args.seq_length * args.hidden_size**2 * args.num_layers
     return count
@@ -39,7 +40,7 @@ def num_floating_point_operations(args: Any, batch_size: int) -> int:
 
 def get_optimizer_param_scheduler(optimizer: Any) -> Any:
     """
-    Warm-up over the first step, then a cosine over all that are to be trained.
+    Return a scheduler: warm-up over the first step, then a cosine over all steps.
     """
     args = get_args()
     return OptimizerParamScheduler(
@@ -61,7 +62,8 @@ def setup_model_and_optimizer(
     model_provider: Callable[[], Any], model_type: Any
 ) -> tuple[Any, Any, Any]:
     """
-    The model in its wrapper, its optimizer and its scheduler; from a checkpoint, where there is one to load.
+    Return the wrapped model, its optimizer and its scheduler, loaded from a checkpoint if one is
+    named.
     """
     args = get_args()
     module = model_provider().to(torch.bfloat16)
@@ -104,7 +106,7 @@ def build_train_valid_test_data_iterators(
     provider: Callable[[], tuple[Any, Any, Any]],
 ) -> tuple[Any, Any, Any]:
     """
-    From the samples on that were consumed.
+    Return the data iterators, positioned after the samples that were consumed.
     """
     args = get_args()
     args.do_train, args.do_valid, args.do_test = True, False, False
@@ -123,7 +125,7 @@ def training_log(
     num_zeros_in_grad: Any,
 ) -> bool:  # fmt: skip
     """
-    A line of what a step has come to.
+    Print the losses, learning rate and gradient norm of a step.
     """
     args = get_args()
     track_app_tag(args.global_batch_size, args.world_size, args.seq_length)
@@ -143,7 +145,7 @@ def train_step(
     config: Any,
 ) -> tuple[dict[str, Any], Any]:
     """
-    A step: forward and backward of all micro-batches, the update, the learning rate.
+    Train one step: forward and backward of all micro-batches, update, learning rate.
     """
     args = get_args()
     losses: Any = []
@@ -181,7 +183,7 @@ def train(
     valid_data_iterator: Any, process_non_loss_data_func: Any, config: Any,
 ) -> tuple[int, int]:  # fmt: skip
     """
-    The loop.
+    Train the remaining steps; return the last iteration and the operations counted.
     """
     args, timers = get_args(), get_timers()
     for chunk in model:

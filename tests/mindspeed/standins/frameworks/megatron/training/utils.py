@@ -1,5 +1,5 @@
 """
-Small things.
+Small helper functions of Megatron.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 def unwrap_model(model: Any) -> Any:
     """
-    The modules within their wrappers: of one, or of each in a list.
+    Return the module inside its wrappers, or the list of modules for a list.
     """
     if isinstance(model, list):
         return [unwrap_model(each) for each in model]
@@ -21,7 +21,7 @@ def unwrap_model(model: Any) -> Any:
 
 def print_rank_0(message: str) -> None:
     """
-    Said once in a job.
+    Print a message on rank 0 only.
     """
     if dist.get_rank() == 0:
         print(message, flush=True)
@@ -29,14 +29,14 @@ def print_rank_0(message: str) -> None:
 
 def is_last_rank() -> bool:
     """
-    Of all ranks.
+    Return whether this is the last rank of the job.
     """
     return dist.get_rank() == dist.get_world_size() - 1
 
 
 def print_rank_last(message: str) -> None:
     """
-    Said by the last rank.
+    Print a message on the last rank only.
     """
     if is_last_rank():
         print(message, flush=True)
@@ -44,7 +44,7 @@ def print_rank_last(message: str) -> None:
 
 def calc_params_l2_norm(model: Any) -> float:
     """
-    Of this rank's own parameters.
+    Return a norm of this rank's own parameters.
     """
     norms = [param.detach().float().norm() for each in model for param in each.parameters()]
     return float(torch.stack(norms).norm())

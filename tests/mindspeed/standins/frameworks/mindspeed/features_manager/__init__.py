@@ -1,5 +1,5 @@
 """
-Features that others refer to.
+MindSpeed features to which MindSpeed-LLM's code refers.
 """
 
 from typing import Any
@@ -7,10 +7,10 @@ from typing import Any
 
 class ReuseFP32Param:
     """
-    Named by the high availability, which keeps it from being patched in.
+    A feature that the high availability names in order to keep it from being patched in.
     """
 
     def register_patches(self, patch_manager: Any, args: Any) -> None:
         """
-        Nothing is.
+        Register nothing.
         """

@@ -1,11 +1,11 @@
 """
-What a feature is made of.
+The base class of MindSpeed's features.
 """
 
 
 class MindSpeedFeature:
     """
-    Of a name and a level from which on it is there.
+    A feature: a name, and the optimization level from which on it is active.
     """
 
     def __init__(self, feature_name: str, optimization_level: int = 2) -> None:

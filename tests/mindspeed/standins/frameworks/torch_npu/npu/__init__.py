@@ -1,5 +1,5 @@
 """
-`torch.npu`. The current device is one of each thread, as CUDA's is: a new thread is on device 0.
+`torch.npu`. As in CUDA, each thread has its own current device; a new thread is on device 0.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ __all__ = [
 
 class Stream:
     """
-    Work on a CPU is done when it has been asked for.
+    A stand-in for a stream. Work on a CPU is complete as soon as a program requests it.
     """
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -51,47 +51,47 @@ class Event(Stream):
 
     def record(self, *_: Any) -> None:
         """
-        It is reached at once.
+        Record the current time, because a CPU reaches the event at once.
         """
         self.at = monotonic_ns() // 1000
 
     def recorded_time(self) -> int:
         """
-        When, in microseconds of the device.
+        Return the recorded time in microseconds.
         """
         return self.at
 
 
 def stream(_: Any) -> Stream:
     """
-    A context in which work goes to a stream.
+    Return a context in which work goes to a stream.
     """
     return Stream()
 
 
 def is_available() -> bool:
     """
-    There are devices.
+    Return True: the stand-in has devices.
     """
     return True
 
 
 def synchronize(*_: Any) -> None:
     """
-    Wait for the device. Raises FORCE STOP on one that is stopped.
+    Wait for the device. Raises an error with FORCE STOP if the device is stopped.
     """
     state.refuse_if_stopped()
 
 
 def empty_cache() -> None:
     """
-    Nothing is kept.
+    Do nothing: the stand-in has no cache.
     """
 
 
 def memory_allocated(*_: Any) -> int:
     """
-    As all that are asked for memory: none is counted.
+    Return 0: the stand-in counts no memory.
     """
     return 0
 
@@ -101,13 +101,13 @@ max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
 
 def get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
     """
-    The CPU has one generator.
+    Return the state of the CPU's generator, which all devices share.
     """
     return torch.get_rng_state()
 
 
 def set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     """
-    As `get_rng_state` has given it.
+    Set the state that `get_rng_state` has returned.
     """
     torch.set_rng_state(state)

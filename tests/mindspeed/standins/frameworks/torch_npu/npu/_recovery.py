@@ -1,5 +1,5 @@
 """
-Memory of tensors that was lost is replaced by memory that is sound.
+The replacement of a tensor's lost memory by sound memory.
 """
 
 import torch
@@ -10,7 +10,7 @@ safe: list[int] = []
 
 def update_npu_tensor_to_safe(tensor: torch.Tensor) -> None:
     """
-    The tensor has sound memory from here on. What was in it is gone.
+    Give the tensor sound memory. Its previous values are lost.
     """
     safe.append(tensor.numel())
     if tensor.is_floating_point():

@@ -1,5 +1,5 @@
 """
-The devices: which one a thread is on, which are stopped, what has become of their memory.
+The state of the devices: the device of each thread, the stopped devices, and the lost memory.
 """
 
 import threading
@@ -21,28 +21,28 @@ _lost: dict[int, int] = {}
 
 def device_count() -> int:
     """
-    How many this node has.
+    Return how many devices this node has.
     """
     return DEVICES
 
 
 def current_device() -> int:
     """
-    Of the calling thread.
+    Return the device of the calling thread.
     """
     return getattr(_here, "device", 0)
 
 
 def set_device(device: int | str) -> None:
     """
-    The calling thread is on this device from here on; other threads stay where they are.
+    Put the calling thread on this device. Other threads keep their device.
     """
     _here.device = int(str(device).rpartition(":")[2])
 
 
 def refuse_if_stopped() -> None:
     """
-    Raise if the calling thread's device was stopped.
+    Raise an error with FORCE STOP if the calling thread's device is stopped.
     """
     if current_device() in _stopped:
         raise RuntimeError(FORCE_STOP)
@@ -50,15 +50,17 @@ def refuse_if_stopped() -> None:
 
 def on_stop(stop: Callable[[int], None]) -> None:
     """
-    Have `stop` called with each device that is stopped.
+    Register `stop` to be called with each device that is stopped.
     """
     _stops.append(stop)
 
 
 def stop_device(device: int) -> int:
     """
-    Whoever waits for this device raises FORCE STOP, and so does who gives it work, until it is
-    restarted. Another device goes on as before. From any thread; 0: done.
+    Stop a device; return 0.
+
+    Until the device is restarted, every thread that waits for it or gives it work gets a FORCE STOP
+    error. Other devices continue. Any thread may call this function.
     """
     with _lock:
         _stopped.add(device)
@@ -69,7 +71,7 @@ def stop_device(device: int) -> int:
 
 def restart_device(device: int, *_: bool) -> None:
     """
-    It takes work again.
+    Let a stopped device accept work again.
     """
     with _lock:
         _stopped.discard(device)
@@ -77,13 +79,14 @@ def restart_device(device: int, *_: bool) -> None:
 
 def lose(device: int, level: int) -> None:
     """
-    For tests: memory of this device has an uncorrectable error.
+    Give this device an uncorrectable memory error of this level. Only tests call this function.
     """
     _lost[device] = level
 
 
 def check_uce_in_memory(device: int) -> int:
     """
-    What was lost: 0 none, 2 nothing that is kept, 3 something that is.
+    Return the level of lost memory: 0 no loss, 2 only memory that need not be kept, 3 memory to
+    keep.
     """
     return _lost.pop(device, 0)

@@ -1,5 +1,6 @@
 """
-Samples in the order of their numbers, dealt to the data-parallel ranks.
+A data loader that shares the samples, in the order of their numbers, out to the data-parallel
+ranks.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from megatron.training import get_args
 
 class _Dealt:
     """
-    Micro-batches of this rank from a number of samples on.
+    The sample numbers of this rank's micro-batches, beginning after the consumed samples.
     """
 
     def __init__(self, total: int, consumed: int) -> None:
@@ -28,7 +29,7 @@ class _Dealt:
 
 def build_pretraining_data_loader(dataset: Any, consumed_samples: int) -> Any:
     """
-    A loader of micro-batches; None without a data set.
+    Return a loader of micro-batches, or None without a data set.
     """
     if dataset is None:
         return None

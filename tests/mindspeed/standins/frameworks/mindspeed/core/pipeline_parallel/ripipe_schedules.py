@@ -1,5 +1,5 @@
 """
-A schedule that no test uses.
+A placeholder for a pipeline schedule that no test uses.
 """
 
 forward_backward_ripipe_pipelining = None

@@ -1,5 +1,5 @@
 """
-What the training program calls.
+The functions of the high availability that the training program calls.
 """
 
 from mindspeed_llm.core.high_availability.elastic import register_callbacks

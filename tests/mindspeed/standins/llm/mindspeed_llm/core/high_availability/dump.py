@@ -1,5 +1,5 @@
 """
-A last checkpoint, by those who have one copy of everything together.
+The last checkpoint, written by ranks that together hold one copy of the whole state.
 """
 
 from pathlib import Path
@@ -15,7 +15,9 @@ from mindspeed_llm.core.high_availability.utils import ha_constant
 
 def save(step: int, save_info: list[dict[str, Any]], train_args: Any, ctx: Any) -> None:
     """
-    This rank was chosen for some of the optimizers. The first of each gathers their state and writes it.
+    Save handler: write the optimizers that this rank was chosen to save.
+
+    For each optimizer, the first of the chosen ranks gathers the state and writes it.
     """
     args = get_args()
     model, optimizer = train_args[ha_constant.MODEL_INDEX], train_args[ha_constant.OPTIM_INDEX]
@@ -57,7 +59,7 @@ def save(step: int, save_info: list[dict[str, Any]], train_args: Any, ctx: Any) 
 
 def rename(step: int, train_args: Any) -> None:
     """
-    All is saved.
+    Rename handler: give the complete checkpoint its final name, after all ranks have saved.
     """
     args = get_args()
     place = Path(args.save) / f"iter_{step:07d}"

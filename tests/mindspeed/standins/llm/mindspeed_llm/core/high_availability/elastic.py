@@ -1,5 +1,5 @@
 """
-Fewer ranks, and all again.
+The handlers with which a job continues with fewer ranks, and later with all ranks again.
 """
 
 import json
@@ -26,7 +26,7 @@ from mindspeed_llm.core.high_availability.utils import ha_constant
 
 def register_callbacks() -> None:
     """
-    All four.
+    Register the four handlers of MindIO's downgrade and upgrade.
     """
     tft_register_zit_downgrade_rebuild_handler(_down)
     tft_register_zit_upgrade_rebuild_handler(_up)

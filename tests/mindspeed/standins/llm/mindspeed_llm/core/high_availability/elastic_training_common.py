@@ -1,5 +1,5 @@
 """
-Which ranks train while some are lost.
+The ranks that train while other ranks are lost.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ _ranks: list[int] | None = None
 
 def zit_scale_in_running_state() -> bool:
     """
-    Fewer train now.
+    Return whether fewer ranks train at the moment.
     """
     return _ranks is not None
 
 
 def scale_in(ranks: list[int] | None, world: Any) -> None:
     """
-    These train, in this group; None: all do.
+    Set the training ranks and their group. None means that all ranks train.
     """
     global _ranks, _world
     _ranks, _world = ranks, world
@@ -27,14 +27,15 @@ def scale_in(ranks: list[int] | None, world: Any) -> None:
 
 def world() -> Any:
     """
-    The group of those who train; None: the default one.
+    Return the group of the training ranks, or None if all ranks train in the default group.
     """
     return _world
 
 
 def holders(kind: groups.Kind) -> list[int] | None:
     """
-    While some are lost: by part of the state, the first who has it.
+    Return, for each part of the state, the first training rank that holds it; None if all ranks
+    train.
     """
     if _ranks is None:
         return None

@@ -1,5 +1,5 @@
 """
-A device is stopped, and cleaned.
+The handlers that stop and clean a device.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from mindspeed_llm.core.high_availability.utils import ha_constant
 
 def stop(train_args: Any, ctx: Any) -> None:
     """
-    The device of this rank: whoever waits for it raises.
+    Stop handler: stop this rank's device, so that every thread that waits for it raises.
     """
     if torch_npu.npu.stop_device(torch_npu.npu.current_device()) not in (None, 0):
         raise RuntimeError("the device could not be stopped")
@@ -22,7 +22,7 @@ def stop(train_args: Any, ctx: Any) -> None:
 
 def clean(is_uce_error: bool, train_args: Any, ctx: Any) -> int:
     """
-    The device takes work again. What was lost is given sound memory.
+    Clean handler: let the device accept work again, and replace lost memory by sound memory.
     """
     device = torch_npu.npu.current_device()
     result: int = ha_constant.RET_OK

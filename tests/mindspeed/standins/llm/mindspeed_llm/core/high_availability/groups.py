@@ -1,6 +1,8 @@
 """
-The groups within which the optimizer's state is divided: each data-parallel group is two of them, whose ranks hold the
-same in the same order. And how all groups are formed anew when a process is new.
+The replica groups within which the optimizer's state is divided.
+
+Each data-parallel group consists of two replicas with the same state in the same order. The module
+also forms all groups again after a process was replaced.
 """
 
 import os
@@ -21,7 +23,7 @@ distributed: Any = dist
 @dataclass
 class Kind:
     """
-    Of the dense part of a model, or of its experts.
+    The groups of one kind of parameters: the dense part of a model, or its experts.
     """
 
     expert: bool
@@ -32,7 +34,7 @@ class Kind:
 
     def half(self) -> list[int]:
         """
-        The replica that this rank is in.
+        Return the ranks of this rank's replica.
         """
         return next(half for half in halves(self.ranks) if dist.get_rank() in half)
 
@@ -45,14 +47,14 @@ _reboot = False
 
 def tft_is_arf_reboot_node() -> bool:
     """
-    This process takes the place of one that was lost, and is in no group yet.
+    Return whether this process replaces a lost process and is not yet in any group.
     """
     return _reboot
 
 
 def set_reboot(value: bool) -> None:
     """
-    Until the groups are formed anew.
+    Set whether this process is a replacement whose groups are not formed yet.
     """
     global _reboot
     _reboot = value
@@ -60,7 +62,7 @@ def set_reboot(value: bool) -> None:
 
 def halves(ranks: list[int]) -> list[list[int]]:
     """
-    The replicas of a data-parallel group.
+    Return the replicas of a data-parallel group, as lists of ranks.
     """
     size = len(ranks) // REPLICAS
     assert size * REPLICAS == len(ranks), (
@@ -87,7 +89,8 @@ def _lists(expert: bool) -> list[list[int]]:
 
 def form() -> None:
     """
-    For the first time in this process, by all ranks in one order.
+    Form the replica groups for the first time in this process. All ranks form them in the same
+    order.
     """
     kinds.clear()
     for expert in (False, True):
@@ -103,7 +106,7 @@ def form() -> None:
 
 def destroy(group: Any) -> None:
     """
-    If there is one.
+    Destroy a group, if it exists.
     """
     if isinstance(group, dist.ProcessGroup):
         dist.destroy_process_group(group)
@@ -111,7 +114,7 @@ def destroy(group: Any) -> None:
 
 def reinit_all() -> None:
     """
-    Megatron's groups of devices make their links anew.
+    Let all device groups of Megatron make new links at their next use.
     """
     seen: set[Any] = set()
     for name, group in sorted(vars(mpu).items()):
@@ -123,7 +126,9 @@ def reinit_all() -> None:
 
 def rebuild(fault_ranks: list[int], train_args: Any, ctx: Any) -> None:
     """
-    A process is new in these ranks: groups of devices make their links anew, those of gloo are made anew.
+    Rebuild handler: reconnect all groups after the processes of `fault_ranks` were replaced.
+
+    Device groups make new links; gloo groups are formed again.
     """
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     set_reboot(False)
@@ -149,7 +154,7 @@ def rebuild(fault_ranks: list[int], train_args: Any, ctx: Any) -> None:
 
 def for_repair(ranks: list[int]) -> list[Any]:
     """
-    The groups of those who send state and receive it.
+    Form and return the groups of the ranks that send and receive state.
     """
     repair[:] = [
         dist.new_group(ranks, use_local_synchronization=True),
@@ -160,7 +165,7 @@ def for_repair(ranks: list[int]) -> list[Any]:
 
 def end_repair() -> None:
     """
-    All state is where it is to be.
+    Destroy the groups of a repair, after all state has arrived.
     """
     for group in repair:
         destroy(group)

@@ -1,5 +1,5 @@
 """
-The optimizer whose state is divided within a replica instead of within the data-parallel group.
+An optimizer whose state is divided within a replica instead of within the data-parallel group.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from mindspeed_llm.core.high_availability import groups
 
 def kind_of(params: Any) -> groups.Kind:
     """
-    Whether these are parameters of experts.
+    Return the kind, dense or experts, to which these parameters belong.
     """
     return groups.kinds[any(not getattr(param, "allreduce", True) for param in params)]
 
 
 class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron has no types
     """
-    Of the dense part, or of the experts.
+    The optimizer of one kind of parameters: the dense part, or the experts.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -51,14 +51,14 @@ class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron 
 
     def take_groups(self) -> None:
         """
-        Those of now.
+        Use the current groups of the replica.
         """
         self.data_parallel_group = self.kind.replica
         self.data_parallel_group_gloo = self.kind.replica_gloo
 
     def finish_update(self) -> None:
         """
-        The model's parameters are those of the optimizer, on all ranks of the replica.
+        Copy the optimizer's parameters into the model, on all ranks of the replica.
         """
         self._copy_main_params_to_model_params()
         for group in self.bucket_groups():
@@ -67,7 +67,7 @@ class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron 
 
     def bucket_groups(self) -> list[Any]:
         """
-        Of the whole model.
+        Return the bucket groups of the whole model.
         """
         return [
             group
@@ -77,7 +77,7 @@ class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron 
 
     def tensors(self) -> list[torch.Tensor]:
         """
-        All that this rank has of the state, in the same order on all ranks that have the same.
+        Return all state tensors of this rank, in the same order on all ranks with the same state.
         """
         found = []
         for group in self.optimizer.param_groups:
@@ -89,7 +89,7 @@ class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron 
 
 def gather(group: Any) -> None:
     """
-    Each rank of a replica has a part of the parameters in these buckets: all get the whole.
+    Collect the parameters of these buckets from the ranks of a replica, so that each has the whole.
     """
     kind = kind_of(group.params)
     for bucket in group.buckets:
@@ -109,7 +109,7 @@ def gather(group: Any) -> None:
 
 class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no types
     """
-    All optimizers of a model: one, or one more for its experts.
+    All optimizers of a model: the dense one, and a second one if the model has experts.
     """
 
     def __init__(self, chained_optimizers: list[Any]) -> None:
@@ -118,7 +118,7 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
 
     def take_groups(self) -> None:
         """
-        Those of now.
+        Let all optimizers use the current groups.
         """
         for optimizer in self.chained_optimizers:
             optimizer.take_groups()
@@ -126,7 +126,7 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
     @torch.no_grad()
     def step_with_ready_grads(self) -> bool:
         """
-        All update together: the state counts as whole when all have.
+        Update with all optimizers. The state counts as whole only after all have updated.
         """
         dist.barrier()
         tft_start_updating_os()
@@ -141,20 +141,20 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
 
     def finish_update(self) -> None:
         """
-        Of all.
+        Copy the parameters of all optimizers into the model.
         """
         for optimizer in self.chained_optimizers:
             optimizer.finish_update()
 
     def state_dict_by_idx(self, index: int) -> Any:
         """
-        What is sent of one beside its tensors.
+        Return the state that a repair sends of one optimizer in addition to its tensors.
         """
         return self.chained_optimizers[index].state_dict()
 
     def load_state_dict_memory(self, states: list[Any]) -> None:
         """
-        Of all at once.
+        Load the states of all optimizers. Raises `RuntimeError` if their number is wrong.
         """
         if len(states) != len(self.chained_optimizers):
             raise RuntimeError(
@@ -165,7 +165,9 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
 
     def save_parameter_state(self, filename: str) -> None:
         """
-        Each optimizer in a file of its own. The first replica writes, or who was chosen for a last checkpoint.
+        Save each optimizer in its own file.
+
+        The first rank of the data-parallel group writes, or the rank chosen for a last checkpoint.
         """
         for index, optimizer in enumerate(self.chained_optimizers):
             state = optimizer.get_parameter_state_dp_zero()
@@ -177,7 +179,7 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
 
     def load_parameter_state(self, filename: str, *, update_legacy_format: bool = False) -> None:
         """
-        As it was saved.
+        Load the files that `save_parameter_state` has written.
         """
         for index, optimizer in enumerate(self.chained_optimizers):
             optimizer.load_parameter_state(
@@ -187,7 +189,7 @@ class ReplicaChain(ChainedOptimizer):  # type: ignore[misc]  # Megatron has no t
 
 def halves_first(optimizer: ReplicaOptimizer) -> int:
     """
-    The first rank of the data-parallel group.
+    Return the first rank of the data-parallel group.
     """
     first: int = optimizer.kind.ranks[0]
     return first

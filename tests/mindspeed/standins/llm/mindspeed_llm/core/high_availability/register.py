@@ -1,5 +1,5 @@
 """
-The calls of `mindio_ttp`, in MindSpeed-LLM's order.
+The calls that register with `mindio_ttp`, in MindSpeed-LLM's order.
 """
 
 import os
@@ -33,7 +33,7 @@ from mindspeed_llm.core.high_availability import dump, faults, groups, repair
 
 def tft_init_controller_processor() -> None:
     """
-    Before any process group.
+    Start MindIO's controller and processor, before any process group exists.
     """
     args = get_args()
     if args.rank == 0 and os.getenv("MINDX_TASK_ID") is None:
@@ -57,7 +57,7 @@ def tft_init_controller_processor() -> None:
 
 def tft_register_processor() -> None:
     """
-    Who has copies of what, and the functions.
+    Register the replica groups and the handlers with MindIO.
     """
     args = get_args()
     used = groups.kinds if args.expert_model_parallel_size > 1 else groups.kinds[:1]
@@ -89,7 +89,7 @@ def _precision(text: str) -> str:
 @tft_exception_handler
 def tft_train(*arguments: Any) -> Any:
     """
-    The loop, once more after every incident.
+    Run the training loop. MindIO's decorator runs it again after every incident.
     """
     set_mindio_export_version("MindSpeed-LLM")
     if groups.tft_is_arf_reboot_node():

@@ -1,5 +1,5 @@
 """
-State from rank to rank, or from a checkpoint; and what is to go on from one step.
+Repair of a rank's state, from another rank or a checkpoint, and rollback of all ranks to one step.
 """
 
 import io
@@ -27,7 +27,8 @@ _load: list[str | None] = []
 
 def keep_load(args: Any) -> None:
     """
-    A replacement has its state from the others: it loads nothing when it starts.
+    Keep a replacement from loading a checkpoint when it starts; it receives its state from other
+    ranks.
     """
     _load[:] = [args.load]
     args.load = None
@@ -35,7 +36,7 @@ def keep_load(args: Any) -> None:
 
 def restore_load(args: Any) -> None:
     """
-    Later on it may load, as all others.
+    Allow a replacement to load checkpoints again, as all other ranks may.
     """
     if _load:
         args.load = _load.pop()
@@ -50,7 +51,7 @@ def repair(
     ctx: Any,
 ) -> None:
     """
-    All that is to be done on this rank, in one call.
+    Repair handler: send state, receive state, or load a checkpoint, as `info` says.
     """
     kind = RepairType(info["repair_type"])
     if kind in (RepairType.RT_LOAD_CKPT, RepairType.RT_LOAD_REBUILD):
@@ -137,7 +138,7 @@ def _choose(args: Any) -> None:
 
 def rollback(step: int, train_args: Any, ctx: Any) -> None:
     """
-    The scheduler, the parameters, the data and the counters are those at the end of `step`.
+    Rollback handler: set scheduler, parameters, data and counters to the end of `step`.
     """
     global _loaded
     args = get_args()
@@ -157,7 +158,7 @@ def rollback(step: int, train_args: Any, ctx: Any) -> None:
 
 def rewind(train_args: Any) -> None:
     """
-    The data go on after the samples that count; what has counted the broken step begins anew.
+    Position the data after the valid samples, and reset the timers and the rerun state of Megatron.
     """
     global_vars._GLOBAL_TIMERS = None
     global_vars._set_timers(get_args())
@@ -170,6 +171,6 @@ def rewind(train_args: Any) -> None:
 
 def micro_batches(number: int) -> None:
     """
-    How many this rank has in a step.
+    Set the number of micro-batches that this rank trains in a step.
     """
     num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR.num_micro_batches = number

@@ -1,5 +1,5 @@
 """
-Where what is in the training function's list of arguments.
+Constants: the places of objects in the training function's list of arguments, and result codes.
 """
 
 from types import SimpleNamespace

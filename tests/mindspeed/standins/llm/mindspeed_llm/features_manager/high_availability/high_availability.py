@@ -1,5 +1,5 @@
 """
-What is patched into torch and megatron-core.
+The patches of torch and megatron-core that the high availability needs.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from mindspeed.features_manager.feature import MindSpeedFeature
 
 class HighAvailabilityFeature(MindSpeedFeature):  # type: ignore[misc]  # as MindSpeed-LLM has it
     """
-    As MindSpeed-LLM's, without its switches for what is not built here.
+    MindSpeed-LLM's feature of this name, without the switches for parts that the stand-in lacks.
     """
 
     def __init__(self) -> None:
@@ -22,26 +22,28 @@ class HighAvailabilityFeature(MindSpeedFeature):  # type: ignore[misc]  # as Min
 
     def pre_validate_args(self, args: Any) -> None:
         """
-        Nothing comes from the environment.
+        Do nothing: the stand-in reads no settings from the environment.
         """
 
     def validate_args(self, args: Any) -> None:
         """
-        Elastic training has no experts.
+        Refuse elastic training of a model with experts.
         """
         assert not (args.enable_elastic_training and args.expert_model_parallel_size > 1)
 
     def pre_register_patches(self, patch_manager: Any, args: Any) -> None:
         """
-        A replacement is in no collective before its groups are formed anew; fewer ranks have a group of their own in the
-        place of the default one.
+        Register the patches of the collectives.
+
+        A replacement skips collectives until its groups are formed. If fewer ranks train, a group
+        of these ranks takes the place of the default group.
         """
         for name in ("barrier", "all_reduce", "all_gather_into_tensor", "broadcast"):
             patch_manager.register_patch(f"torch.distributed.{name}", communication_wrapper)
 
     def register_patches(self, patch_manager: Any, args: Any) -> None:
         """
-        Replicas, groups, and the start.
+        Register the patches of the optimizer, the groups and the start.
         """
         bucket_group = "megatron.core.distributed.param_and_grad_buffer._ParamAndGradBucketGroup"
         for name, new in (
@@ -60,7 +62,7 @@ class HighAvailabilityFeature(MindSpeedFeature):  # type: ignore[misc]  # as Min
 
 def communication_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Of a collective.
+    Wrap a collective so that a replacement skips it, and so that fewer ranks use their own group.
     """
 
     @wraps(fn)
@@ -82,7 +84,9 @@ def communication_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def new_group_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Groups of devices are named by their ranks; a replacement is in none of gloo's before all are formed anew.
+    Wrap `new_group` so that device groups are named by their ranks.
+
+    A replacement creates no gloo group before all groups are formed again.
     """
 
     @wraps(fn)
@@ -101,7 +105,7 @@ def new_group_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def initialize_distributed_wrapper(fn: Callable[[], None]) -> Callable[[], None]:
     """
-    MindIO before process groups, replicas after them.
+    Wrap the initialization: start MindIO before the process groups, form the replicas after them.
     """
 
     @wraps(fn)
@@ -118,7 +122,7 @@ def initialize_distributed_wrapper(fn: Callable[[], None]) -> Callable[[], None]
 
 def get_megatron_optimizer_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Megatron's own, made of optimizers with replicas.
+    Wrap Megatron's function so that it builds optimizers with replicas.
     """
 
     @wraps(fn)
@@ -141,7 +145,8 @@ def get_megatron_optimizer_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]
 
 def start_grad_sync_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Every rank has the sum of all gradients, whichever part of the optimizer's state it has.
+    Wrap the gradient synchronization so that every rank gets the all-reduced gradients of all
+    parameters.
     """
 
     @wraps(fn)
@@ -158,7 +163,7 @@ def start_grad_sync_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def start_param_sync(self: Any, force_sync: bool = False) -> None:
     """
-    Parameters are gathered within a replica.
+    Gather the parameters within a replica.
     """
     from mindspeed_llm.core.high_availability.optimizer import gather
 
@@ -168,7 +173,7 @@ def start_param_sync(self: Any, force_sync: bool = False) -> None:
 
 def get_grad_norm_fp32_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Each part of the gradients is on as many ranks as have it.
+    Wrap the gradient norm so that parts held by several ranks count once.
     """
 
     @wraps(fn)

@@ -1,5 +1,5 @@
 """
-Parameters that are kept in the memory of their masters: not made here.
+A placeholder for MindSpeed's parameters that share memory with their 32-bit copies.
 """
 
 from collections.abc import Callable
@@ -8,6 +8,6 @@ from typing import Any
 
 def reuse_fp32_param_distrib_optimizer_init_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Refused: no test uses it.
+    Refuse the call: no test uses this feature.
     """
     raise NotImplementedError("reuse_fp32_param is not in the stand-in for MindSpeed")
