@@ -1,5 +1,7 @@
 """
-Rank processes, forked from one that has imported torch already, and a rendezvous store.
+Fixtures of the adaptor tests: rank processes, a rendezvous store, and jobs made of both.
+
+Rank processes are forked from a process that has already imported torch.
 """
 
 import itertools
@@ -18,7 +20,9 @@ Start = Callable[[], Rank]
 @pytest.fixture(scope="session")
 def context() -> ForkServerContext:
     """
-    Where processes come from: the imports are paid for once.
+    Return the `multiprocessing` context that forks all test processes from a fork server.
+
+    The fork server imports torch once, so each test process starts quickly.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.adaptors.preloaded"])
@@ -28,7 +32,7 @@ def context() -> ForkServerContext:
 @pytest.fixture(scope="session")
 def store(context: ForkServerContext) -> Iterator[int]:
     """
-    The port of a store.
+    Run a rendezvous store in a separate process and yield its port.
     """
     here, there = context.Pipe()
     process = context.Process(target=serve, args=("127.0.0.1", 0, there.send), daemon=True)
@@ -42,7 +46,9 @@ def store(context: ForkServerContext) -> Iterator[int]:
 @pytest.fixture
 def start(context: ForkServerContext) -> Iterator[Start]:
     """
-    Starts a rank's process; what is left of them at the end of the test is killed.
+    Yield a function that starts the process of one rank.
+
+    At the end of the test, all processes that it started are killed.
     """
     started: list[Rank] = []
 
@@ -57,7 +63,7 @@ def start(context: ForkServerContext) -> Iterator[Start]:
 
 class Job:
     """
-    Ranks, and the groups they form.
+    The rank processes of one job, and the process groups that they form.
     """
 
     _names = (f"group-{number}" for number in itertools.count())
@@ -71,7 +77,8 @@ class Job:
 
     def join(self, rank: int) -> Rank:
         """
-        A fresh process for a rank, with its state adopted.
+        Start a process for `rank` and ask it to adopt a fresh training state. Do not wait for the
+        answer.
         """
         process = self._start()
         process.tell("adopt", rank, self._world, self._recipe)
@@ -79,7 +86,8 @@ class Job:
 
     def replace(self, rank: int) -> Rank:
         """
-        A fresh process for a rank whose process is killed.
+        Kill the process of `rank`, start a new one, and return the new one after it has adopted its
+        state.
         """
         self.ranks[rank].kill()
         self.ranks[rank] = self.join(rank)
@@ -88,7 +96,7 @@ class Job:
 
     def repair(self, *lost: int) -> None:
         """
-        They take each of their shards from a rank that still holds it.
+        Copy every shard of the ranks in `lost` from a rank that still holds the shard.
         """
         for rank in lost:
             for shard, ranks in self.ranks[rank].ask("shards", self._world).items():
@@ -97,7 +105,10 @@ class Job:
 
     def lose(self, victims: tuple[int, ...], completed: int) -> None:
         """
-        The victims are killed in the middle of the step after `completed` steps, and replaced.
+        Kill the `victims` in the middle of the step after `completed` steps, and recover the job.
+
+        New processes replace the victims and copy their shards from other ranks. Then all ranks
+        roll back to the end of step `completed`.
         """
         local_state = {
             victim: self.ranks[victim].ask("local_state", completed) for victim in victims
@@ -114,7 +125,7 @@ class Job:
 
     def adopted(self) -> "Job":
         """
-        All have adopted.
+        Wait until all ranks have adopted their training state, and return the job.
         """
         for rank in self.ranks:
             sound(rank.hear())
@@ -122,7 +133,7 @@ class Job:
 
     def form(self) -> None:
         """
-        All form a group of a new name.
+        Let all ranks form a process group under a name that was not used before.
         """
         name = next(Job._names)
         for number, rank in enumerate(self.ranks):
@@ -132,7 +143,7 @@ class Job:
 
     def all(self, request: str, *arguments: object) -> list[object]:
         """
-        The same of all ranks at once.
+        Send the same request to all ranks at once, and return their answers by rank.
         """
         for rank in self.ranks:
             rank.tell(request, *arguments)
@@ -140,7 +151,8 @@ class Job:
 
     def begin(self) -> "Job":
         """
-        Up to the first step.
+        Form the groups, rebuild the models, and roll back to step 0, so that training can begin.
+        Return the job.
         """
         self.form()
         self.all("build")
@@ -154,7 +166,7 @@ NewJob = Callable[..., Job]
 @pytest.fixture
 def job(start: Start, store: int) -> NewJob:
     """
-    Makes a job of some ranks that are ready to train.
+    Return a function that makes a job of `world` ranks that are ready to train.
     """
 
     def job(world: int, recipe: Recipe | None = None) -> Job:

@@ -1,5 +1,5 @@
 """
-What a process keeps alive.
+Measures of the memory that this process keeps in use.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from torch import Tensor
 
 def live_bytes() -> int:
     """
-    The bytes of all tensors there are, memory that several share counted once.
+    Return the bytes of all live tensors. Memory that several tensors share is counted once.
     """
     gc.collect()
     storages: dict[int, int] = {}
@@ -27,7 +27,7 @@ def live_bytes() -> int:
 
 class _Allocated(ctypes.Structure):
     """
-    glibc's `struct mallinfo2`.
+    The C structure `struct mallinfo2` of glibc, which describes the memory that `malloc` manages.
     """
 
     _fields_ = tuple(
@@ -41,8 +41,10 @@ class _Allocated(ctypes.Structure):
 
 def allocated_bytes() -> int:
     """
-    What is in use of the memory that glibc has given away: tensors that no Python object leads to,
-    too, and all else.
+    Return the bytes that glibc's allocator has handed out and that are not yet freed.
+
+    These bytes include tensors that no Python object refers to, and all other memory of the
+    process.
     """
     gc.collect()
     libc = ctypes.CDLL(None)

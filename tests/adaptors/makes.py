@@ -1,5 +1,5 @@
 """
-Models of which a rank has several kinds of parts, made over four ranks.
+Factories of models for four ranks, where each rank holds several kinds of parts.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ EXPERTS = 4
 
 class Trunk(nn.Module):
     """
-    What all ranks have the same of: says what each row is, and to which expert it goes.
+    The part of the model that all ranks hold. It transforms each row and chooses the expert for the
+    row.
     """
 
     def __init__(self) -> None:
@@ -33,7 +34,9 @@ class Trunk(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """
-        (batch, WIDTH) to (batch, HIDDEN), and how much of each expert a row gets: all of it of the best.
+        Map (batch, WIDTH) to (batch, HIDDEN), and return the share of each expert in each row.
+
+        The best expert has the whole share of a row.
         """
         x = self.dropout(torch.tanh(self.first(x)))
         return x, best_only(self.router(x))
@@ -41,7 +44,7 @@ class Trunk(nn.Module):
 
 class Mixture(nn.Module):
     """
-    A layer of experts that are spread over a group.
+    A model of a trunk and a layer of experts that are spread over the ranks of a group.
     """
 
     def __init__(self, trunk: nn.Module, experts: nn.Module, group: dist.ProcessGroup) -> None:
@@ -52,7 +55,7 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, WIDTH) to (batch, HIDDEN).
+        Map (batch, WIDTH) to (batch, HIDDEN).
         """
         x, shares = self.trunk(x)
         return x + spread(self.experts, x, shares, self._group)
@@ -79,28 +82,29 @@ def _mixture(*, averaged: bool, shares: bool) -> Made:
 
 def experts() -> Made:
     """
-    The trunk on all ranks, two experts on ranks 0 and 2, the others on 1 and 3.
+    Make a model with the trunk on all ranks, two experts on ranks 0 and 2, and two others on ranks
+    1 and 3.
     """
     return _mixture(averaged=False, shares=False)
 
 
 def averaged_experts() -> Made:
     """
-    The same with a moving average, and with losses that are scaled.
+    Make the model of `experts` with a moving average of its parameters and with a loss scaler.
     """
     return _mixture(averaged=True, shares=False)
 
 
 def shared_experts() -> Made:
     """
-    The same with an optimizer whose state is told of who has the same of everything.
+    Make the model of `experts` with a `ReplicaOptimizer`, whose state is cut into shards.
     """
     return _mixture(averaged=False, shares=True)
 
 
 class Scaled(nn.Module):
     """
-    A trunk that is cut up, behind something too small for that.
+    A small layer that is not sharded, followed by a trunk that is sharded.
     """
 
     def __init__(self, small: nn.Module, trunk: nn.Module) -> None:
@@ -110,7 +114,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, WIDTH) to (batch, HIDDEN).
+        Map (batch, WIDTH) to (batch, HIDDEN).
         """
         return self.trunk(self.small(x))  # type: ignore[no-any-return]  # torch has no types here
 
@@ -127,8 +131,10 @@ def _trunk() -> nn.Sequential:
 
 def small_beside_shards() -> Made:
     """
-    FSDP2 over two ranks, twice, and a norm in a DDP over all four; with a moving average of everything,
-    which is cut up as the model is.
+    Make a sharded trunk behind a small norm layer, with a moving average of both.
+
+    FSDP2 shards the trunk over two ranks, in two replicas. DDP copies the norm layer to all four
+    ranks. The average is sharded in the same way as the model.
     """
     torch.manual_seed(0)
     small, trunk = nn.LayerNorm(WIDTH), _trunk()
@@ -143,7 +149,9 @@ def small_beside_shards() -> Made:
 
 def compiled_shards() -> Made:
     """
-    FSDP2 over two ranks, twice, and the whole compiled, with the backend that makes nothing of it.
+    Make a trunk that FSDP2 shards over two ranks in two replicas, wrapped by `torch.compile`.
+
+    The backend `eager` runs the model without any change.
     """
     torch.manual_seed(0)
     trunk = _trunk()

@@ -1,5 +1,7 @@
 """
-What the process that ranks are forked from imports: all that a training process has.
+The imports of the fork server from which test ranks are forked.
+
+The imports are those of a training process.
 """
 
 from tft_pytorch.preload import preload

@@ -1,7 +1,8 @@
 """
-Rank processes for the tests of the adaptor: each holds a training state and does with the adaptor
-what a session would do, one request at a time. A second thread answers in their stead of the
-control thread.
+Rank processes for the tests of the PyTorch adaptor.
+
+Each process holds a training state and calls the adaptor as a session would, one request of the
+test at a time. A second thread answers the requests that a session's control thread would answer.
 """
 
 import os
@@ -40,7 +41,7 @@ INFINITE = 3
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """
-    What a rank trains.
+    The configuration of a rank's training: the model, the optimizer and the form of a step.
     """
 
     optimizer: str = "adamw"
@@ -71,8 +72,10 @@ class Recipe:
 
 class Net(nn.Module):
     """
-    Two megabytes of parameters, so that DDP makes more than one bucket of them; a tied and a
-    frozen parameter, dropout, and a norm that may keep running statistics.
+    A network with two megabytes of parameters, so that DDP makes several gradient buckets.
+
+    The network has a tied and a frozen parameter, dropout, and a norm layer that may keep running
+    statistics.
     """
 
     def __init__(self, norm: str) -> None:
@@ -89,7 +92,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, WIDTH) to the same.
+        Map (batch, WIDTH) to a tensor of the same shape.
         """
         x = self.first(x) + self.frozen
         for layer in self.layers:
@@ -99,7 +102,7 @@ class Net(nn.Module):
 
 class Batches:
     """
-    Random batches, the same for the same rank and position.
+    Random batches that depend only on the rank and the position in the data.
     """
 
     def __init__(self, rank: int) -> None:
@@ -108,7 +111,7 @@ class Batches:
 
     def next(self) -> Tensor:
         """
-        The batch at the position, which moves on.
+        Advance the position by one and return the batch there.
         """
         self._position += 1
         generator = torch.Generator().manual_seed(1000 * self._rank + self._position)
@@ -116,13 +119,13 @@ class Batches:
 
     def state_dict(self) -> dict[str, int]:
         """
-        The position.
+        Return the position.
         """
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        To that position.
+        Set the position to the one in `state`.
         """
         self._position = state["position"]
 
@@ -131,7 +134,8 @@ def make_optimizer(
     recipe: Recipe, model: nn.Module, rank: int, world: int
 ) -> torch.optim.Optimizer:
     """
-    Two groups, one of them without decay.
+    Make the optimizer of a recipe with two parameter groups: matrices with weight decay, the rest
+    without it.
     """
     kind = recipe.optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -150,12 +154,12 @@ def make_optimizer(
 
 class Actor:
     """
-    In the rank's process: its methods are the requests.
+    The object in a rank's process whose methods serve the requests of the test.
     """
 
     def adopt(self, rank: int, world: int, recipe: Recipe) -> None:
         """
-        Set up as a script does, and hand over.
+        Build the training state as a script does, and hand the state to the adaptor.
         """
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -203,20 +207,22 @@ class Actor:
 
     def contributing(self) -> None:
         """
-        Called by the adaptor, as a session's method of that name.
+        Note the step and capture the rank-local state before the rank contributes to a sum.
+
+        The adaptor calls this method in place of the session method with the same name.
         """
         self.contributed.append(self.step + 1)
         self.local_states[self.step + 1] = adaptor.tft_capture(closing=False)
 
     def form(self, name: str, port: int, rank: int, world: int) -> None:
         """
-        The process groups alone.
+        Form the process groups, without rebuilding the model.
         """
         adaptor.tft_regroup(name, "127.0.0.1", port, rank, world)
 
     def build(self) -> None:
         """
-        The wrapper.
+        Rebuild the model over the current groups, and keep what the adaptor returns.
         """
         self.model = adaptor.tft_rebuild()
         if self.recipe.make is not None:
@@ -242,7 +248,9 @@ class Actor:
 
     def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
-        To the end of `step`; None: what was captured here.
+        Roll back to the end of `step` with the given rank-local state.
+
+        None means the state that this process captured itself at the end of `step`.
         """
         if local_state is None and step == 0 and 0 not in self.local_states:
             self.local_states[0] = adaptor.tft_capture(closing=False)
@@ -253,7 +261,7 @@ class Actor:
 
     def train(self, last: int) -> list[tuple[str, str]]:
         """
-        Up to step `last`; of each step the loss and a digest of the summed gradients.
+        Train up to step `last`. Return the loss of each step and a digest of its summed gradients.
         """
         told = []
         while self.step < last:
@@ -263,7 +271,10 @@ class Actor:
 
     def train_without_sharing(self, last: int) -> list[tuple[str, str]]:
         """
-        The same, and what the update windows leave to be shared out is not.
+        Train up to step `last`, but do not exchange parameters between replicas after the updates.
+
+        `train` differs only in its call of `tft_updated` after each step. Return the same values as
+        `train`.
         """
         told = []
         while self.step < last:
@@ -278,7 +289,7 @@ class Actor:
 
     def update(self) -> None:
         """
-        The optimizer's step; of numbers that were scaled, not all are taken.
+        Apply the optimizer step. A loss scaler skips the step if the gradients are infinite.
         """
         scaler, average = self.others.get("scaler"), self.others.get("average")
         if average is not None and self.recipe.copies:  # behind the step those of others are older
@@ -293,7 +304,8 @@ class Actor:
 
     def half_step(self) -> tuple[str, str]:
         """
-        A step up to its update window.
+        Run a step up to the opening of its update window: forward, backward and the all-reduce of
+        the gradients.
         """
         for _ in range(self.recipe.backwards):
             batch = self.data.next().to(self.recipe.dtype)
@@ -317,7 +329,7 @@ class Actor:
 
     def whole(self, batch: Tensor) -> Tensor:
         """
-        Forward and backward.
+        Run the forward and the backward pass over one batch, and return the loss.
         """
         loss: Tensor = self.model(batch).square().mean()
         scaled = loss
@@ -330,8 +342,10 @@ class Actor:
 
     def meet(self) -> None:
         """
-        All ranks, before any is updated, as those do who clip by the norm of the whole model. Groups that
-        sum for themselves could be a step apart otherwise.
+        Scale the gradients by the norm of the whole model, which all ranks sum together.
+
+        Scripts that clip gradients do the same. Without this sum, groups that all-reduce separately
+        could be one step apart.
         """
         grads = [local(p.grad) for p in self.net.parameters() if p.grad is not None]
         norm = torch.stack([grad.square().sum() for grad in grads]).sum()
@@ -341,7 +355,7 @@ class Actor:
 
     def pipeline(self, batch: Tensor) -> Tensor:
         """
-        The same in a pipeline.
+        Run the forward and the backward pass as a pipeline schedule, and return the mean loss.
         """
         losses: list[Tensor] = []
         self.schedule.step(batch, target=batch, losses=losses)
@@ -349,20 +363,22 @@ class Actor:
 
     def local_state(self, step: int) -> bytes:
         """
-        What was captured at the end of `step`.
+        Return the rank-local state that was captured at the end of `step`.
         """
         return self.local_states[step]
 
     def interrupt(self) -> None:
         """
-        Half a step, the opening of its window, and no more of it: a fault struck elsewhere.
+        Run half a step and open its update window, then stop as if another rank had failed.
         """
         self.half_step()
         adaptor.tft_capture(closing=False)
 
     def clear(self) -> None:
         """
-        As after an exception has left the loop.
+        Drop all references to the model and let the adaptor clear the groups.
+
+        A session does the same after an exception has left the training loop.
         """
         self.model = self.schedule = None
         if self.recipe.make is not None:
@@ -372,20 +388,20 @@ class Actor:
 
     def shards(self, world: int) -> dict[str, tuple[int, ...]]:
         """
-        Those held here, with all their holders.
+        Return each shard that this rank holds, with all ranks that hold a copy.
         """
         return {copies.shard: copies.ranks for copies in adaptor.tft_shards(self.rank, world)}
 
     def give(self, shard: str) -> tuple[str, bytes, list[bytes]]:
         """
-        A shard.
+        Return the name, the metadata and the buffer contents of a shard.
         """
         payload = adaptor.tft_give(shard)
         return shard, payload.meta, [bytes(buffer.view) for buffer in payload.buffers]
 
     def take(self, shard: str, meta: bytes, contents: list[bytes]) -> None:
         """
-        The shard of another rank.
+        Replace a shard of this rank with the `contents` from another rank.
         """
         buffers = adaptor.tft_take(shard, meta)
         for buffer, content in zip(buffers, contents, strict=True):
@@ -394,13 +410,15 @@ class Actor:
 
     def save(self, directory: Path, shard: str = "dense") -> list[str]:
         """
-        A part of a checkpoint.
+        Save one shard of a checkpoint in `directory`, and return the names of the files.
         """
         return list(adaptor.tft_save(directory, shard))
 
     def save_own(self, directory: Path, shard: str = "dense") -> None:
         """
-        The same by a script's own means, and what the adaptor keeps beside.
+        Save one shard with `torch.save`, as a script's own function would.
+
+        Also write the extra bytes that the adaptor stores beside such a file.
         """
         whole = self.optimizer
         own = whole.optim if isinstance(whole, ReplicaOptimizer) else whole
@@ -415,7 +433,7 @@ class Actor:
 
     def load_own(self, directory: Path, world: int = 1) -> None:
         """
-        What `save_own` wrote.
+        Load the files that `save_own` wrote.
         """
         for shard in self.shards(world):
             state = torch.load(directory / shard)
@@ -433,7 +451,7 @@ class Actor:
 
     def masters(self) -> list[Tensor]:
         """
-        What the optimizer has of 32 bits for parameters of 16.
+        Return the 32-bit master copies that the optimizer keeps for 16-bit parameters.
         """
         if not isinstance(self.optimizer, ReplicaOptimizer):
             return []
@@ -442,21 +460,21 @@ class Actor:
 
     def join(self, directory: Path) -> list[str]:
         """
-        The parts of a checkpoint.
+        Let the adaptor join the saved parts of a checkpoint, and return the names of the files.
         """
         files = [str(file.relative_to(directory)) for file in directory.glob("*/*")]
         return list(adaptor.tft_join(directory, files))
 
     def load(self, directory: Path, world: int = 1) -> None:
         """
-        What `save` wrote.
+        Load all shards of this rank that `save` wrote.
         """
         for shard in self.shards(world):
             adaptor.tft_load(directory, shard)
 
     def share(self, world: int) -> dict[str, str]:
         """
-        Digests of what this rank holds, by shard.
+        Return a digest of each shard that this rank holds, by shard name.
         """
         digests = {}
         for shard in self.shards(world):
@@ -469,13 +487,13 @@ class Actor:
 
     def digests(self) -> dict[str, str]:
         """
-        As at the end of a job.
+        Return the adaptor's digests of the final state, as at the end of a job.
         """
         return dict(adaptor.tft_digests())
 
     def damage(self) -> None:
         """
-        The state is no longer to be trusted.
+        Overwrite the parameters with NaN and clear the optimizer state, so the state is wrong.
         """
         with torch.no_grad():
             for parameter in self.net.parameters():
@@ -486,7 +504,7 @@ class Actor:
 
     def all_reduce(self) -> float:
         """
-        Ones, summed.
+        Sum ones over all ranks, and return the first element of the sum.
         """
         ones = torch.ones(100_000)
         dist.all_reduce(ones)
@@ -494,31 +512,33 @@ class Actor:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # Any: the test's own
         """
-        A function of the test's own, given this actor.
+        Call a function of the test with this actor and the arguments.
         """
         return function(self, *arguments)
 
     def call_off(self) -> None:
         """
-        What comes of `quiesce` where cutting the connections wakes nobody.
+        Stop all waits for other ranks, as `quiesce` does if closing connections wakes no thread.
         """
         interruptible.call_off()
 
     def quiesce(self) -> None:
         """
-        On the second thread.
+        Let the adaptor stop all waits for other ranks. The second thread runs this request.
         """
         adaptor.tft_quiesce()
 
     def waits(self) -> bool:
         """
-        On the second thread: whether the training thread may be waiting for others.
+        Return whether the training thread may be waiting for other ranks. The second thread runs
+        this request.
         """
         return adaptor.tft_waiting(sys._current_frames()[_main_thread()])
 
     def forms(self) -> bool:
         """
-        On the second thread: whether the training thread is forming a group.
+        Return whether the training thread is forming a process group. The second thread runs this
+        request.
         """
         frame: FrameType | None = sys._current_frames()[_main_thread()]
         while frame is not None and frame.f_code.co_name != "tft_regroup":
@@ -528,7 +548,7 @@ class Actor:
 
 def local(tensor: Tensor) -> Tensor:
     """
-    What this rank has of it.
+    Return the part of a distributed tensor that this rank holds, or the tensor itself.
     """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -541,7 +561,9 @@ def _main_thread() -> int:
 
 def perform(work: Connection, control: Connection) -> None:
     """
-    What a rank's process runs: requests of `work` on this thread, of `control` on another.
+    Serve the requests in a rank's process.
+
+    Requests of `work` run on the main thread, requests of `control` on a second thread.
     """
     actor = Actor()
     threading.Thread(target=_serve, args=(actor, control), daemon=True).start()
@@ -565,7 +587,7 @@ def _serve(actor: Actor, requests: Connection) -> None:
 @dataclass(frozen=True)
 class Failure:
     """
-    What a request raised, and how the adaptor classifies it.
+    The text of an exception that a request raised, and the fault kind that the adaptor gives it.
     """
 
     words: str
@@ -574,7 +596,7 @@ class Failure:
 
 class Rank:
     """
-    On the test's side: one rank's process.
+    The process of one rank, as the test controls it.
     """
 
     def __init__(self, context: ForkServerContext) -> None:
@@ -587,33 +609,36 @@ class Rank:
 
     def tell(self, request: str, *arguments: Any) -> None:  # Any: each request's own
         """
-        Ask for something on the training thread, and do not wait.
+        Send a request to the training thread without waiting for the answer.
         """
         self._work.send((request, arguments))
 
     def hear(self) -> Any:  # Any: each request's own
         """
-        The answer to what was asked first; a `Failure` where it raised.
+        Wait for the oldest open answer and return it. The answer is a `Failure` if the request
+        raised.
         """
         return _await(self._work)
 
     def ask(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
         """
-        The answer of the training thread; fails the test where it raised.
+        Send a request to the training thread and return the answer. Fail the test if the request
+        raised.
         """
         self.tell(request, *arguments)
         return sound(self.hear())
 
     def interject(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
         """
-        The answer of the second thread.
+        Send a request to the second thread and return the answer. Fail the test if the request
+        raised.
         """
         self._control.send((request, arguments))
         return sound(_await(self._control))
 
     def await_waiting(self) -> None:
         """
-        Return once the training thread is where it waits for others.
+        Wait until the training thread waits for other ranks.
         """
         while not self.interject("waits"):
             pass
@@ -621,7 +646,7 @@ class Rank:
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """
-        The process does not run meanwhile.
+        Suspend the process with SIGSTOP while the `with` block runs.
         """
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
@@ -632,14 +657,14 @@ class Rank:
 
     def kill(self) -> None:
         """
-        At once.
+        Kill the process with SIGKILL and wait for its end.
         """
         self.process.kill()
         self.process.join()
 
     def close(self) -> None:
         """
-        Leave nothing behind.
+        Kill the process and close its connections.
         """
         self.kill()
         self.process.close()
@@ -655,7 +680,7 @@ def _await(connection: Connection) -> Any:  # Any: each request's own
 
 def sound(answer: Any) -> Any:  # Any: each request's own
     """
-    The answer, if it is not a failure.
+    Return the answer of a request. Fail the test if the answer is a `Failure`.
     """
     assert not isinstance(answer, Failure), answer
     return answer

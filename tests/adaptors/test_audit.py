@@ -1,5 +1,6 @@
 """
-The audit of a loop, on the state of the adaptor for PyTorch: what is named, and what is not.
+The audit of a training loop with the state of the PyTorch adaptor: which habits of the loop the
+audit reports, and which it does not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -32,7 +33,7 @@ Logs = list[MutableMapping[str, Any]]  # Any: as structlog has them
 
 class Looks:
     """
-    The hooks for which an adaptor asks its state.
+    The two adaptor hooks that the audit calls, answered from a `StateStore`.
     """
 
     def __init__(self, state: StateStore) -> None:
@@ -40,18 +41,22 @@ class Looks:
 
     @hookimpl
     def tft_compare(self, shard: str) -> Mapping[str, str]:
-        """As in the adaptor."""
+        """
+        Return the comparison of a shard, as the adaptor does.
+        """
         return self._state.compare(shard)
 
     @hookimpl
     def tft_generators(self) -> Mapping[str, str]:
-        """As in the adaptor."""
+        """
+        Return the random generators, as the adaptor does.
+        """
         return self._state.generators()
 
 
 class Net(nn.Module):
     """
-    A norm, dropout, and a buffer that counts.
+    A network with a norm layer, dropout, and a buffer that counts the forward passes.
     """
 
     def __init__(self) -> None:
@@ -65,7 +70,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, 4) to the same.
+        Map (batch, 4) to a tensor of the same shape.
         """
         if self.training:
             self.seen += 1.0
@@ -74,7 +79,7 @@ class Net(nn.Module):
 
 class Loop:
     """
-    What a session does with an audit, round a loop of one process.
+    A training loop in one process, with the calls of the audit that a session makes.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class Loop:
 
     def run(self, train: Callable[[], None]) -> Logs:
         """
-        The loop; what was said of it.
+        Run the loop `train` and return the log lines of the audit.
         """
         with capture_logs() as logs:
             train()
@@ -122,7 +127,7 @@ class Loop:
 
     def learn(self) -> None:
         """
-        Forward, backward, and the window.
+        Run one step: forward pass, backward pass, and update window.
         """
         self.model(torch.ones(3, 4)).square().sum().backward()
         with self.update():
@@ -132,7 +137,7 @@ class Loop:
     @contextmanager
     def update(self) -> Iterator[None]:
         """
-        The update window.
+        Open and close the update window around the `with` block, as a session does.
         """
         self.state.capture()
         if not self.audit.over:
@@ -148,7 +153,7 @@ class Loop:
 
     def end_step(self, *, leaves: bool = False) -> None:
         """
-        The end of the tail.
+        End the tail of the step. `leaves` says that the loop itself ends here.
         """
         self.audit.step_ends(self.step, leaves=leaves)
         self.state.end_step()
@@ -158,7 +163,7 @@ class Loop:
 @contextmanager
 def group() -> Iterator[None]:
     """
-    A group of this process alone.
+    Form a process group of this process alone for the `with` block.
     """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -169,7 +174,7 @@ def group() -> Iterator[None]:
 
 def said(logs: Logs) -> list[tuple[str, str]]:
     """
-    What was found, and the sentence.
+    Return the finding and the explanation of each log line.
     """
     return [(line["finding"], line["why"]) for line in logs]
 
@@ -278,7 +283,7 @@ def test_tail_without_changes_after_its_collectives_is_not_reported() -> None:
 
 def failing(loop: Loop) -> ConnectionError:
     """
-    A collective of this loop fails.
+    Report to the audit that a collective of this loop failed, and return the error.
     """
     error = ConnectionError("gone")
     loop.audit._failed(error)

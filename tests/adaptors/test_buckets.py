@@ -1,5 +1,6 @@
 """
-What kinds of DDP are rebuilt, and which are refused.
+Which DDP configurations the adaptor can rebuild with the same gradient buckets, and which it
+refuses.
 """
 
 from typing import Any
@@ -91,7 +92,7 @@ def test_bucket_layout_is_equal_after_a_rebuild(job: NewJob, *, sparse: bool) ->
 
 def rebuild_as(actor: Actor, options: dict[str, Any]) -> None:
     """
-    Rebuild, with a DDP of these options.
+    Rebuild the model with a DDP that has these options.
     """
     if options.get("mixed_precision"):
         options["mixed_precision"] = _MixedPrecision(param_dtype=torch.bfloat16)
@@ -101,7 +102,7 @@ def rebuild_as(actor: Actor, options: dict[str, Any]) -> None:
 
 def rebuild_watched(actor: Actor) -> tuple[list[str], bool]:
     """
-    Rebuild; which hooks were called, and whether all gradients are gone.
+    Rebuild the model. Return the hooks that were called, and whether no parameter has a gradient.
     """
     called: list[str] = []
     for parameter in actor.net.parameters():
@@ -113,7 +114,7 @@ def rebuild_watched(actor: Actor) -> tuple[list[str], bool]:
 
 def adopt_listening(actor: Actor, unused: bool) -> None:
     """
-    Adopt, with a DDP that notes when its last bucket is summed.
+    Adopt a model whose DDP notes each all-reduce of its last bucket.
     """
 
     def note(what: str) -> None:
@@ -136,7 +137,8 @@ def adopt_listening(actor: Actor, unused: bool) -> None:
 
 def train_listening(actor: Actor) -> list[tuple[str, str]]:
     """
-    Two steps after a rebuild; what was noted, each with the random state of the moment.
+    Rebuild, run two steps, and return the notes, each with a digest of the random state at that
+    time.
     """
     actor.build()
     actor.kept.clear()
@@ -151,7 +153,10 @@ def train_listening(actor: Actor) -> list[tuple[str, str]]:
 
 class Mixed(nn.Module):
     """
-    Two parts, each to be wrapped alone: large and small, of two types, with a sparse gradient.
+    A model with large and small parameters of two types and an embedding, possibly with a sparse
+    gradient.
+
+    The test makes two models of this class and wraps each in its own DDP.
     """
 
     def __init__(self, *, sparse: bool) -> None:
@@ -162,7 +167,7 @@ class Mixed(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         """
-        (batch) to (batch, WIDTH).
+        Map (batch) to (batch, WIDTH).
         """
         x = self.words(words)
         for layer in (self.inner[3], self.inner[0], self.inner[4], self.inner[2], self.inner[1]):
@@ -172,7 +177,7 @@ class Mixed(nn.Module):
 
 def adopt_mixed(actor: Actor, sparse: bool) -> None:
     """
-    Two models, each in its own wrapper, and one optimizer.
+    Adopt two `Mixed` models, each in its own DDP wrapper, with one optimizer for both.
     """
     parts = nn.ModuleList(Mixed(sparse=sparse) for _ in range(2))
     actor.optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
@@ -184,7 +189,7 @@ def adopt_mixed(actor: Actor, sparse: bool) -> None:
 
 def train_mixed(actor: Actor) -> list[list[list[int]]]:
     """
-    Three steps; the buckets of each wrapper.
+    Rebuild, run three steps, and return the buckets of each DDP wrapper.
     """
     wrapped = adaptor.tft_rebuild()
     for _ in range(3):
@@ -198,7 +203,7 @@ def train_mixed(actor: Actor) -> list[list[list[int]]]:
 
 def rebuild_mixed(_: Actor) -> list[list[list[int]]]:
     """
-    Their buckets in the first backward after a rebuild.
+    Rebuild, run one backward pass, and return the buckets of each DDP wrapper in that pass.
     """
     wrapped = adaptor.tft_rebuild()
     for ddp in wrapped:  # sparse buckets exist during a backward alone
@@ -208,7 +213,7 @@ def rebuild_mixed(_: Actor) -> list[list[list[int]]]:
 
 def buckets_of(ddp: Any) -> list[list[int]]:  # Any: the reducer has no types
     """
-    As the reducer itself uses them, by the parameters in them.
+    Return the buckets that the reducer of this DDP uses, each as the positions of its parameters.
     """
     places = {id(parameter): place for place, parameter in enumerate(ddp.module.parameters())}
     return sorted(  # in which order buckets are summed changes no sum

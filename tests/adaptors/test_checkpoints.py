@@ -1,5 +1,6 @@
 """
-Last checkpoints: another process goes on exactly from one, and so does plain torch.
+Last checkpoints: a new tft process and a process with plain torch both continue with the same
+results.
 """
 
 import subprocess

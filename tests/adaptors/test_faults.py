@@ -1,5 +1,5 @@
 """
-What an exception stands for, and where a thread may be waiting.
+How the adaptor classifies exceptions, and at which places in the code a thread may be waiting.
 """
 
 import sys

@@ -1,5 +1,5 @@
 """
-A disk that is full, while torch writes.
+Writes of torch and the adaptor while the disk is full.
 """
 
 import errno
@@ -33,7 +33,7 @@ FULL = f"OSError: {os.strerror(errno.EFBIG)}"
 @contextmanager
 def full(room: int) -> Iterator[None]:
     """
-    No file of this process gets any longer meanwhile.
+    Limit the size of every file that this process writes to `room` bytes during the `with` block.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     yield
@@ -42,7 +42,7 @@ def full(room: int) -> Iterator[None]:
 
 def adopted() -> None:
     """
-    This process has a state of some size.
+    Let the adaptor adopt a model of about 160 KiB in this process.
     """
     torch.set_num_threads(1)
     model = nn.Linear(64, 640)
@@ -52,7 +52,9 @@ def adopted() -> None:
 
 def said(does: Callable[[], object], room: int) -> str:
     """
-    What comes of it; only what is an ordinary exception is caught.
+    Call `does` with the file size limit `room` and return the text of its error, or an empty text.
+
+    Only an `Exception` is caught. Any other error reaches the caller.
     """
     try:
         with full(room):
@@ -66,7 +68,7 @@ def said(does: Callable[[], object], room: int) -> str:
 
 def hooks(directory: Path, answers: Connection) -> None:
     """
-    What each hook that writes says.
+    Call each adaptor hook that writes files with a full disk, and send the errors to `answers`.
     """
     adopted()
     write = adaptor.tft_stage("dense")
@@ -79,7 +81,8 @@ def hooks(directory: Path, answers: Connection) -> None:
 
 def periodic(run_dir: Path, answers: Connection) -> None:
     """
-    Three checkpoints of one rank, the disk full for the first two.
+    Write three periodic checkpoints of one rank, with a full disk for the first two, and send the
+    reports.
     """
     adopted()
     plugins = pluggy.PluginManager("tft")
@@ -111,7 +114,7 @@ def asked(
     context: ForkServerContext, work: Callable[[Path, Connection], None], directory: Path
 ) -> object:
     """
-    What a process of its own says.
+    Run `work` in a new process and return the value that the process sends.
     """
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(directory, there), daemon=True)

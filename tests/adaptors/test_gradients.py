@@ -1,5 +1,6 @@
 """
-Gradients after an incident: zeros where the script sets them to zero, none where it drops them.
+Gradients after an incident: zeros if the script sets gradients to zero, None if the script drops
+them.
 """
 
 import timeit
@@ -17,7 +18,7 @@ from tft.errors import MalformedMessage
 
 class Trainee:
     """
-    A rank that trains two layers and an embedding with sparse gradients, with the calls a session makes.
+    A rank that trains two layers and a sparse embedding, with the calls that a session makes.
     """
 
     def __init__(self, *, drops: bool, head: bool, tails: bool = True) -> None:
@@ -38,7 +39,7 @@ class Trainee:
 
     def step(self, *used: int) -> None:
         """
-        A step that uses these.
+        Run one step whose forward pass uses the layers with these indices.
         """
         self.begin(*used)
         self.optimizer.step()
@@ -54,7 +55,7 @@ class Trainee:
 
     def begin(self, *used: int) -> None:
         """
-        The same up to its window.
+        Run a step up to the opening of its update window. `used` are the indices of the layers.
         """
         self.clean()
         for index in used:
@@ -64,14 +65,15 @@ class Trainee:
 
     def clean(self) -> None:
         """
-        What the loop begins with.
+        Set the gradients to zero or drop them, if this loop does so at its head.
         """
         if self.head:
             self.optimizer.zero_grad(set_to_none=self.drops)
 
     def left(self) -> list[str]:
         """
-        What there is of each gradient, where the first backward of a step begins.
+        Return a description of each gradient as the first backward pass of the next step would find
+        it.
         """
         self.clean()
         return [

@@ -1,5 +1,5 @@
 """
-Process groups: brought out of any wait, formed again, really freed.
+Process groups: a stop of any wait, a new formation, and a complete release of their resources.
 """
 
 import os
@@ -42,7 +42,7 @@ AT_ONCE = 2.0
 
 def adopted(start: Start, number: int) -> Rank:
     """
-    A rank that has adopted a state and formed no group.
+    Start a rank that has adopted a training state and has not formed a group.
     """
     rank = start()
     rank.ask("adopt", number, 1, Recipe(wrapped=False))
@@ -52,7 +52,7 @@ def adopted(start: Start, number: int) -> Rank:
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """
-    What happens inside takes no longer.
+    Check that the `with` block takes less than `seconds` seconds.
     """
     began = time.monotonic()
     yield
@@ -234,7 +234,8 @@ def test_incomplete_backward_does_not_keep_its_group_alive(job: NewJob) -> None:
 
 def cleared_beside_a_device(_: Actor) -> bool:
     """
-    Whether a script whose tensors are made on a device, where it has one, leaves its groups without it.
+    Clear the groups of a script that creates its tensors on CUDA. Return whether CUDA stays
+    uninitialized.
     """
     with torch.device("cuda"):
         adaptor.tft_clear()
@@ -278,7 +279,9 @@ def test_quiesce_also_ends_waits_in_the_scripts_own_group(job: NewJob) -> None:
 
 def quiesced(ranks: list[Rank]) -> list[Failure]:
     """
-    All wait for others; all are brought out of it, at once, by a call that may be repeated.
+    Wait until all ranks wait for others, stop all waits, and return the failures.
+
+    Every rank gets the request twice. All requests together must take less than `AT_ONCE` seconds.
     """
     for rank in ranks:
         rank.await_waiting()
@@ -311,7 +314,7 @@ SEVERAL: dict[str, Callable[[Tensor], object]] = {
 
 def scatters(one: Tensor) -> None:
     """
-    Several, asked for as one.
+    Run two reduce-scatters of the parts of `one` as a single coalesced request.
     """
     with distributed_c10d._coalescing_manager():
         for part in one.chunk(2):
@@ -320,7 +323,8 @@ def scatters(one: Tensor) -> None:
 
 def part_of_sum_in_each_mode(_: Actor) -> list[float]:
     """
-    This rank's, one after the other.
+    Run a reduce-scatter in inference mode and another without gradients. Return this rank's parts
+    of the two results.
     """
     with torch.inference_mode():
         kept = torch.empty(1)
@@ -333,7 +337,9 @@ def part_of_sum_in_each_mode(_: Actor) -> list[float]:
 
 def polled(_: Actor) -> list[float]:
     """
-    A part of an all-reduce, and the number of the other rank.
+    Exchange a reduce-scatter and a message with the other rank, and poll until all are complete.
+
+    Return this rank's part of the sum and the number of the other rank.
     """
     other = 1 - dist.get_rank()
     part, number = torch.empty(1), torch.empty(1)
@@ -350,7 +356,7 @@ def polled(_: Actor) -> list[float]:
 
 def over_and_over(_: Actor, what: str) -> None:
     """
-    Of 32 MiB each time: far more than goes through a connection at once.
+    Repeat the collective `what` forever with 32 MiB, far more than a connection can buffer.
     """
     many = torch.ones(2**23)
     while True:
@@ -359,7 +365,9 @@ def over_and_over(_: Actor, what: str) -> None:
 
 def open_connection(actor: Actor, how: str) -> None:
     """
-    A TCP connection of the process with itself.
+    Open a TCP connection of the process with itself and keep both ends.
+
+    With `how="inheritable"`, child processes inherit the two sockets.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         pair = (socket.create_connection(server.getsockname()), server.accept()[0])
@@ -370,7 +378,7 @@ def open_connection(actor: Actor, how: str) -> None:
 
 def talk(actor: Actor) -> list[bytes]:
     """
-    What comes out of each connection at the other end.
+    Send a word through each kept connection and return the words that arrive.
     """
     heard = []
     for one, other in actor.kept:
@@ -381,7 +389,7 @@ def talk(actor: Actor) -> list[bytes]:
 
 def left_over(_: Actor) -> tuple[int, int, str]:
     """
-    Sockets, threads, and who would show an exception.
+    Return the number of open sockets, the number of threads, and the name of the exception hook.
     """
     sockets = 0
     for fd in Path("/proc/self/fd").iterdir():
@@ -392,20 +400,20 @@ def left_over(_: Actor) -> tuple[int, int, str]:
 
 def watch_wrapper(actor: Actor) -> None:
     """
-    Without holding it.
+    Keep a weak reference to the wrapped model. The reference does not keep the model alive.
     """
     actor.kept.append(weakref.ref(actor.model))
 
 
 class Keeps(torch.autograd.Function):
     """
-    What is done over a group, as its author has it.
+    An autograd function that stores its process group in the graph, as some libraries do.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's own
         """
-        Nothing.
+        Store the group and return a copy of `x`.
         """
         ctx.group = group
         return x.clone()
@@ -413,34 +421,36 @@ class Keeps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's own
         """
-        Nothing.
+        Pass the gradient through unchanged.
         """
         return grads[0], None
 
 
 class Fails(torch.autograd.Function):
     """
-    What is cut off in the backward.
+    An autograd function whose backward pass fails, as if a collective were interrupted.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # Any: torch's own
         """
-        Nothing.
+        Return a copy of `x`.
         """
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # Any: torch's own
         """
-        Raises.
+        Raises `ConnectionError`.
         """
         raise ConnectionError("called off")
 
 
 def leave_a_backward_undone(actor: Actor) -> None:
     """
-    With the group of now in what is left.
+    Interrupt a backward pass whose remaining graph still holds the current process group.
+
+    Keep a weak reference to the group for a later check.
     """
     group = dist.group.WORLD
     assert group is not None
@@ -454,21 +464,22 @@ def leave_a_backward_undone(actor: Actor) -> None:
 
 def wrappers_are_gone(actor: Actor) -> bool:
     """
-    All that were watched.
+    Return whether all objects behind the kept weak references are freed.
     """
     return all(watched() is None for watched in actor.kept)
 
 
 def keep_wrapper(actor: Actor) -> None:
     """
-    As a careless script does.
+    Keep strong references to the wrapped model and its group, as a careless script does.
     """
     actor.kept.append((actor.model, dist.group.WORLD))
 
 
 def sum_in_own_group(actor: Actor) -> float:
     """
-    In a group of ranks 0 and 1, made the first time.
+    All-reduce ones over ranks 0 and 1 in a group that the first call makes. Return the first
+    element.
     """
     if not actor.kept:
         actor.kept.append(dist.new_group([0, 1]))

@@ -1,5 +1,5 @@
 """
-A job that lost a rank goes on bit for bit as one that lost none.
+A job that loses a rank continues with bit-identical results to a job that loses none.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ Undisturbed = Callable[[str], Record]
 @pytest.fixture(scope="module")
 def known() -> dict[str, Record]:
     """
-    Records of undisturbed jobs, by recipe.
+    Return the cache of the records of undisturbed jobs, by recipe.
     """
     return {}
 
@@ -43,7 +43,9 @@ def known() -> dict[str, Record]:
 @pytest.fixture
 def undisturbed(job: NewJob, known: dict[str, Record]) -> Undisturbed:
     """
-    What every step's losses and gradients, and the digests at the end, are to be.
+    Return a function that gives the record of a recipe's undisturbed job.
+
+    The record holds the losses and gradient digests of every step, and the final digests.
     """
 
     def undisturbed(recipe: str) -> Record:
@@ -57,8 +59,10 @@ def undisturbed(job: NewJob, known: dict[str, Record]) -> Undisturbed:
 
 def lose_a_rank(job: Job, victim: int, completed: int, *, process: bool = True) -> None:
     """
-    All have completed that many steps and are in the middle of the next one when the victim's
-    process is killed, or its memory is damaged; a survivor gives its state.
+    Make `victim` fail in the middle of the step after `completed` steps, and recover the job.
+
+    The victim's process is killed, or, with `process=False`, its memory is damaged. The victim
+    copies its state from a surviving rank.
     """
     local_state = job.ranks[victim].ask("local_state", completed)
     job.all("interrupt")

@@ -1,5 +1,5 @@
 """
-A checkpoint whose writer is killed, at any moment of it.
+A checkpoint whose writer process is killed at any moment of the write.
 """
 
 import os
@@ -33,7 +33,10 @@ TOUCHING = frozenset(
 
 class Killer:
     """
-    Ends its own process at the n-th such call, before or after the kernel has seen it.
+    A profile function that kills its own process at the `at`-th file operation.
+
+    The process dies just before the operation starts or just after it returns. With `at=None` the
+    function only records all operations.
     """
 
     def __init__(self, at: int | None, log: Path) -> None:
@@ -43,7 +46,7 @@ class Killer:
 
     def __call__(self, frame: FrameType, event: str, function: object) -> None:
         """
-        As a profile function.
+        Count this event if it is a file operation, and kill the process if its turn has come.
         """
         name = getattr(function, "__name__", "")
         if event not in ("c_call", "c_return") or name not in TOUCHING:
@@ -57,7 +60,7 @@ class Killer:
 
     def written(self) -> None:
         """
-        Nobody was killed: every place there was.
+        Stop profiling and write all recorded operations to the log. The process was not killed.
         """
         sys.setprofile(None)
         self._log.write_text("\n".join(self._places))
@@ -65,8 +68,10 @@ class Killer:
 
 def save(run_dir: Path, step: int, at: int | None, log: Path) -> None:
     """
-    Everything one rank does for a checkpoint of its own, from the first directory to the commit; what a
-    worker does for the orders `save` and `commit`.
+    Write a checkpoint of one rank, from the first directory to the commit.
+
+    The steps are those of a worker for the orders `save` and `commit`. `at` is the number of the
+    file operation at which the process is killed.
     """
     torch.manual_seed(step)
     torch.set_num_threads(1)
@@ -97,7 +102,10 @@ Save = Callable[[Path, int, int | None], tuple[int | None, list[str]]]
 @pytest.fixture
 def saving(context: ForkServerContext, tmp_path: Path) -> Save:
     """
-    Saves in a process of its own: how that ended, and where it was killed, or all places there were.
+    Return a function that saves in a new process.
+
+    It returns the exit code, and the operation at which the process was killed. If the process was
+    not killed, it returns all operations.
     """
 
     def saving(run_dir: Path, step: int, at: int | None) -> tuple[int | None, list[str]]:
@@ -113,8 +121,7 @@ def saving(context: ForkServerContext, tmp_path: Path) -> Save:
 
 def chosen(places: list[str], kills: int) -> list[int]:
     """
-    Return the numbers of the calls to be killed at: the first call at each place, then others,
-    evenly spread, until there are `kills`. Without `kills`, the first call of each function.
+    Choose the operations at which to kill: the first of each kind, then others, evenly spread.
     """
     if not kills:
         places = [" ".join(place.split()[:2]) for place in places]

@@ -1,6 +1,8 @@
 """
-Models of which a rank has several kinds of parts, each held by other ranks: experts, small parameters
-beside what is cut up. Whole jobs are in `tests/e2e/test_experts.py`.
+Models of which a rank holds several kinds of parts, each shared with different ranks.
+
+Examples are experts, and small parameters beside sharded ones. `tests/e2e/test_experts.py` runs
+whole jobs of this kind.
 """
 
 from collections.abc import Callable
@@ -68,7 +70,7 @@ def test_parameters_held_by_the_same_ranks_form_a_shard(
 
 class Kept:
     """
-    Tensors by name.
+    A part of the training state that consists of tensors by name.
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -76,20 +78,20 @@ class Kept:
 
     def state_dict(self) -> dict[str, Tensor]:
         """
-        All of them.
+        Return all tensors.
         """
         return dict(self._tensors)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """
-        In their place.
+        Replace the tensors by those in `state`.
         """
         self._tensors = dict(state)
 
 
 def compiled_experts() -> Made:
     """
-    Experts that are compiled, inside a model of which another parameter is called as theirs are there.
+    Make a model with compiled experts and with another parameter of the same name outside them.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "expert"))
     whole, experts = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -142,7 +144,9 @@ def test_average_of_a_compiled_module_is_in_the_shard_of_the_module() -> None:
 
 def in_two_ways() -> Made:
     """
-    A part on the ranks of a row, another on those of a column; and numbers that belong to neither.
+    Make a model with one part replicated over a row of ranks and another over a column.
+
+    The state also has tensors that belong to neither part.
     """
     mesh = init_device_mesh("cpu", (2, 32), mesh_dim_names=("column", "row"))
     model = nn.ModuleDict(
@@ -159,7 +163,7 @@ def in_two_ways() -> Made:
 
 def in_two_ways_alone() -> Made:
     """
-    Without these numbers.
+    Make the model of `in_two_ways` without the tensors that belong to neither part.
     """
     return replace(in_two_ways(), others={})
 
@@ -212,7 +216,7 @@ def test_divided_state_is_joined_in_its_original_order() -> None:
 @pytest.fixture(scope="module")
 def known() -> dict[str, tuple[list[object], list[object]]]:
     """
-    Records of undisturbed jobs, by recipe.
+    Return the cache of the records of undisturbed jobs, by recipe.
     """
     return {}
 
@@ -220,7 +224,9 @@ def known() -> dict[str, tuple[list[object], list[object]]]:
 @pytest.fixture
 def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]) -> Undisturbed:
     """
-    What every step's losses and gradients, and the digests at the end, are to be.
+    Return a function that gives the record of a recipe's undisturbed job.
+
+    The record holds the losses and gradient digests of every step, and the final digests.
     """
 
     def undisturbed(recipe: str) -> tuple[list[object], list[object]]:
@@ -279,7 +285,7 @@ def test_all_holders_of_a_shard_have_equal_bits(job: NewJob) -> None:
 
 def counts(actor: Actor) -> set[float]:
     """
-    The steps that the optimizer has counted for its parameters.
+    Return the set of step counts in the optimizer's state of its parameters.
     """
     return {float(local(state["step"])) for state in actor.optimizer.state.values()}
 
@@ -294,7 +300,9 @@ def test_optimizer_counts_steps_for_each_parameter(job: NewJob) -> None:
 
 def whole(actor: Actor) -> dict[str, Tensor]:
     """
-    The model and what is averaged of it, put together; all ranks at once.
+    Return the complete tensors of the model and of its moving average.
+
+    All ranks must call this function at the same time, because it gathers distributed tensors.
     """
     model = {f"model.{name}": tensor for name, tensor in Parts(actor.made).parameters.items()}
     average = actor.others["average"].state_dict()
@@ -359,6 +367,6 @@ def test_moving_average_is_in_the_shards_of_its_parameters(job: NewJob) -> None:
 
 def names_in(actor: Actor, shard: str) -> list[str]:
     """
-    Of the tensors that are given away.
+    Return the names of the tensors that the adaptor gives away for a shard.
     """
     return [buffer.name for buffer in adaptor.tft_give(shard).buffers]

@@ -1,6 +1,8 @@
 """
-Models that a factory makes over process groups: what is read from them, and what is refused. Whole jobs
-are in `tests/e2e/test_sharded.py`.
+Models that a factory makes over process groups: what the adaptor derives from them, and which
+models it refuses.
+
+`tests/e2e/test_sharded.py` runs whole jobs with such models.
 """
 
 import weakref
@@ -35,14 +37,14 @@ from tft.errors import OrderRefused, UsageError
 
 def of(model: nn.Module) -> Made:
     """
-    With an optimizer.
+    Return the model with an AdamW optimizer, as a factory returns them.
     """
     return Made(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.1))
 
 
 def sharded() -> Made:
     """
-    Over two ranks, twice.
+    Make a layer that FSDP2 shards over two ranks, in two replicas.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Linear(8, 8)
@@ -52,7 +54,7 @@ def sharded() -> Made:
 
 def sharded_once() -> Made:
     """
-    Over all four.
+    Make a layer that FSDP2 shards over all four ranks, so no rank has a copy.
     """
     model = nn.Linear(8, 8)
     fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
@@ -61,7 +63,7 @@ def sharded_once() -> Made:
 
 def tensor_parallel() -> Made:
     """
-    Cut over two ranks, twice.
+    Make a model with tensor parallelism over two ranks, in two replicas.
     """
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -72,7 +74,7 @@ def tensor_parallel() -> Made:
 
 def staged() -> Made:
     """
-    Two stages of a pipeline, each in a DDP of two ranks.
+    Make a pipeline of two stages, each replicated by DDP over two ranks.
     """
     groups = [torch.distributed.new_group([0, 1]), torch.distributed.new_group([2, 3])]
     stage = torch.distributed.get_rank() // 2
@@ -81,7 +83,7 @@ def staged() -> Made:
 
 def with_shares(model: nn.Module, group: dist.ProcessGroup) -> Made:
     """
-    With an optimizer whose state is cut up among these ranks.
+    Return the model with an optimizer whose state is cut into shards over the ranks of `group`.
     """
     optimizer = ReplicaOptimizer(
         model.parameters(), torch.optim.AdamW, group=group, copies=2, lr=0.1
@@ -91,7 +93,9 @@ def with_shares(model: nn.Module, group: dist.ProcessGroup) -> Made:
 
 def shared() -> Made:
     """
-    Over eight ranks: cut over two, the optimizer's state among the four that have the same part.
+    Make a model for eight ranks: tensor parallelism over two ranks, with four replicas.
+
+    The four ranks with the same part of the model share the optimizer state of that part.
     """
     mesh = init_device_mesh("cpu", (4, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
@@ -102,7 +106,7 @@ def shared() -> Made:
 
 def adopted(make: Callable[[], Any]) -> StateStore:
     """
-    Handed over.
+    Return the training state after the adaptor has adopted the factory `make`.
     """
     return adopt_make({"make": make}, None)
 
@@ -168,7 +172,7 @@ def test_kept_parameters_have_names_without_wrappers() -> None:
 @contextmanager
 def alone() -> Iterator[None]:
     """
-    The default group of one rank.
+    Form a default process group of one rank for the `with` block.
     """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
@@ -179,7 +183,7 @@ def alone() -> Iterator[None]:
 
 class Counting(nn.Module):
     """
-    Its forward pass counts.
+    A model that counts its forward passes in a buffer.
     """
 
     def __init__(self, size: int) -> None:
@@ -190,7 +194,7 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, 8) to the same.
+        Map (batch, 8) to a tensor of the same shape.
         """
         self.seen += 1
         return self.layer(x)  # type: ignore[no-any-return]  # torch has no types here
@@ -322,7 +326,7 @@ def test_give_is_refused_before_the_model_is_made() -> None:
 
 def described(groups: list[dict[str, Any]], others: list[str]) -> ShardContent:
     """
-    A shard of a model without tensors.
+    Return the description of a shard without tensors, with these optimizer groups and other parts.
     """
     kept = Disassembly()
     return ShardContent(
@@ -386,14 +390,14 @@ def test_shard_with_an_average_is_taken_by_a_rank_without_it() -> None:
 
 def plain() -> Made:
     """
-    Not distributed at all.
+    Make a model that is not distributed.
     """
     return of(nn.Linear(8, 8))
 
 
 def with_running_statistics() -> Made:
     """
-    Of BatchNorm.
+    Make a sharded model with a BatchNorm layer, which keeps running statistics.
     """
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
@@ -402,7 +406,8 @@ def with_running_statistics() -> Made:
 
 def shared_with_strangers() -> Made:
     """
-    The optimizer is cut up among ranks that have different parts of the model.
+    Make a sharded model whose optimizer state is cut over ranks that hold different parts of the
+    model.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Linear(8, 8)
@@ -412,7 +417,9 @@ def shared_with_strangers() -> Made:
 
 def shared_without_a_group() -> Made:
     """
-    As for a model that is handed over itself.
+    Make a sharded model whose `ReplicaOptimizer` gets a rank and a world size instead of a group.
+
+    Only a model that the script hands over directly, without a factory, may do this.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Linear(8, 8)
@@ -424,7 +431,7 @@ def shared_without_a_group() -> Made:
 
 def shared_in_16_bits() -> Made:
     """
-    With masters.
+    Make a sharded model in bfloat16 whose `ReplicaOptimizer` keeps 32-bit master copies.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Linear(8, 8, dtype=torch.bfloat16)

@@ -1,5 +1,6 @@
 """
-Where megatron-core is not installed: whoever asks for it is told what to do, and all the rest works.
+A machine without megatron-core: a script that needs the package gets instructions, and all else
+works.
 """
 
 import os
@@ -13,7 +14,7 @@ from tests.e2e.jobs import run
 @pytest.fixture
 def without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    In the processes that are started, `megatron` is a package that has no `core`.
+    Put a package `megatron` without `core` on the PYTHONPATH of the processes that the test starts.
     """
     place = tmp_path / "other"
     (place / "megatron").mkdir(parents=True)

@@ -1,5 +1,5 @@
 """
-Where MindSpore is not installed: whoever asks for it is told what to do, and all the rest works.
+A machine without MindSpore: a script that needs the package gets instructions, and all else works.
 """
 
 from importlib.util import find_spec

@@ -1,6 +1,7 @@
 """
-The groups of the adaptor mindspore, over real sockets. They know nothing of MindSpore, and these tests
-neither: the ranks are threads here.
+The process groups of the MindSpore adaptor, over real sockets.
+
+The group code does not import MindSpore, and these tests do not either. Each rank is a thread here.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ Ask = Callable[[Groups, int], Any]  # Any: whatever is asked of it returns
 @contextmanager
 def serving(port: int = 0) -> Iterator[int]:
     """
-    A rendezvous store; its port.
+    Run a rendezvous store on a thread during the `with` block, and yield its port.
     """
     loop = asyncio.new_event_loop()
     opened: list[int] = []
@@ -62,7 +63,7 @@ def serving(port: int = 0) -> Iterator[int]:
 
 class Ranks:
     """
-    Some ranks, each on a thread of its own.
+    The groups of several ranks, each on its own thread.
     """
 
     def __init__(self, world: int, port: int) -> None:
@@ -72,13 +73,13 @@ class Ranks:
 
     def form(self, name: str = "one") -> None:
         """
-        All join the group of this name.
+        Let all ranks join the group `name`.
         """
         self.all(lambda g, rank: g.form(name, "127.0.0.1", self.port, rank, len(self.ranks)))
 
     def all(self, ask: Ask) -> list[Any]:  # Any: what it returns
         """
-        What comes of it on each.
+        Call `ask` for every rank at once, each on its own thread, and return the results.
         """
         asked = [
             thread.submit(ask, group, rank)
@@ -88,7 +89,7 @@ class Ranks:
 
     def close(self) -> None:
         """
-        Free everything.
+        Stop all waits, end the threads, and clear the groups.
         """
         for group in self.ranks:
             group.quiesce()
@@ -101,7 +102,7 @@ class Ranks:
 @pytest.fixture
 def port() -> Iterator[int]:
     """
-    The port of a store.
+    Yield the port of a running rendezvous store.
     """
     with serving() as port:
         yield port
@@ -110,7 +111,7 @@ def port() -> Iterator[int]:
 @pytest.fixture
 def together(port: int) -> Iterator[Callable[[int], Ranks]]:
     """
-    Makes ranks that have formed a group.
+    Return a function that makes a number of ranks that have formed a group.
     """
     made: list[Ranks] = []
 

@@ -1,5 +1,6 @@
 """
-What a step has left when it ended: what is put back of it, what goes to others, and what of it is compared.
+The state that a rank notes at the end of a step: what a rollback restores, what a successor
+receives, and what is compared between ranks.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 class Net(nn.Module):
     """
-    With buffers that the forward pass changes.
+    A network with running statistics, which the forward pass changes.
     """
 
     def __init__(self) -> None:
@@ -25,14 +26,14 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """
-        (batch, 4) to the same.
+        Map (batch, 4) to a tensor of the same shape.
         """
         return self.norm(self.linear(x))  # type: ignore[no-any-return]  # torch has no types here
 
 
 class Live:
     """
-    A scheduler that tells what it goes on changing.
+    A scheduler whose `state_dict` returns the live object, which later steps change in place.
     """
 
     def __init__(self) -> None:
@@ -41,19 +42,19 @@ class Live:
 
     def state_dict(self) -> dict[str, Any]:  # Any: as in torch
         """
-        No copy.
+        Return the attributes of the scheduler itself, not a copy.
         """
         return vars(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # Any: as in torch
         """
-        To these.
+        Set the attributes to the values in `state`.
         """
         vars(self).update(state)
 
     def step(self) -> None:
         """
-        In place.
+        Count the step and halve the rate, both in place.
         """
         self.steps += 1
         self.rates[0] *= 0.5
@@ -61,7 +62,9 @@ class Live:
 
 def rank(seed: int, **others: Any) -> tuple[StateStore, Net, Any]:  # Any: as in torch
     """
-    One with the same weights as any, after a step in which it has seen data of its own.
+    Return the state of a rank after one step with data that depends on `seed`.
+
+    All ranks have the same weights. `others` are additional parts of the training state.
     """
     torch.manual_seed(0)
     model = Net()

@@ -1,8 +1,9 @@
 """
 The bytes that leave a rank: payloads of shards, digests, captures and the files of checkpoints.
 
-Ranks of one job, and a checkpoint and the job that reads it, may be of different versions of the adaptor.
-So these bytes stay as they are. Who means to change them gives the description of a shard another form.
+The ranks of one job may run different versions of the adaptor. A checkpoint may also be read by a
+different version than the one that wrote it. So these bytes must not change. A developer who has to
+change them must give the description of a shard a new form number.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ RANK, WORLD = 1, 4
 
 class Momentum(torch.optim.Optimizer):
     """
-    Its state and settings do not depend on the version of torch, and its arithmetic is exact.
+    An optimizer whose state does not depend on the version of torch and whose arithmetic is exact.
     """
 
     def __init__(self, params: Any, lr: float | Tensor = 0.5) -> None:  # Any: as in torch
@@ -40,7 +41,7 @@ class Momentum(torch.optim.Optimizer):
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]  # torch overloads it
         """
-        Add the gradients up, and a part of them to the parameters.
+        Add the gradients to the sum in the state, and apply the sum times the learning rate.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -55,7 +56,7 @@ class Momentum(torch.optim.Optimizer):
 
 class Position:
     """
-    The position in the data.
+    The position of a rank in its training data.
     """
 
     def __init__(self) -> None:
@@ -63,20 +64,20 @@ class Position:
 
     def state_dict(self) -> dict[str, Any]:  # Any: as in torch
         """
-        Return it.
+        Return the position.
         """
         return dict(self.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # Any: as in torch
         """
-        Go there.
+        Set the position to the one in `state`.
         """
         self.state = dict(state)
 
 
 class Average(Position):
     """
-    A moving average of a parameter, and a number.
+    A state with a moving average of a parameter, a number and a tuple.
     """
 
     def __init__(self, like: Tensor) -> None:
@@ -85,7 +86,7 @@ class Average(Position):
 
 class Counting(nn.Module):
     """
-    A buffer, and a tied parameter.
+    A module with two buffers and a parameter that is tied to that of another layer.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -96,19 +97,19 @@ class Counting(nn.Module):
 
     def get_extra_state(self) -> dict[str, int]:
         """
-        Return what torch's checkpoints keep too.
+        Return the extra state, which torch also writes into its checkpoints.
         """
         return {"count": 7}
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         """
-        Nothing here changes.
+        Do nothing: the extra state never changes.
         """
 
 
 def numbered(model: nn.Module) -> nn.Module:
     """
-    Give the parameters values that every processor computes with exactly.
+    Set the parameters to values with which every processor computes exactly, and return the model.
     """
     with torch.no_grad():
         for parameter in model.parameters():
@@ -123,7 +124,7 @@ def net() -> nn.Sequential:
 
 def stepped(optimizer: torch.optim.Optimizer) -> None:
     """
-    Take a step of gradients that are all a quarter.
+    Apply one optimizer step in which every gradient is 0.25.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -140,7 +141,7 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 
 def whole() -> StateStore:
     """
-    One copy on every rank.
+    Return the state of a job in which every rank holds a complete copy.
     """
     model = numbered(net())
     optimizer = Momentum(groups_of(model))
@@ -162,7 +163,7 @@ def whole() -> StateStore:
 
 def shares(dtype: torch.dtype) -> Callable[[], StateStore]:
     """
-    An optimizer in two shares.
+    Return a function that makes a state whose optimizer is cut into two shards.
     """
 
     def made() -> StateStore:
@@ -176,7 +177,7 @@ def shares(dtype: torch.dtype) -> Callable[[], StateStore]:
 
 def mixed() -> Made:
     """
-    FSDP2 over two ranks, twice, behind a layer in a DDP over all.
+    Make a layer that FSDP2 shards over two ranks in two replicas, behind a DDP layer on all ranks.
     """
     small, trunk = nn.Linear(4, 4), numbered(nn.Linear(4, 4))
     numbered(small)
@@ -189,7 +190,8 @@ def mixed() -> Made:
 
 def cut() -> Made:
     """
-    FSDP2 over two ranks, twice, and an optimizer in two shares.
+    Make a model that FSDP2 shards over two ranks in two replicas, with an optimizer cut into two
+    shards.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "cut"))
     model = nn.Sequential(numbered(nn.Linear(4, 4)), numbered(nn.Linear(4, 4)))
@@ -202,7 +204,7 @@ def cut() -> Made:
 
 def factory(make: Callable[[], Made]) -> Callable[[], StateStore]:
     """
-    Objects that a factory makes over groups that send nothing.
+    Return a function that makes the state of the factory `make`. Its process groups send nothing.
     """
 
     def made() -> StateStore:
@@ -221,7 +223,7 @@ def factory(make: Callable[[], Made]) -> Callable[[], StateStore]:
 @contextmanager
 def pretended() -> Iterator[None]:
     """
-    A default group that sends nothing.
+    Form a fake default process group, which sends nothing, for the `with` block.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=WORLD)
     try:
@@ -239,7 +241,7 @@ def digest_of(content: object) -> str:
 
 def found_in(state: StateStore, directory: Path) -> dict[str, str]:
     """
-    Return digests of all that leaves the rank, each by a name.
+    Return a digest of each kind of bytes that leave the rank, by name.
     """
     torch.manual_seed(0)
     found = {

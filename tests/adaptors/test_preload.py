@@ -1,5 +1,6 @@
 """
-Before a script starts: everything is imported, and nothing of a device is touched.
+The preload before a script starts: it imports all modules that training needs, and it does not
+initialize a device.
 """
 
 import json
@@ -62,7 +63,7 @@ print(json.dumps({
 
 def run(script: str, *arguments: str) -> str:
     """
-    What a script prints in a fresh process, with one thread as ranks have it.
+    Run a script in a new process with one thread, as ranks do, and return its output.
     """
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, *arguments],

@@ -27,7 +27,7 @@ from tft.protocol.codec import pack, unpack
 
 def adopted(model: nn.Module | None = None, **parts: Any) -> StateStore:
     """
-    A state with a plain optimizer.
+    Return the adopted state of a model with SGD and these additional parts.
     """
     model = model or nn.Linear(4, 4)
     return adopt(
@@ -94,8 +94,9 @@ def test_stateful_data_loader_reads_the_lost_batches_again(workers: int) -> None
 
 def end_workers(*iterators: Any) -> None:  # Any: torchdata has no types
     """
-    End the worker processes of these iterators. The garbage collector would wait for them for ten
-    seconds, in another test.
+    End the worker processes of these data loader iterators.
+
+    Otherwise the garbage collector waits ten seconds for them, during another test.
     """
     for iterator in iterators:
         if hasattr(iterator, "_shutdown_workers"):
@@ -104,27 +105,27 @@ def end_workers(*iterators: Any) -> None:  # Any: torchdata has no types
 
 class Remaining:
     """
-    Data whose position is what is left of it, in a tensor.
+    Data whose position is a tensor of the remaining indices.
     """
 
     left = torch.arange(2)
 
     def state_dict(self) -> dict[str, Tensor]:
         """
-        Empty at the end.
+        Return the remaining indices. The tensor is empty at the end of the data.
         """
         return {"left": self.left}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """
-        To that position.
+        Set the remaining indices to those in `state`.
         """
         self.left = state["left"]
 
 
 class LivePosition:
     """
-    Data that tells its position by an object that it goes on using.
+    Data whose `state_dict` returns the live object, which the data goes on changing.
     """
 
     def __init__(self, position: dict[str, object]) -> None:
@@ -132,13 +133,13 @@ class LivePosition:
 
     def state_dict(self) -> dict[str, object]:
         """
-        Its own object, no copy.
+        Return the position itself, not a copy.
         """
         return self.position
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """
-        Never asked here.
+        Do nothing: no test calls this method.
         """
 
 
@@ -201,12 +202,12 @@ def test_data_position_with_an_empty_tensor_is_restored() -> None:
 
 class Skipping(Batches):
     """
-    Data that can leave batches out.
+    Data with a method that skips batches.
     """
 
     def skip(self, batches: int) -> None:
         """
-        Draw and drop.
+        Draw the next `batches` batches and drop them.
         """
         for _ in range(batches):
             self.next()
@@ -271,7 +272,7 @@ def test_module_modes_are_rolled_back_to_the_last_complete_step() -> None:
 
 class Telling(nn.Linear):
     """
-    It tells what it was given as its extra state.
+    A layer whose extra state is an object that the test chooses.
     """
 
     def __init__(self, state: object) -> None:
@@ -280,25 +281,25 @@ class Telling(nn.Linear):
 
     def get_extra_state(self) -> object:
         """
-        What it was given.
+        Return the object.
         """
         return self.state
 
     def set_extra_state(self, state: object) -> None:
         """
-        To this.
+        Replace the object by `state`.
         """
         self.state = state
 
 
 class TellingOnly(nn.Linear):
     """
-    It cannot be told.
+    A layer that returns an extra state but has no method to restore it.
     """
 
     def get_extra_state(self) -> object:
         """
-        Something.
+        Return a number.
         """
         return 1
 
@@ -392,7 +393,7 @@ def test_rollback_refuses_bytes_that_capture_did_not_make(local_state: bytes) ->
 
 class Counting(nn.Module):
     """
-    Its forward changes one buffer in place, puts another in place of the old, and has a norm.
+    A model with a norm layer, whose forward pass changes one buffer in place and replaces another.
     """
 
     def __init__(self, size: int) -> None:
@@ -408,7 +409,7 @@ class Counting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, 4) to the same.
+        Map (batch, 4) to a tensor of the same shape, and change the two buffers.
         """
         self.total += x.sum()
         self.last = x[0].detach().clone()
@@ -417,7 +418,7 @@ class Counting(nn.Module):
 
 class Trainee:
     """
-    A rank that trains `Counting`, with the calls a session makes.
+    A rank that trains `Counting`, with the calls that a session makes.
     """
 
     def __init__(self, size: int) -> None:
@@ -428,14 +429,14 @@ class Trainee:
 
     def forward(self) -> None:
         """
-        Half a step, up to the opening of its window.
+        Run half a step: forward pass, backward pass, and the opening of the update window.
         """
         self.model(torch.randn(3, 4)).sum().backward()
         self.state.capture()
 
     def train(self, steps: int) -> bytes:
         """
-        Whole steps; the rank-local state at the end of the last.
+        Run `steps` complete steps and return the rank-local state at the end of the last.
         """
         local_state = b""
         for _ in range(steps):
@@ -446,14 +447,14 @@ class Trainee:
 
     def buffers(self) -> list[Tensor]:
         """
-        Copies of them.
+        Return copies of all buffers of the model.
         """
         return [buffer.clone() for buffer in self.model.buffers()]
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
     """
-    Whether all are equal.
+    Return whether the tensors of both lists are equal in pairs.
     """
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -497,7 +498,7 @@ def test_clear_restores_the_buffers_of_the_last_complete_step(size: int) -> None
 
 class Late(nn.Module):
     """
-    Its forward changes buffers, in place and by others in their place, when it is told to.
+    A model whose forward pass changes and replaces buffers only after the test has set `now`.
     """
 
     def __init__(self, size: int) -> None:
@@ -515,7 +516,7 @@ class Late(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """
-        (batch, 4) to the same.
+        Map (batch, 4) to a tensor of the same shape. If `now` is set, change the buffers.
         """
         self.every += 1
         if self.now:

@@ -1,5 +1,6 @@
 """
-What cannot be kept of an optimizer is found when its first step is over, not in the first incident.
+The check after an optimizer's first step: state that cannot be kept is found then, not in the first
+incident.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tft.errors import UsageError
 @dataclass
 class Factors:
     """
-    Of a preconditioner.
+    An object with a tensor, like the factors of a preconditioner.
     """
 
     left: Tensor
@@ -27,11 +28,13 @@ class Factors:
 
 class Shampoo(torch.optim.SGD):
     """
-    It keeps objects in its state.
+    An optimizer with objects instead of tensors in its state, like Distributed Shampoo.
     """
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Store the factors of each parameter, and apply the step of SGD.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["factors"] = Factors(torch.ones(2))
@@ -40,17 +43,19 @@ class Shampoo(torch.optim.SGD):
 
 class Low(torch.Tensor):
     """
-    A tensor of a type of its own.
+    A subclass of tensor, as low-precision libraries define one.
     """
 
 
 class LowState(torch.optim.SGD):
     """
-    It keeps tensors of a type of their own.
+    An optimizer whose state holds tensors of the subclass `Low`.
     """
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Store a `Low` tensor for each parameter, and apply the step of SGD.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter]["low"] = torch.ones(2).as_subclass(Low)
@@ -59,7 +64,7 @@ class LowState(torch.optim.SGD):
 
 class Momentum(torch.optim.SGD):
     """
-    It keeps what belongs to parameters in an attribute.
+    An optimizer that keeps the velocity of each parameter in an attribute instead of its state.
     """
 
     def __init__(self, params: Any, **settings: Any) -> None:
@@ -67,7 +72,9 @@ class Momentum(torch.optim.SGD):
         self.velocity: dict[Tensor, Tensor] = {}
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """Of its own."""
+        """
+        Update the velocities and apply them to the parameters.
+        """
         for group in self.param_groups:
             for parameter in group["params"]:
                 known = self.velocity.setdefault(parameter, torch.zeros_like(parameter))
@@ -77,7 +84,9 @@ class Momentum(torch.optim.SGD):
 
 class CountingSteps(torch.optim.SGD):
     """
-    It counts in an attribute, and keeps things there that are none of its state.
+    An optimizer that counts its steps in an attribute.
+
+    Its other attributes do not belong to the training state.
     """
 
     def __init__(self, params: Any, **settings: Any) -> None:
@@ -87,7 +96,9 @@ class CountingSteps(torch.optim.SGD):
         self.every = [p for group in self.param_groups for p in group["params"]]
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Count the step, and apply the step of SGD.
+        """
         self.steps += 1
         self.begun = True
         return super().step(closure)
@@ -95,7 +106,7 @@ class CountingSteps(torch.optim.SGD):
 
 class Drawing(torch.optim.SGD):
     """
-    It rounds by a generator of its own.
+    An optimizer that draws random numbers from its own generator, as for stochastic rounding.
     """
 
     def __init__(self, params: Any, **settings: Any) -> None:
@@ -103,20 +114,24 @@ class Drawing(torch.optim.SGD):
         self.generator = torch.Generator()
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Draw a number, and apply the step of SGD.
+        """
         torch.rand(1, generator=self.generator)
         return super().step(closure)
 
 
 class Caching(torch.optim.SGD):
     """
-    It makes something once, in its first step.
+    An optimizer that makes a table in its first step and never changes the table.
     """
 
     table: Tensor | None = None
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Make the table if there is none, and apply the step of SGD.
+        """
         if self.table is None:
             self.table = torch.arange(100.0)
             self.count = 100
@@ -127,7 +142,7 @@ def adopted(
     make: Callable[..., torch.optim.Optimizer], **parts: Any
 ) -> tuple[StateStore, Callable[[], None]]:
     """
-    A state, and what trains it for a step.
+    Return the adopted state of an optimizer, and a function that trains it for one step.
     """
     model = nn.Linear(4, 4)
     optimizer = make(model.parameters(), lr=0.1)
@@ -170,7 +185,7 @@ def test_optimizer_with_hidden_state_is_refused_after_its_first_step(
 
 class Kept:
     """
-    The steps that an optimizer counts.
+    A part of the training state that saves the step count of a `CountingSteps` optimizer.
     """
 
     def __init__(self, optimizer: CountingSteps) -> None:
@@ -178,13 +193,13 @@ class Kept:
 
     def state_dict(self) -> dict[str, int]:
         """
-        So many.
+        Return the step count.
         """
         return {"steps": self._optimizer.steps}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        To so many.
+        Set the step count to the one in `state`.
         """
         self._optimizer.steps = state["steps"]
 

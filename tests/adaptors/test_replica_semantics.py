@@ -1,5 +1,6 @@
 """
-What a `ReplicaOptimizer` is to those who know torch's own optimizers.
+The differences and similarities of `ReplicaOptimizer` and torch's own optimizers, as a user sees
+them.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ from tft.errors import OrderRefused, UsageError
 
 def net() -> nn.Sequential:
     """
-    Parameters of several sizes, with gradients.
+    Make a model with parameters of several sizes, each with a gradient.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -34,14 +35,16 @@ def over(
     rank: int = 1,
 ) -> ReplicaOptimizer:
     """
-    Of the second of four ranks, which holds the second of two shares.
+    Make the `ReplicaOptimizer` of one of four ranks.
+
+    By default this is rank 1, which holds the second of two shards of the optimizer state.
     """
     return ReplicaOptimizer(grouped(model), optimizer, rank=rank, world=4, lr=0.01)
 
 
 def grouped(model: nn.Module) -> list[dict[str, Any]]:
     """
-    In two groups, of which one has a rate of its own.
+    Return two parameter groups. The second has its own learning rate.
     """
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
@@ -169,7 +172,7 @@ def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
 
 class Counting(torch.optim.SGD):
     """
-    It counts its steps in its groups.
+    An optimizer that counts its steps in its parameter groups.
     """
 
     def __init__(self, params: Iterable[Tensor], **settings: Any) -> None:
@@ -178,7 +181,9 @@ class Counting(torch.optim.SGD):
             group.setdefault("steps", 0)
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
-        """As SGD."""
+        """
+        Count the step in each group, and apply the step of SGD.
+        """
         for group in self.param_groups:
             group["steps"] += 1
         return super().step(closure)

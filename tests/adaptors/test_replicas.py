@@ -1,5 +1,5 @@
 """
-An optimizer whose state is cut into shards, each of them held by several ranks.
+An optimizer whose state is cut into shards, where several ranks hold each shard.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Undisturbed = Callable[[str], tuple[list[object], list[object]]]
 
 def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """
-    Parameters of several sizes.
+    Make a model with parameters of several sizes.
     """
     torch.manual_seed(0)
     layers = [nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 8), nn.Tanh(), nn.Linear(8, 3)]
@@ -46,7 +46,8 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
 
 def gradients(model: nn.Module, step: int) -> None:
     """
-    The same on every rank, as after DDP's all-reduces.
+    Set gradients that depend only on the step, so they are equal on all ranks, as after DDP's
+    all-reduce.
     """
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
@@ -56,7 +57,9 @@ def gradients(model: nn.Module, step: int) -> None:
 
 class Fleet:
     """
-    The ranks of a job in one process: what a replica group would be sent is copied here.
+    All ranks of a job in one process.
+
+    The class copies between models what the ranks of a replica group would send each other.
     """
 
     def __init__(self, world: int, copies: int, dtype: torch.dtype, **given: Any) -> None:
@@ -78,7 +81,7 @@ class Fleet:
 
     def step(self, number: int) -> None:
         """
-        One step on each.
+        Run one step on each rank, then copy the updated parameters to all ranks.
         """
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
             gradients(model, number)
@@ -87,7 +90,7 @@ class Fleet:
 
     def share_out(self) -> None:
         """
-        Everyone gets what the owners in the first replica group have.
+        Copy each parameter from its owner in the first replica group to all ranks.
         """
         with torch.no_grad():
             for index, _ in enumerate(self.weights(0)):
@@ -101,7 +104,7 @@ class Fleet:
 
     def weights(self, rank: int) -> list[Tensor]:
         """
-        Of one rank's model.
+        Return the parameters of one rank's model.
         """
         return list(self.models[rank].parameters())
 
@@ -241,7 +244,7 @@ def test_adding_parameters_after_sharding_is_refused() -> None:
 @pytest.fixture(scope="module")
 def known() -> dict[str, tuple[list[object], list[object]]]:
     """
-    Records of undisturbed jobs, by recipe.
+    Return the cache of the records of undisturbed jobs, by recipe.
     """
     return {}
 
@@ -249,7 +252,9 @@ def known() -> dict[str, tuple[list[object], list[object]]]:
 @pytest.fixture
 def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]) -> Undisturbed:
     """
-    What every step's losses and gradients, and the digests at the end, are to be.
+    Return a function that gives the record of a recipe's undisturbed job.
+
+    The record holds the losses and gradient digests of every step, and the final digests.
     """
 
     def undisturbed(recipe: str) -> tuple[list[object], list[object]]:
@@ -285,7 +290,8 @@ def test_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) 
 
 def alive(actor: Actor) -> float:
     """
-    The bytes of all tensors when the window of a step has closed, for each parameter trained.
+    Return the bytes of all live tensors after an update window, divided by the number of trained
+    parameters.
     """
     actor.train(2)
     actor.half_step()
@@ -356,7 +362,9 @@ def test_loss_of_ranks_changes_no_bit_of_the_training(
 
 def spoil(actor: Actor) -> None:
     """
-    All parameters become zero but those that are in the share of this rank; with masters, these too.
+    Set all parameters to zero that this rank does not own.
+
+    If the optimizer has master copies, set the rank's own parameters to zero as well.
     """
     optimizer: ReplicaOptimizer = actor.optimizer
     with torch.no_grad():
@@ -418,7 +426,9 @@ def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
 
 def save_by_script(actor: Actor, directory: Path) -> list[Tensor] | str:
     """
-    What a function of the script's own finds when it is to write `dense`; or why it is not asked to.
+    Save the shard `dense` through a script's own function.
+
+    Return the parameters that the function sees, or the message if the adaptor refuses the save.
     """
     plugins = pluggy.PluginManager("tft")
     plugins.add_hookspecs(AdaptorSpecs)
@@ -441,7 +451,7 @@ def save_by_script(actor: Actor, directory: Path) -> list[Tensor] | str:
 
 def exchange(actor: Actor) -> None:
     """
-    What a replica group does when its window closes.
+    Send and receive parameters in the replica group, as at the end of an update window.
     """
     adaptor.tft_updated()
 

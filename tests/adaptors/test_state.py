@@ -1,6 +1,7 @@
 """
-The shard: every kind of state goes to another process and comes out the same; what cannot is
-refused at the door.
+The shard of a rank: every kind of state arrives unchanged in another process.
+
+State that cannot be transferred is refused when the script hands it over.
 """
 
 from collections import Counter, OrderedDict
@@ -24,7 +25,7 @@ from tft.protocol.codec import pack, unpack
 
 class Odd(nn.Module):
     """
-    Tensors of every kind that can be moved.
+    A model with tensors of every kind that can be transferred.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,7 @@ class Odd(nn.Module):
 
 def trained(kind: str, seed: int, steps: int) -> tuple[Net, torch.optim.Optimizer, Any]:
     """
-    A model, its optimizer and its scheduler after some steps.
+    Return the state of a model, an optimizer and a scheduler after `steps` steps.
     """
     torch.manual_seed(seed)
     net = Net("batch")
@@ -67,7 +68,7 @@ def trained(kind: str, seed: int, steps: int) -> tuple[Net, torch.optim.Optimize
 
 def move(giver: StateStore, taker: StateStore) -> None:
     """
-    The shard, byte by byte.
+    Copy the shard `dense` from `giver` to `taker`, byte by byte.
     """
     payload = giver.give("dense")
     for buffer, room in zip(payload.buffers, taker.take("dense", payload.meta), strict=True):
@@ -249,7 +250,7 @@ def test_description_of_another_adaptor_version_is_refused() -> None:
 
 def parts(**others: Any) -> dict[str, Any]:
     """
-    A sound pair, and what the test puts in its place.
+    Return a valid model and optimizer, with the parts in `others` added or replaced.
     """
     model = others.pop("model", None) or nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if isinstance(model, nn.Module) else 1
@@ -258,7 +259,7 @@ def parts(**others: Any) -> dict[str, Any]:
 
 def expanded() -> nn.Module:
     """
-    A model with a buffer whose elements share memory.
+    Make a model with a buffer whose elements share the same memory.
     """
     model = nn.Linear(2, 2)
     model.register_buffer("wide", torch.zeros(1).expand(3))
@@ -267,25 +268,25 @@ def expanded() -> nn.Module:
 
 def stranger() -> torch.optim.Optimizer:
     """
-    An optimizer of a parameter that belongs to no model.
+    Make an optimizer of a parameter that does not belong to any model.
     """
     return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
 
 class Unplain:
     """
-    A scheduler whose state is not plain.
+    A scheduler whose state contains a set, which cannot be transferred.
     """
 
     def state_dict(self) -> dict[str, object]:
         """
-        With a set.
+        Return a state that contains a set.
         """
         return {"seen": {1, 2}}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """
-        Never called.
+        Do nothing: no test calls this method.
         """
 
 
@@ -371,7 +372,7 @@ def test_a_wrapped_model_is_refused() -> None:
 
     class Wrapped(DDP):
         """
-        A DDP that needs no group to be made.
+        A DDP wrapper that can be made without a process group.
         """
 
         def __init__(self) -> None:

@@ -1,5 +1,5 @@
 """
-The rendezvous store: at one address, in its own process.
+The rendezvous store, which runs in its own process and listens at one address only.
 """
 
 import socket
@@ -16,7 +16,7 @@ from tft.errors import AddressTaken, UsageError
 
 def listeners(port: int) -> list[str]:
     """
-    The addresses at which somebody listens at this port.
+    Return the local addresses at which a socket listens on this port.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

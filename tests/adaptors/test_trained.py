@@ -1,5 +1,5 @@
 """
-Which parameters are trained stays the same.
+The set of parameters that are trained must not change during a job.
 """
 
 import pytest
@@ -17,7 +17,7 @@ from tft.errors import UsageError
 
 def state_of(model: nn.Module) -> StateStore:
     """
-    Handed over.
+    Return the adopted state of the model with an SGD optimizer.
     """
     return adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 

@@ -34,7 +34,9 @@ def content(rank: int, epoch: int) -> bytes:
 
 
 def writing(rank: int, epoch: int) -> Callable[[Path], object]:
-    """Return the function that writes this content."""
+    """
+    Return the function that writes the checkpoint file of this rank and epoch.
+    """
     return lambda path: path.write_bytes(content(rank, epoch))
 
 
@@ -48,7 +50,9 @@ def save(root: Path, ranks: Collection[int], epoch: int, *, noted: bool = True) 
 
 
 def leave(root: Path, rank: int, epoch: int) -> None:
-    """Write the same for one rank, without sync."""
+    """
+    Write the checkpoint file and the `meta.json` of one rank and epoch, without `fsync`.
+    """
     name = f"llama2_13b_rank_{rank}-{epoch}_1.ckpt"
     directory_of(root, rank).mkdir(exist_ok=True)
     (directory_of(root, rank) / name).write_bytes(content(rank, epoch))

@@ -46,7 +46,11 @@ PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 def recipe(directory: Path, **changes: str) -> Recipe:
-    """Read the file with changed lines. The keys of `changes` are the beginnings of lines."""
+    """
+    Write the example configuration with some lines replaced, and read it.
+
+    The keys of `changes` are the first words of the lines to replace.
+    """
     lines = []
     for line in FIRST.splitlines():
         bare = line.lstrip(" -")
@@ -61,7 +65,9 @@ def recipe(directory: Path, **changes: str) -> Recipe:
 
 
 def cut(shards: int) -> str:
-    """Return the lines of a parallel optimizer."""
+    """
+    Return the configuration lines that enable a parallel optimizer with `shards` shards.
+    """
     return (
         "enable_parallel_optimizer: True\n  parallel_optimizer_config:\n"
         f"    optimizer_weight_shard_size: {shards}"

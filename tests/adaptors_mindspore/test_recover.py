@@ -15,8 +15,11 @@ from tft.errors import CheckpointCorrupt, UsageError
 
 
 def content(rank: int, step: int = 0) -> bytes:
-    """Return the content of a rank's file: that of its replica, R + 4, except for one value of its
-    own."""
+    """
+    Return the content of a rank's file.
+
+    The content equals that of the rank's replica, R + 4, except for one value.
+    """
     parameter = bytes([rank % 4, step, *range(100)]) + bytes([rank])
     return b"\x0a" + bytes([len(parameter)]) + parameter
 
@@ -36,7 +39,9 @@ def job(tmp_path: Path) -> Path:
 
 
 def files(directory: Path) -> dict[str, bytes]:
-    """Return all files."""
+    """
+    Return the content of every file in a directory, by path.
+    """
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in directory.rglob("*")
@@ -45,7 +50,10 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def refused(job: Path, lost: int = 0, *, info: str = "group_info.pb") -> str:
-    """Return the message of the refusal, and check that no file has changed."""
+    """
+    Recover the checkpoint of rank `lost`, check that this is refused and changes no file, and
+    return the message.
+    """
     before = files(job)
     with pytest.raises((UsageError, CheckpointCorrupt)) as why:
         recover(job, job / info, lost, replace=False)

@@ -1,5 +1,5 @@
 """
-The stage the agent's tests play on.
+The fixture of the agent tests: a real agent, with the test in place of the controller.
 """
 
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from tests.agent.stage import Stage, staged
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """
-    A broker and the controller's end of the bus.
+    Yield a `Stage`: a running broker, and the controller's connection to the message bus.
     """
     async with staged(tmp_path) as stage:
         yield stage

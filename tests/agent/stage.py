@@ -1,7 +1,8 @@
 """
-A stage for an agent: the real agent in a real process, a real broker, and the test as controller.
+A test environment with a real agent process and a real broker. The test acts as the controller.
 
-The packages the agent finds (an adaptor, a plugin) are made here, as strangers would install them.
+The module also installs the packages that the agent discovers: an adaptor and a plugin. They are
+installed as other projects would install them, with entry points.
 """
 
 import asyncio
@@ -94,7 +95,8 @@ def say(step):
 
 def package(directory: Path, name: str, source: str, group: str) -> None:
     """
-    Install a module with one entry point of its own name.
+    Write a Python package `name` with one entry point of the same name in the entry point group
+    `group`.
     """
     (directory / f"{name}.py").write_text(source)
     info = directory / f"{name}-1.0.dist-info"
@@ -105,7 +107,7 @@ def package(directory: Path, name: str, source: str, group: str) -> None:
 
 class Stage:
     """
-    One job with a single node. `tmp` is the run directory, and holds the script.
+    One job with a single node. The directory `tmp` contains the script and the run directory.
     """
 
     def __init__(self, tmp: Path, broker: str, bus: Bus) -> None:
@@ -137,7 +139,7 @@ class Stage:
         **environment: str,
     ) -> "subprocess.Popen[bytes]":
         """
-        Start an agent for a script; it listens to orders when this returns.
+        Write the script and start an agent for it. Return when the agent can receive orders.
         """
         (self.tmp / "script.py").write_text(script)
         name, _, value = self.mark.partition("=")
@@ -179,7 +181,7 @@ class Stage:
 
     def close(self) -> None:
         """
-        Nothing of the job may live longer than its test.
+        Kill the agents and all other processes of the job.
         """
         for agent in self._agents:
             agent.kill()
@@ -190,7 +192,7 @@ class Stage:
 
     def alive(self) -> list[int]:
         """
-        The pids of what is left of the job.
+        Return the process ids of the job's processes that are still alive.
         """
         return list(marked(self.mark.encode()))
 
@@ -198,13 +200,13 @@ class Stage:
 
     def order(self, order: Order | Lead) -> None:
         """
-        Say it, once.
+        Send an order to the agent and the ranks, once.
         """
         self._bus.publish(ORDERS, order)
 
     async def start(self, rank: int = 0, incarnation: int = 0) -> None:
         """
-        Order the process of a rank.
+        Order the agent to start the process of a rank.
         """
         self.order(
             Spawn(epoch=self.epoch, node=0, rank=rank, incarnation=incarnation, cause="test")
@@ -212,8 +214,9 @@ class Stage:
 
     async def report(self, kind: type[R], *, since: int = 0, **facts: object) -> R:
         """
-        The first report of that kind and with these facts, of those after the first `since`; it
-        may have come before.
+        Wait for the first report of this kind whose fields equal `facts`, and return the report.
+
+        The first `since` reports are ignored. The report may have arrived before this call.
         """
         while True:
             for report in self.reports[since:]:
@@ -227,7 +230,7 @@ class Stage:
 
     async def beat(self) -> Beat:
         """
-        The next beat.
+        Wait for the next heartbeat of the agent and return it.
         """
         while True:
             arrival = await self._next()
@@ -236,7 +239,9 @@ class Stage:
 
     async def pulse(self, where: Callable[[Pulse], bool]) -> Pulse:
         """
-        The next pulse for which this holds.
+        Wait for the next pulse for which `where` is true, and return the pulse.
+
+        A pulse is the part of a heartbeat that describes one rank.
         """
         while True:
             for pulse in (await self.beat()).pulses:
@@ -245,13 +250,15 @@ class Stage:
 
     async def said(self, step: int, rank: int = 0) -> None:
         """
-        Returns when the script of a rank has said `step`.
+        Wait until a pulse of the rank shows that its script is at `step`.
         """
         await self.pulse(lambda p: p.rank == rank and p.position.step == step)
 
     async def _next(self) -> Beat | str | None:
         """
-        Take in one arrival: a beat, who came, or nothing that matters here.
+        Wait for one message from the bus, and note it if it is a report.
+
+        Return a heartbeat, the sender of a presence message, or None for any other message.
         """
         match await self._bus.receive():
             case Heard(envelope=envelope):
@@ -273,7 +280,9 @@ class Stage:
 @asynccontextmanager
 async def staged(tmp: Path) -> AsyncIterator[Stage]:
     """
-    A broker, the packages and the controller's end of the bus; all gone afterwards.
+    Start the broker, install the packages, and yield the `Stage`.
+
+    At the end, stop everything.
     """
     (tmp / "packages").mkdir()
     package(tmp / "packages", "staged", ADAPTOR, "tft.adaptors")
@@ -302,7 +311,7 @@ def _broker() -> Iterator[str]:
 
 async def gone(pid: int) -> None:
     """
-    Returns when a process has ended.
+    Wait until the process `pid` has ended.
     """
     try:
         process = os.pidfd_open(pid)

@@ -1,7 +1,8 @@
 """
-Ranks and stores that are forked from a process with the imports done. To their script and to the
-controller, they are the same as processes that import everything themselves. None is missing when
-there is no fork server.
+Ranks and stores that are forked from a process that has already done the imports.
+
+A script and the controller cannot tell these processes from processes that do the imports
+themselves. If there is no fork server, all ranks and stores are started without it.
 """
 
 import asyncio
@@ -235,7 +236,7 @@ def _log(stage: Stage, incarnation: int, *, rank: int = 0) -> str:
 
 def _forked(stage: Stage) -> bool:
     """
-    Whether all ranks until now were forked.
+    Return whether all ranks that the agent has started so far were forked.
     """
     return "forked=false" not in (stage.tmp / "err").read_text()
 

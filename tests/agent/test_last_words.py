@@ -1,5 +1,5 @@
 """
-Last words: whatever a rank hangs in, it says where before it is ended.
+The stack trace of a rank that hangs: the rank writes it before the agent kills the process.
 """
 
 import signal

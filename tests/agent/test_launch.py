@@ -1,5 +1,5 @@
 """
-The process of a rank before its script, and the tie to the process that started it.
+The process of a rank before its script starts, and its end when its parent process ends.
 """
 
 import os
@@ -35,7 +35,7 @@ sys.stdin.read()
 @pytest.fixture
 def launch(tmp_path: Path) -> Launch:
     """
-    Runs a script as an agent would, and waits for it.
+    Return a function that runs a script in the way an agent does, and waits for its end.
     """
     (tmp_path / "packages").mkdir()
     package(tmp_path / "packages", "staged", ADAPTOR, "tft.adaptors")

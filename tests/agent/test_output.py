@@ -1,5 +1,6 @@
 """
-What ranks print: whole in the logs, in whole lines on the agent's stdout, at nobody's expense.
+The output of ranks: complete in the log files, in whole lines on the agent's stdout, without delay
+of any rank.
 """
 
 import os

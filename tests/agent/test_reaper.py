@@ -1,5 +1,5 @@
 """
-The loss of the agent itself: nothing of its node is left, whatever the ranks had started.
+The loss of the agent: all processes that the ranks of its node have started end too.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """
-The agent's side of a program that starts the ranks.
+Ranks that another program starts: the part of the protocol that runs in the agent.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
 """
-The agent and its orders: what it starts, what it reports, how it leaves.
+The agent and its orders: the processes that the agent starts, its reports, and its end.
 """
 
 import json

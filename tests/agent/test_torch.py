@@ -1,5 +1,5 @@
 """
-A script for torchrun, unchanged, under an agent.
+An unchanged torchrun script under an agent.
 """
 
 from tests.agent.stage import Stage

@@ -14,8 +14,9 @@ POLICY = set(Policy.__dataclass_fields__)
 
 def trained(world: int = 4, steps: int = 3, **facts: Any) -> ScriptedJob:  # Any: fields, by name
     """
-    Return a healthy job with an adaptor that supports every strategy, after `steps` steps. `facts`
-    are limits of the policy and fields of the job.
+    Return a healthy job with an adaptor that supports every strategy, after `steps` steps.
+
+    `facts` are limits of the policy and fields of the job.
     """
     limits = {name: value for name, value in facts.items() if name in POLICY}
     rest = {name: value for name, value in facts.items() if name not in POLICY}
@@ -36,7 +37,7 @@ def names(orders: list[Order]) -> list[str]:
 
 def strategies(job: ScriptedJob) -> list[str]:
     """
-    Return the strategy of each incident that is over.
+    Return the strategy of each closed incident, in order.
     """
     return [incident.decision.strategy for incident in job.machine.incidents]
 
@@ -50,8 +51,9 @@ def tried(job: ScriptedJob) -> dict[str, str]:
 
 def take_over(job: ScriptedJob, local_state: dict[int, str]) -> None:
     """
-    Let another process take over from rank 1, and end the first process. Its node reports `local_state`
-    as its rank-local state.
+    Move rank 1 to a process on another node, and end its first process.
+
+    The node of the first process reports the given rank-local state of that process.
     """
     job.script.deaf = {0}
     job.notice(1, "straggler", "its clock is throttled")

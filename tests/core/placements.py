@@ -1,5 +1,7 @@
 """
-Placements of state on ranks as in real jobs, and the standing of the ranks.
+Placements of state on ranks as in real jobs, and standings of ranks.
+
+A standing is what the planner knows of a rank: its process, the step it holds, and its backups.
 """
 
 from collections.abc import Collection
@@ -13,8 +15,9 @@ ALL = frozenset({"migrate", "scale_out", "retry", "recover", "scale_in", "dump"}
 
 def everybody(world: int, step: int | None = 4, **others: int | None) -> dict[int, Standing]:
     """
-    Return a standing for every rank. All hold `step`, except the ranks that `others` names:
-    `r1=None` is torn, `r2=3` holds step 3.
+    Return a standing for every rank. All ranks hold `step`, except those that `others` names.
+
+    `r1=None` means that rank 1 holds no complete step. `r2=3` means that rank 2 holds step 3.
     """
     held = dict.fromkeys(range(world), step)
     held |= {int(name[1:]): where for name, where in others.items()}
@@ -34,7 +37,8 @@ def without(standings: dict[int, Standing], gone: Collection[int]) -> dict[int, 
 
 def replaced(standings: dict[int, Standing], new: Collection[int]) -> dict[int, Standing]:
     """
-    Return the standings with new processes for the ranks in `new`. These hold nothing yet.
+    Return the standings with new processes for the ranks in `new`. The new processes hold no state
+    yet.
     """
     fresh = {rank: Standing(rank=rank, address=f"host:{rank}", strategies=ALL) for rank in new}
     return standings | fresh
@@ -42,18 +46,19 @@ def replaced(standings: dict[int, Standing], new: Collection[int]) -> dict[int, 
 
 def optimizer(world: int, copies: int, kind: str = "optimizer") -> Topology:
     """
-    Return a data-parallel group whose optimizer state is cut into shards, with `copies` copies
-    each.
+    Return a data-parallel group whose optimizer state is cut into shards. Each shard has `copies`
+    copies.
     """
     return Topology(groups=strided(kind, range(world), copies))
 
 
 def grid(tp: int, pp: int, dp: int, *, copies: int, node: int = 8) -> Topology:
     """
-    Return tensor, pipeline and data parallelism, with ranks counted in this order. The parameters
-    of a (tp, pp) place are on all its data-parallel ranks. The place's optimizer state is cut over
-    them. A model replica consists of all (tp, pp) places of one dp rank. It leaves and comes back
-    as a whole.
+    Return a topology with tensor, pipeline and data parallelism, with ranks counted in this order.
+
+    The parameters of a (tp, pp) place are on all its data-parallel ranks. The optimizer state of
+    the place is cut over these ranks. A model replica consists of all (tp, pp) places of one dp
+    rank. The ranks of a replica leave and return together.
     """
     groups: dict[str, tuple[int, ...]] = {}
     width = tp * pp

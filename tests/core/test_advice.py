@@ -55,7 +55,7 @@ COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 
 def asked(*, rank: int = 2, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    A job in which a rank's memory has failed and plugins are asked what to do.
+    Return a job in which the memory of `rank` has failed and the recovery plugins have been asked.
     """
     job = trained(advised=True, **facts)
     job.fault(rank, "memory")
@@ -66,7 +66,7 @@ def asked(*, rank: int = 2, **facts: Any) -> ScriptedJob:  # Any: as in `trained
 
 def followed(job: ScriptedJob) -> str:
     """
-    What is followed in the open incident.
+    Return the strategy that the open incident follows.
     """
     return job.machine.incident.decision.strategy
 

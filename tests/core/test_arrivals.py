@@ -38,7 +38,7 @@ NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3), 2: (4, 5)}
 
 def gathering(**facts: object) -> ScriptedJob:
     """
-    Three nodes of two ranks, of which the first has come.
+    Return a job of three nodes with two ranks each, of which only the first node has arrived.
     """
     job = ScriptedJob(6, placement=NODES, **facts)  # type: ignore[arg-type] # fields by name
     job.lead(1)
@@ -226,7 +226,7 @@ TWO_NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3)}
 
 def last_regroup(job: ScriptedJob) -> Regroup:
     """
-    The last order to form groups.
+    Return the last order to form groups.
     """
     return [order for order in job.said if isinstance(order, Regroup)][-1]
 

@@ -1,5 +1,6 @@
 """
-Copies that differ: who is at fault for it, and what everyone goes on from.
+Ranks with different copies of the same shard: which rank is at fault, and from which copy all ranks
+continue.
 """
 
 from dataclasses import replace
@@ -36,7 +37,7 @@ PAIRS = {"first": (0, 2), "second": (1, 3)}
 
 def fetched(orders: list[Fetch]) -> list[tuple[int, int, set[int]]]:
     """
-    Who fetched which step from whom.
+    Return, for each order to fetch, the rank, the step, and the set of source ranks.
     """
     return [
         (order.to[0], order.step, {s.rank for t in order.transfers for s in t.sources})
@@ -845,7 +846,9 @@ def test_draw_in_the_tail_is_reported_only_after_the_first_step(
 
 def copy_of(rank: int, **facts: Any) -> Copy:  # Any: fields, by name
     """
-    A copy of one shard at the end of step 7, except for `facts`. `parts` maps its parts to digests.
+    Return a rank's report of its copy of one shard at the end of step 7.
+
+    `facts` replaces other fields. `parts` maps the parts of the shard to digests.
     """
     parts = facts.pop("parts", {"model": "a"})
     return Copy(rank=rank, shards={"dense": parts}, **{"step": 7, **facts})
@@ -853,7 +856,9 @@ def copy_of(rank: int, **facts: Any) -> Copy:  # Any: fields, by name
 
 def copies(*digests: str, brought: tuple[int, ...] = ()) -> dict[int, Copy]:
     """
-    One for each rank, of one shard with one part.
+    Return a copy of one shard for each digest, by rank. Each shard has a single part.
+
+    The ranks in `brought` have received their copies from other ranks.
     """
     made = {rank: copy_of(rank, parts={"model": d}) for rank, d in enumerate(digests)}
     return made | {rank: replace(made[rank], brought=True) for rank in brought}
@@ -960,7 +965,9 @@ def test_copy_at_the_later_line_of_the_tail_is_right(lines: tuple[str, str], rig
 
 def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:
     """
-    Rank 0 has found, when it was to commit a checkpoint, that the copies differ.
+    Report that rank 0 found different copies when it tried to commit the checkpoint of `step`.
+
+    `wrong` are the ranks whose copies differ.
     """
     job.report(
         CheckpointFailed(

@@ -321,7 +321,8 @@ def test_a_replacement_that_is_not_ready_in_time_is_no_fault_of_its_own() -> Non
 
 def again(job: ScriptedJob) -> list[bool]:
     """
-    Whether everyone was to call it again, at each order to go on.
+    Return, for each order to resume, whether all ranks were to repeat the function that they call
+    after a step.
     """
     return [order.again for order in job.orders(Resume)]
 

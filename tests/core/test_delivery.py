@@ -1,5 +1,6 @@
 """
-Delivery: reports arrive once and in order, whatever the bus does to them.
+The delivery of reports: each arrives once and in order, even if the bus loses, repeats or reorders
+messages.
 """
 
 from collections.abc import Sequence

@@ -49,14 +49,14 @@ SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 def elastic(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    Two nodes with a replica each.
+    Return a healthy job on two nodes, each with one model replica.
     """
     return trained(**{"placement": TWO_NODES, "columns": COLUMNS, "groups": SHARDS, **facts})
 
 
 def shrunk(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    Such a job after one of the nodes was lost, and a step after that.
+    Return a job on two nodes that has lost node 1 and has trained one step without it.
     """
     job = elastic(**facts)
     job.lose_node(1)
@@ -505,7 +505,7 @@ def test_ranks_do_not_rejoin_when_the_incident_limit_is_reached() -> None:
 
 def until(job: ScriptedJob, state: str) -> None:
     """
-    Everyone does what they were told, as far as it takes to come to a state.
+    Let the ranks carry out their orders, one at a time, until the job is in `state`.
     """
     while job.doing != state:
         job.obey_next()
@@ -1530,8 +1530,9 @@ def test_job_ends_when_a_rank_does_not_leave_while_a_successor_starts() -> None:
 
 def parked(*enable: str, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    A job whose rank 1 has left with its process alive, since its memory had failed twice; that is
-    long ago.
+    Return a job that rank 1 left 200 seconds ago because its memory had failed twice.
+
+    The process of rank 1 is still alive. `enable` adds strategies to those of the job.
     """
     job = trained(
         flaps=1, flap_window=100.0, enable=frozenset({"retry", "scale_in", *enable}), **facts

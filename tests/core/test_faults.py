@@ -36,7 +36,7 @@ from tft.testing.scripted import (
 
 def not_taken(job: ScriptedJob) -> list[object]:
     """
-    Why notices were not taken.
+    Return the reasons for which the job refused notices.
     """
     return [facts["why_not"] for facts in job.facts("notice_not_taken")]
 
@@ -179,7 +179,7 @@ def raised(
     incarnation: int = 0,
 ) -> None:
     """
-    An exception leaves the loop of a rank, and its traceback says so.
+    Report that an exception with this traceback has left the training loop of `rank`.
     """
     job.report(
         Faulted(
@@ -191,7 +191,7 @@ def raised(
 
 def told(job: ScriptedJob) -> list[object]:
     """
-    The ranks whose exceptions are in the log.
+    Return the ranks whose exceptions are in the log.
     """
     return [facts["rank"] for facts in job.facts("rank_faulted")]
 
@@ -290,7 +290,7 @@ ECC = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 def after(job: ScriptedJob) -> None:
     """
-    All that follows, and a step more where it goes on.
+    Run the recovery, and train one more step if the job continues.
     """
     job.settle()
     if job.over is None:
@@ -481,7 +481,7 @@ NO_SHRINKING = frozenset({"retry", "recover", "dump"})
 
 def fails(job: ScriptedJob, kind: FaultKind, rank: int = 1) -> None:
     """
-    A rank fails, and what can be done about it is done.
+    Let a rank fail, run the recovery, and train one more step if the job continues.
     """
     if kind == "process":
         job.kill(rank)

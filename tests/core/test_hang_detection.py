@@ -35,7 +35,9 @@ def beat(
     at: float, step: int, *, moved: float | None = None, training: bool = True, incarnation: int = 0
 ) -> Beat:
     """
-    One rank of one node.
+    Return the heartbeat of a node with one rank.
+
+    `moved` is the time of the rank's last progress. The default is `at`.
     """
     pulse = Pulse(
         rank=0,
@@ -49,7 +51,7 @@ def beat(
 
 def learnt(seconds: float) -> tuple[HangDetection, float]:
     """
-    A watch that has seen steps of this length, and the time now.
+    Return a hang detection that has seen 12 steps of this length, and the current time.
     """
     watch, at = HangDetection(POLICY), 0.0
     for step in range(12):

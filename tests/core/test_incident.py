@@ -37,14 +37,14 @@ from tft.testing.scripted import (
 
 def fault(kind: FaultKind, rank: int | None = None, step: int = 4) -> Fault:
     """
-    A fault of this kind.
+    Return a fault of this kind.
     """
     return Fault(kind=kind, rank=rank, step=step, seen=1.0, evidence="it broke")
 
 
 def open_one(**facts: Any) -> Incident:  # Any: fields, by name
     """
-    An incident that has just opened.
+    Return an incident that has just opened, with these fields.
     """
     return Incident(number=1, opened=1.0, **facts)
 
@@ -161,7 +161,7 @@ def test_a_reservation_about_a_step_that_is_computed_again_is_dropped() -> None:
 
 def phases(job: ScriptedJob) -> list[str]:
     """
-    What the newest incident consisted of, one word each, as often as it came.
+    Return the names of the newest incident's phases in order. Consecutive equal names appear once.
     """
     words = [str(phase["name"]) for phase in job.reports()[-1]["phases"]]
     return [word for word, before in zip(words, ["", *words], strict=False) if word != before]

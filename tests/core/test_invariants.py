@@ -1,5 +1,6 @@
 """
-The machine looks at itself after every event: a promise that is broken is our bug, and said at once.
+The invariants that the job machine checks after every event. A violation is a bug of tft and is
+reported at once.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from tft.protocol.messages import Rebuild, Rollback
 
 def somewhere(state: State) -> Job:
     """
-    A job of three ranks that has come to this state, with nothing wrong about it.
+    Return a job of three ranks in this state that satisfies all invariants.
     """
     job = Job(3, Policy(), Origin(job="job", checkpoints="/c"), at=0.0)
     job.state = state

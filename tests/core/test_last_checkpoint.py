@@ -1,5 +1,5 @@
 """
-The last checkpoint: of whose copies it is made, and what is said when it cannot be.
+The last checkpoint of a job: which ranks write it, and which messages explain its failure.
 """
 
 import pytest
@@ -191,8 +191,10 @@ def test_savers_are_spread_over_the_nodes_that_the_ranks_have_moved_to() -> None
 
 def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
     """
-    A job whose last checkpoint is being written, also by rank 0: it has left with its column when
-    rank 1 was lost, and its process lives.
+    Return a job that is writing its last checkpoint, in which rank 0 takes part.
+
+    Rank 0 left the job with its model replica when rank 1 was lost, but its process is alive. The
+    orders in `muted` are not answered by their ranks.
     """
     job = trained(
         placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},

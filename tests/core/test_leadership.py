@@ -63,7 +63,7 @@ def test_a_leader_speaks_in_its_own_epoch() -> None:
 
 def waits_for_groups() -> ScriptedJob:
     """
-    A rank has not answered the order to form groups yet.
+    Return a job in which rank 2 has not answered the order to form groups.
     """
     job = trained()
     job.script.muted = {(2, "regroup")}
@@ -74,7 +74,7 @@ def waits_for_groups() -> ScriptedJob:
 
 def waits_for_a_process() -> ScriptedJob:
     """
-    A rank's new process is starting.
+    Return a job in which the new process of a rank is starting.
     """
     job = trained()
     job.script.slow = {2}
@@ -85,7 +85,8 @@ def waits_for_a_process() -> ScriptedJob:
 
 def waits_for_an_end() -> ScriptedJob:
     """
-    An agent was told to end a process, and has not said that it did.
+    Return a job in which an agent has not confirmed the end of a process that it was ordered to
+    end.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
@@ -96,7 +97,7 @@ def waits_for_an_end() -> ScriptedJob:
 
 def is_paused() -> ScriptedJob:
     """
-    Everyone stands still until somebody lets them go on, or for an hour.
+    Return a paused job. It continues when a user resumes it, or after an hour.
     """
     job = trained()
     job.pause()
@@ -106,7 +107,7 @@ def is_paused() -> ScriptedJob:
 
 def waits_for_a_node() -> ScriptedJob:
     """
-    One of two nodes has come.
+    Return a starting job of two nodes, of which only one has arrived.
     """
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
     job.lead(1)

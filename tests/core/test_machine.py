@@ -1,5 +1,5 @@
 """
-The job machine, told what happens: each behaviour is a sentence in events.
+The job machine under scripted events. Each test describes one behaviour as a sequence of events.
 """
 
 import pytest
@@ -36,7 +36,7 @@ from tft.testing.scripted import ScriptedJob
 
 def trained(world: int = 4, steps: int = 3, **settings: object) -> ScriptedJob:
     """
-    A job that has trained a few steps.
+    Return a healthy job that has trained `steps` steps. `settings` are limits of the policy.
     """
     job = ScriptedJob(world, Policy(**settings)).start()  # type: ignore[arg-type] # limits by name
     job.train(steps)

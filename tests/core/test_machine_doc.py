@@ -1,5 +1,5 @@
 """
-`docs/reference/machine.md` against the code.
+The tables of `docs/reference/machine.md`, compared with the code.
 """
 
 from dataclasses import fields
@@ -17,14 +17,14 @@ TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "machine.md").read_te
 
 def section(title: str) -> str:
     """
-    The text under a heading.
+    Return the text of the page under a heading.
     """
     return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0] + "\n"
 
 
 def rows(title: str) -> list[list[str]]:
     """
-    The rows of the tables under a heading, without their heads.
+    Return the rows of the tables under a heading, without the header rows.
     """
     lines = [line for line in section(title).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -38,7 +38,7 @@ def rows(title: str) -> list[list[str]]:
 
 def matrix() -> str:
     """
-    The table of every event in every state, as the code has it.
+    Return the code's table of the reaction to every event in every state.
     """
     head = ["event", *(str(state) for state in State)]
     lines = [head, ["---"] * len(head)]
@@ -48,7 +48,7 @@ def matrix() -> str:
 
 def orders() -> str:
     """
-    The table of orders, as the code has it.
+    Return the code's table of orders.
     """
     lines = [["order", "limit", "late", "most ranks late", "failed", "phase of the report"]]
     lines += [["---"] * 6]
@@ -62,7 +62,7 @@ def orders() -> str:
 
 def rank_orders() -> str:
     """
-    The table of every order in every stage of a training thread, as the code has it.
+    Return the code's table of the reaction to every order in every stage of a training thread.
     """
     lines = [["order", *map(str, rank.Stage)], ["---"] * (1 + len(rank.Stage))]
     lines += [
@@ -74,7 +74,7 @@ def rank_orders() -> str:
 
 def unreachable() -> str:
     """
-    The table of what cannot come, by reason, as the code has it.
+    Return the code's table of the events that cannot occur in a state, with the reasons.
     """
     states: dict[tuple[str, str], list[str]] = {}
     for (kind, state), why in UNREACHABLE.items():

@@ -1,6 +1,7 @@
 """
-The job machine under schedules nobody thought of: whatever happens, in whatever order, it raises
-nothing, keeps its invariants, and every incident ends.
+The job machine under random sequences of events.
+
+In every sequence the machine raises nothing and keeps its invariants, and every incident ends.
 """
 
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ SCHEDULES = st.lists(st.tuples(ACTIONS, st.integers(0, 7)), max_size=40)
 
 def act(job: ScriptedJob, action: str, number: int) -> None:
     """
-    One thing happens; which rank it happens to is up to the number.
+    Apply one random action to the job. `number` chooses the rank.
     """
     one = job.ranks[number % job.world]
     match action:
@@ -63,7 +64,9 @@ def _resuming(job: ScriptedJob) -> bool:
 
 def _all_have_reduced(job: ScriptedJob, rank: int) -> bool:
     """
-    A rank closes a window only in a world where every other one can follow.
+    Return whether all training ranks have reached the step of `rank`.
+
+    A rank closes its update window only after the all-reduce with all other ranks.
     """
     step = job.ranks[rank].step
     return all(other.step >= step for other in job.ranks.values() if other.training)
@@ -103,7 +106,7 @@ def test_whatever_happens_is_absorbed_and_every_incident_ends(
 
 def check_story(job: ScriptedJob) -> None:
     """
-    What was ordered makes sense as a whole.
+    Check that all orders of the job together are consistent.
     """
     rounds: dict[tuple[int, int], int] = {}
     for order in job.said:

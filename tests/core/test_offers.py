@@ -1,5 +1,5 @@
 """
-What can be done about an incident: each strategy, and the sentence that rules it out.
+The strategies that an incident offers, and the sentence that rules out each of the others.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def offered(
     members: int = 4,
 ) -> dict[str, Offer]:
     """
-    Strategy to its offer; the first `members` ranks take part.
+    Return the offer of each strategy, by strategy. The first `members` ranks take part in the job.
     """
     made = offers(topology, standings, frozenset(range(members)), what or terms())
     return {offer.strategy: offer for offer in made}
@@ -29,7 +29,7 @@ def offered(
 
 def ruled_out(standings: dict[int, Standing], what: Terms | None = None) -> dict[str, str | None]:
     """
-    Strategy to what rules it out.
+    Return the reason that rules out each strategy, or None, by strategy.
     """
     return {name: offer.why_not for name, offer in offered(standings, what).items()}
 

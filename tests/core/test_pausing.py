@@ -36,7 +36,7 @@ ALL = (0, 1, 2, 3)
 
 def paused(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    A job that stands still after step 3.
+    Return a job that is paused after step 3.
     """
     job = trained(**facts)
     job.pause()
@@ -771,7 +771,9 @@ FOUND = "the check found: a link drops packets (rank 2)"
 
 def checking(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    Two nodes and a third with room. The check has found rank 2 unfit, and still runs on rank 1.
+    Return a paused job on two nodes, with a third node that has room, during a check of all ranks.
+
+    The check has found rank 2 unfit. Rank 1 has not finished the check.
     """
     placement = {0: (0, 1), 1: (2, 3), 2: ()}
     job = trained(**{"placement": placement, "spare": {2: 4}, **facts})
@@ -786,7 +788,7 @@ def checking(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 
 def started(job: ScriptedJob) -> list[tuple[int, int]]:
     """
-    Rank and node of every process that was asked for.
+    Return the rank and the node of every process that the job ordered to start.
     """
     return sorted((spawn.rank, spawn.node) for spawn in job.orders(Spawn))
 

@@ -1,5 +1,5 @@
 """
-Plans for placements and losses nobody thought of.
+Plans of the planner for random placements and losses.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 @st.composite
 def placements(draw: st.DrawFn) -> Topology:
     """
-    Several kinds of state, each cut over some ranks in its own way.
+    Draw a topology with several kinds of state, each cut over some ranks in its own way.
     """
     world = draw(st.integers(1, 12))
     groups: dict[str, tuple[int, ...]] = {}
@@ -44,7 +44,7 @@ def placements(draw: st.DrawFn) -> Topology:
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Topology, dict[int, Standing], int | None]:
     """
-    A placement, where its ranks stand, and how late a copy may be.
+    Draw a topology, the standings of its ranks, and the latest step that may be used.
     """
     topology = draw(placements())
     standings = {
@@ -63,7 +63,9 @@ def situations(draw: st.DrawFn) -> tuple[Topology, dict[int, Standing], int | No
 
 def good(standing: Standing, step: int, ceiling: int | None) -> bool:
     """
-    The rank can be trusted to give this step: said once more, in other words.
+    Return whether the rank holds a valid copy of `step`, and `step` is not after `ceiling`.
+
+    The planner has the same rule. This function states it a second time, independently.
     """
     if not standing.alive or (ceiling is not None and step > ceiling):
         return False

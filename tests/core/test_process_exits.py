@@ -44,7 +44,7 @@ from tft.testing.scripted import (
 
 def starting(world: int = 2) -> ScriptedJob:
     """
-    A job whose scripts have been started and have not called `tft.init`.
+    Return a job whose scripts have started but have not called `tft.init`.
     """
     job = ScriptedJob(world)
     job.script.slow = set(range(world))
@@ -179,7 +179,7 @@ def test_rank_that_exits_with_code_0_during_training_is_not_replaced() -> None:
 
 def flappy(policy: Policy) -> ScriptedJob:
     """
-    A job that starts, in which the process of rank 1 has joined and gets no further.
+    Return a starting job of two ranks in which the process of rank 1 has joined and is not ready.
     """
     job = ScriptedJob(2, policy)
     job.script.slow = {1}

@@ -42,7 +42,7 @@ from tft.testing.scripted import (
 
 def claim(job: ScriptedJob, rank: int, pid: int, incarnation: int = 0) -> None:
     """
-    A process that nobody asked for claims a rank.
+    Report that a process which the controller did not start claims `rank`.
     """
     job.report(
         Joined(
@@ -55,14 +55,14 @@ def claim(job: ScriptedJob, rank: int, pid: int, incarnation: int = 0) -> None:
 
 def refusals(job: ScriptedJob) -> list[str]:
     """
-    What those who were refused are told.
+    Return the reasons in all orders that refuse a process.
     """
     return [refused.why for refused in job.orders(Refused)]
 
 
 def starting(*slow: int) -> ScriptedJob:
     """
-    A job of two ranks, of which these are not ready yet.
+    Return a starting job of two ranks. The ranks in `slow` are not ready yet.
     """
     job = ScriptedJob(2)
     job.script.slow = set(slow)
@@ -215,7 +215,9 @@ STRANGER = "rank.2/0.77"
 
 def second_claim(job: ScriptedJob) -> Joined:
     """
-    The script of rank 2 was started again by somebody, with the environment it had.
+    Return the message of a second process that claims rank 2.
+
+    A user has started the script again with the same environment variables.
     """
     return Joined(
         rank=2, incarnation=0, world=4, pid=77, started=5, host="h", address="h:9", adaptor="fake",
@@ -522,8 +524,10 @@ TOO_FEW = "no node has room for rank 3 in addition to the others"
 
 def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
     """
-    Such a job, whose plugins are asked when another node has come. The first one was lost, or its
-    agent does not end its processes.
+    Return a job that has lost the place of ranks 2 and 3 and asks its recovery plugins.
+
+    With `lost=False`, the node is alive, but its agent does not end processes. Another node has
+    room for `room` ranks. `facts` are limits of the policy.
     """
     job = trained(
         placement=TWO_NODES, spare={1: 2, 2: room}, advised=True, **facts,

@@ -57,7 +57,7 @@ from tft.protocol.messages import (
 
 class Key(TypedDict):
     """
-    What every order carries.
+    The fields that all orders share.
     """
 
     epoch: int
@@ -67,35 +67,35 @@ class Key(TypedDict):
 
 def key(incident: int = 1, round: int = 1, epoch: int = 1) -> Key:
     """
-    Of the first round of the first incident, unless it is said otherwise.
+    Return the fields that all orders share. The default is the first round of the first incident.
     """
     return Key(epoch=epoch, incident=incident, round=round)
 
 
 def freeze(**which: int) -> Freeze:
     """
-    A freeze for rank 0.
+    Return an order to freeze for rank 0.
     """
     return Freeze(**key(**which), to=(0,), cause="a test")
 
 
 def stop(finish: int, **which: int) -> Stop:
     """
-    A stop for rank 0 with one second of grace.
+    Return an order to stop for rank 0 with one second of grace. `finish` is the step to finish.
     """
     return Stop(**key(**which), to=(0,), finish=finish, grace=1.0)
 
 
 def regroup(**which: int) -> Regroup:
     """
-    A regroup for rank 0.
+    Return an order to form groups for rank 0.
     """
     return Regroup(**key(**which), to=(0,), step=4, name="g", host="h", port=1)
 
 
 def order(machine: RankMachine, name: OrderName, what: RankOrder, at: float) -> list[RankCommand]:
     """
-    An order is heard.
+    Let the machine receive an order, and return its commands.
     """
     return machine.handle(Ordered(at=at, name=name, order=what))
 
@@ -109,7 +109,9 @@ def done(
     failure: str | None = None,
 ) -> list[RankCommand]:
     """
-    The training thread has carried an order out, or could not.
+    Tell the machine that the training thread has carried out an order, and return its commands.
+
+    `failure` is the reason if the order could not be carried out.
     """
     position = Position(step=3, window=False)
     return machine.handle(
@@ -128,7 +130,7 @@ def done(
 
 def training() -> RankMachine:
     """
-    A rank that is in the loop at step 4.
+    Return the machine of a rank that is in its loop at step 4.
     """
     machine = RankMachine(rank=0, incarnation=0)
     resume = Resume(**key(incident=0, round=0), to=(0,), step=1)
@@ -139,14 +141,15 @@ def training() -> RankMachine:
 
 def names(commands: list[RankCommand]) -> list[str]:
     """
-    The kinds of some commands.
+    Return the class names of the commands.
     """
     return [type(command).__name__ for command in commands]
 
 
 def frozen(machine: RankMachine, *, window: bool) -> list[RankCommand]:
     """
-    The rank is frozen where it stands.
+    Freeze the rank, and return the machine's commands. `window` says whether it is in its update
+    window.
     """
     assert order(machine, "freeze", freeze(), 1.0) == [Lock()]
     position = Position(step=3, window=window)
@@ -417,21 +420,23 @@ def test_end_order_aborts_a_training_rank_and_is_carried_out() -> None:
 
 def hold(step: int, **which: int) -> Hold:
     """
-    A hold for rank 0.
+    Return an order for rank 0 to stand still after `step`.
     """
     return Hold(**key(**which), to=(0,), step=step)
 
 
 def check(**which: int) -> Check:
     """
-    A check for rank 0.
+    Return an order for rank 0 to run the check `lamps`.
     """
     return Check(**key(**which), to=(0,), name="lamps")
 
 
 def stands(machine: RankMachine, step: int, *, still: bool = True) -> list[RankCommand]:
     """
-    The session says where the training thread is.
+    Tell the machine that the training thread is at `step`, and return its commands.
+
+    `still` says whether the thread stands still.
     """
     position = Position(step=step, window=still)
     return machine.handle(
@@ -441,7 +446,7 @@ def stands(machine: RankMachine, step: int, *, still: bool = True) -> list[RankC
 
 def the_answer(commands: list[RankCommand]) -> Answered:
     """
-    The one answer among some commands.
+    Return the only answer among the commands. Fail the test if there is not exactly one.
     """
     (answer,) = [command.answer for command in commands if isinstance(command, Answer)]
     return answer
@@ -449,7 +454,7 @@ def the_answer(commands: list[RankCommand]) -> Answered:
 
 def paused(machine: RankMachine, step: int = 4) -> RankMachine:
     """
-    The rank stands still after `step`, as it was ordered to.
+    Order the rank to stand still after `step`, let it do so, and return the machine.
     """
     frozen(machine, window=False)
     assert order(machine, "hold", hold(step), 1.1) == [HoldAfter(step=step)]
@@ -594,7 +599,7 @@ def test_release_withdraws_a_hold_that_is_not_answered_yet() -> None:
 
 def checking(machine: RankMachine) -> RankMachine:
     """
-    The rank runs a check where it stands.
+    Let the rank stand still and start a check, and return the machine.
     """
     paused(machine)
     assert order(machine, "check", check(), 2.0) == [Execute(name="check", order=check())]

@@ -269,8 +269,10 @@ def test_rank_that_returns_after_further_training_does_not_load_again() -> None:
 
 def taken_over(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
-    A job in which another process, on another node, has taken over from rank 1 at the end of step 3;
-    the first has left this.
+    Return a job in which a process on another node has taken over from rank 1 at the end of step 3.
+
+    The node of the first process has reported the given rank-local state. `derives` says whether
+    the adaptor can make a rank-local state from the step alone.
     """
     job = trained(
         placement={0: (0, 1), 1: ()}, spare={1: 1}, world=2, keeps=2, derives=derives,
@@ -283,7 +285,9 @@ def taken_over(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
 
 def moved(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
-    The same, and before a step is done everyone has to go back to the one before.
+    Return the job of `taken_over` after a fault that sends all ranks back to step 2.
+
+    The fault strikes before a further step is complete.
     """
     job = taken_over(local_state, derives=derives)
     job.fault(0, "numeric", polluted=True)

@@ -32,7 +32,8 @@ WITH_ROOM = {0: (0, 1, 2), 1: (3,), 2: ()}
 
 def tries_on(job: ScriptedJob) -> None:
     """
-    What fails twice is given time: it passes, as often as that is so.
+    Run the recovery. Each time the job waits before another attempt, let the time pass and
+    continue.
     """
     job.settle()
     while job.doing == "awaiting":

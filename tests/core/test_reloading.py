@@ -1,5 +1,5 @@
 """
-Checkpoints that the ranks keep themselves: when everyone loads one, and what becomes of it.
+Checkpoints that the ranks keep themselves: when all ranks load one, and how the job continues.
 """
 
 from typing import Any
@@ -31,14 +31,14 @@ OWN = {f"part{rank}": (rank,) for rank in ALL}
 
 def keeping(found: int = 2, **facts: Any) -> ScriptedJob:  # Any: those of `trained`
     """
-    A job whose ranks keep a checkpoint of this step, after three steps.
+    Return a job after three steps whose ranks keep a checkpoint of step `found`.
     """
     return trained(**{"groups": OWN, "finds": dict.fromkeys(ALL, found), **facts})
 
 
 def go_through(job: ScriptedJob) -> None:
     """
-    Whatever is tried again after a while is.
+    Run the recovery, with all its waits between attempts, until the job resumes or ends.
     """
     while job.over is None and job.state is not State.RESUMING:
         job.wait()
@@ -537,7 +537,7 @@ def test_later_job_checkpoint_is_removed_after_own_checkpoints_are_loaded() -> N
 
 def offered(job: ScriptedJob) -> dict[str, Offer]:
     """
-    What the recovery plugins were asked about last.
+    Return the offers about which the recovery plugins were asked last, by strategy.
     """
     return {offer.strategy: offer for offer in job.consulted[-1].offers}
 

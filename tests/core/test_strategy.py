@@ -1,5 +1,6 @@
 """
-Recover and dump: where a lost process comes back, and what is saved when none can.
+The strategies recover and dump: where a lost process is replaced, and which checkpoint is saved if
+it cannot be.
 """
 
 import pytest

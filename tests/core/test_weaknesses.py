@@ -1,9 +1,10 @@
 """
-What another fault-tolerance system of this kind is known to get wrong, and what happens here.
+Known weaknesses of MindIO TFT, another fault-tolerance system, and the behaviour of tft in the same
+cases.
 
-`ROWS` names every weakness of MindIO TFT that is known to us, by its number in our notes: with the
-test below that shows the better behaviour; or, where it is no matter of judgement, with the test
-elsewhere that does, or the sentence that says what is not done here either.
+`ROWS` lists every weakness that we know, by its number in our notes. Each entry names a test below
+or elsewhere that shows the better behaviour. An entry without a test is a sentence that says what
+tft does not do either.
 """
 
 from collections.abc import Callable

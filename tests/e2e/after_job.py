@@ -3,10 +3,12 @@ A DDP job that evaluates after its steps.
 
     after_job.py HOW [--seconds S] [--every K] [--die RANK,STEP,WHERE]
 
-HOW: `alone` (rank 0 evaluates, through `session.evaluate`), `together` (all ranks evaluate, with an
-all-reduce), `inline` (rank 0 evaluates in the loop and does not report it). WHERE a rank dies:
-`update`, at the head of the step once rank 0 has evaluated the step before, or `evaluation`, inside
-the evaluation of the step.
+HOW says how the script evaluates: - `alone`: rank 0 evaluates, through `session.evaluate`. -
+`together`: all ranks evaluate, with an all-reduce. - `inline`: rank 0 evaluates in the loop and
+does not report it to tft.
+
+WHERE says at which place a rank dies: - `update`: at the head of the step, after rank 0 has
+evaluated the step before. - `evaluation`: inside the evaluation of the step.
 """
 
 import argparse
@@ -46,7 +48,8 @@ record = Record(session.run_dir, session.rank)
 
 def die(step: int, place: str) -> None:
     """
-    Die where the arguments say so, once in the life of the job.
+    Kill this process if the arguments name its rank, this step and this place. Only one process of
+    the job dies.
     """
     if (str(session.rank), str(step), place) == (victim, at, where):
         flag = session.run_dir / "died"
@@ -67,8 +70,9 @@ def busy(mark: Path) -> None:
 
 def evaluate(step: int) -> None:
     """
-    Compute a loss over separate data. Like some scripts, it draws random numbers and leaves the
-    model in another mode.
+    Record a loss over separate data.
+
+    Like some scripts, the function draws random numbers and leaves the model in evaluation mode.
     """
     if args.how == "alone" and session.rank:
         return

@@ -1,8 +1,10 @@
 """
-A model of two independent parts, each on two of the four ranks, which all-reduce its gradients
-among themselves. Only tft keeps one part from running ahead of the other.
+A job with a model of two independent parts, each on two of the four ranks.
 
     apart_job.py STEPS [--die RANK,STEP]
+
+The two ranks of a part all-reduce its gradients between them. Only tft keeps one part from being
+some steps ahead of the other.
 """
 
 import argparse

@@ -1,7 +1,9 @@
 """
-A DDP job whose loop has habits that an incident cannot repair, or none of them (`clean`).
+A DDP job for the audit, with habits in its loop that an incident cannot repair.
 
     audit_job.py HABIT... [--steps N] [--die RANK,STEP]
+
+The habit `clean` means a loop without such habits.
 """
 
 import argparse
@@ -51,7 +53,7 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go to a position.
+        Set the position to the one in `state`.
         """
         self._taken = state["taken"]
 
@@ -101,14 +103,14 @@ def die() -> None:
 
 def draw(loss: Tensor) -> None:
     """
-    Draw from the random generator of training.
+    Draw a number from torch's default generator, which the training also uses.
     """
     torch.rand(1)
 
 
 def iterate(loss: Tensor) -> None:
     """
-    Iterate over a loader that has no generator.
+    Start to iterate over a data loader that has no generator of its own.
     """
     for _ in loader:
         break
@@ -116,7 +118,7 @@ def iterate(loss: Tensor) -> None:
 
 def decide(loss: Tensor) -> None:
     """
-    Set the learning rate by the summed loss of all ranks.
+    Set the learning rate from the summed loss of all ranks.
     """
     found = loss.detach().clone()
     dist.all_reduce(found)
@@ -125,8 +127,9 @@ def decide(loss: Tensor) -> None:
 
 def swallow(loss: Tensor) -> None:
     """
-    Set the learning rate by the summed loss of all ranks, or by this rank's loss if the all-reduce
-    fails.
+    Set the learning rate from the summed loss of all ranks.
+
+    If the all-reduce fails, the function ignores the error and uses the loss of this rank.
     """
     die()
     found = loss.detach().clone()
@@ -137,14 +140,14 @@ def swallow(loss: Tensor) -> None:
 
 def decline(loss: Tensor) -> None:
     """
-    Set the learning rate to a value that is the same on all ranks and differs after each step.
+    Set a learning rate that is the same on all ranks and falls during the training.
     """
     scheduler.step(1.0)
 
 
 def evaluate(loss: Tensor) -> None:
     """
-    Evaluate on all ranks, with workers. The result is not used.
+    Evaluate on all ranks, with data loader workers, and do not use the result.
     """
     model.eval()
     with torch.no_grad():
@@ -165,7 +168,8 @@ TAILS: Mapping[str, Callable[[Tensor], None]] = {
 
 def decay_in_backward() -> None:
     """
-    Let weights decay as soon as their gradient is there.
+    Register hooks that shrink each parameter in the backward pass, as soon as its gradient is
+    complete.
     """
 
     def decay(parameter: Tensor) -> None:
@@ -177,8 +181,7 @@ def decay_in_backward() -> None:
 
 def steps(session: tft.Session) -> Iterator[int]:
     """
-    Yield the steps that are left. With the habit `unended`, the loop does not say where a step
-    ends.
+    Yield the remaining steps. With the habit `unended`, the loop does not report where a step ends.
     """
     if "unended" not in args.habits:
         yield from session.steps(args.steps)

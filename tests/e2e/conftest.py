@@ -1,5 +1,5 @@
 """
-Undisturbed jobs with which other jobs are compared, run once per test run.
+The undisturbed jobs with which other jobs are compared. Each runs once per test run.
 """
 
 import pytest

@@ -1,12 +1,11 @@
 """
-The script of the fast jobs: a few numbers instead of a model, and the fake adaptor instead of
-torch.
+The script of the fast jobs, with a few numbers as its model and the fake adaptor instead of torch.
 
     fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
                 [--own] [--full STEP] [--keep STEPS]
 
-With `--keep STEPS`, each rank has a part that no other rank has. Every STEPS steps the script keeps
-a checkpoint of its own.
+With `--keep STEPS`, each rank has a part that no other rank has. Every STEPS steps, the script
+writes a checkpoint of its own.
 """
 
 import argparse
@@ -40,7 +39,7 @@ record = Record(session.run_dir, session.rank)
 
 class Numbers:
     """
-    Both the model and its data. Each rank draws its own numbers, and the ranks add them up.
+    The model and the data of the job. Each rank draws its own numbers, and all ranks sum them.
     """
 
     def __init__(self) -> None:
@@ -62,14 +61,14 @@ class Numbers:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go back to a position.
+        Set the position to the one in `state`.
         """
         self.position = state["position"]
 
 
 class Spreading(Exception):
     """
-    Numbers that have gone bad, perhaps on all ranks since the last update.
+    A numeric error after which the numbers may be wrong on all ranks since the last update.
     """
 
     tft_fault_kind = "numeric"
@@ -78,7 +77,7 @@ class Spreading(Exception):
 
 def once(error: Exception) -> None:
     """
-    Raise an error once in a run, however often the step is computed.
+    Raise `error` once per run, even if the step is computed again.
     """
     mark = Path(session.run_dir) / type(error).__name__
     if not mark.exists():
@@ -88,8 +87,9 @@ def once(error: Exception) -> None:
 
 def save(directory: Path, step: int) -> None:
     """
-    Save a checkpoint with the script's own function. At the step `args.full`, raise an `OSError`,
-    as when the disk is full.
+    Save a checkpoint with the script's own function.
+
+    Raises `OSError` at the step `args.full`, as a full disk would.
     """
     if step == args.full:
         raise OSError("no space left on device")
@@ -98,21 +98,22 @@ def save(directory: Path, step: int) -> None:
 
 def load(directory: Path) -> None:
     """
-    Load what `save` has written.
+    Load the checkpoint that `save` has written in the directory.
     """
     numbers.values[:] = array.array("d", (directory / "numbers").read_bytes())
 
 
 def kept(step: int, rank: int) -> Path:
     """
-    Return the path at which a rank keeps its part of a checkpoint that only the script knows.
+    Return the path of a rank's part of the script's own checkpoint of `step`. tft does not know
+    this file.
     """
     return Path(session.run_dir, "kept", str(step), str(rank))
 
 
 def keep(step: int) -> None:
     """
-    Write a checkpoint of this rank. The file is either whole or absent, as for real scripts.
+    Write this rank's part of the script's own checkpoint. The file is either complete or absent.
     """
     path = kept(step, session.rank)
     path.parent.mkdir(parents=True, exist_ok=True)

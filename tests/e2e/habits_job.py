@@ -1,10 +1,10 @@
 """
-A DDP job with one habit of real scripts, in which a rank can die while the habit is at work.
+A DDP job with one habit of real scripts, in which a rank can die while the code of the habit runs.
 
     habits_job.py HABIT [--make] [--die RANK,STEP]
 
-At the end each rank records its whole state: tft's digests, and the state that it finds in the
-objects themselves.
+At the end, each rank records its whole state: the digests of tft, and the state that the script
+reads from the objects itself.
 """
 
 import argparse
@@ -56,7 +56,8 @@ class Net(nn.Module):
 
 class Counting(Net):
     """
-    A network whose forward pass counts its input, as experts do. The output depends on the count.
+    A network whose forward pass counts its input rows, as layers of experts do. The output depends
+    on the count.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Counting(Net):
 
     def forward(self, x: Tensor, step: int) -> Tensor:
         """
-        Count the input in training mode, and scale the output of `Net` by the count.
+        Scale the output of `Net` by the count. In training mode, count the input first.
         """
         if self.training:
             self.seen += x.abs().sum()
@@ -92,7 +93,7 @@ class Branching(Net):
 
 class Waking(Counting):
     """
-    A network that counts its steps from the first on, and its input from step 6 on.
+    A network with a count of its steps and, from step 6 on, a count of its input.
     """
 
     def __init__(self) -> None:
@@ -113,7 +114,7 @@ class Waking(Counting):
 
 class Telling(Net):
     """
-    A network that counts in a number, which is part of its extra state.
+    A network whose count is a Python number, kept in the extra state of the module.
     """
 
     def __init__(self) -> None:
@@ -154,7 +155,7 @@ class Momentum(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
         """
-        Apply the optimizer step with this velocity.
+        Update the velocity of each parameter and apply it.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -179,7 +180,7 @@ class Preconditioned(torch.optim.SGD):
 
     def step(self, closure: Any = None) -> Any:  # Any: as in torch
         """
-        Grow the factors, and apply the step of SGD.
+        Update the factors, and apply the step of SGD.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -190,7 +191,7 @@ class Preconditioned(torch.optim.SGD):
 
 class Habit:
     """
-    A script without habits. The subclasses have one habit each.
+    A script without habits. Each subclass has one habit.
     """
 
     net: Callable[[], nn.Module] = Net
@@ -205,18 +206,18 @@ class Habit:
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
-        Run what comes between forward and backward pass: the victim dies.
+        Run the code between forward and backward pass. Here the victim dies.
         """
         die()
 
     def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        Run what comes between backward pass and update window: nothing.
+        Run the code between backward pass and update window. The default does nothing.
         """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        Run what follows the update window: nothing.
+        Run the code after the update window. The default does nothing.
         """
 
 
@@ -227,7 +228,7 @@ class Evaluates(Habit):
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
-        Do nothing: no rank dies here.
+        Do nothing. The victim dies in `after` instead.
         """
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
@@ -245,7 +246,7 @@ class Evaluates(Habit):
 
 class Counts(Habit):
     """
-    The script counts in a buffer, in the forward pass.
+    The script counts in a buffer of the model, in the forward pass.
     """
 
     net = Counting
@@ -253,8 +254,8 @@ class Counts(Habit):
 
 class Wakes(Habit):
     """
-    The script counts in a buffer that changes for the first time in the step in which a rank dies,
-    and in another that changes in every step.
+    The script has a buffer that first changes in the step in which a rank dies, and another that
+    changes in every step.
     """
 
     net = Waking
@@ -262,7 +263,7 @@ class Wakes(Habit):
 
 class Tells(Habit):
     """
-    The script counts in an extra state, in the forward pass.
+    The script counts in the extra state of a module, in the forward pass.
     """
 
     net = Telling
@@ -270,7 +271,8 @@ class Tells(Habit):
 
 class Zeroes(Habit):
     """
-    The script sets gradients to zero, including those of parameters that a step does not use.
+    The script sets gradients to zero instead of None, also those of parameters that a step does not
+    use.
     """
 
     net = Branching
@@ -288,7 +290,7 @@ class Freezes(Habit):
 
     def after(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        Freeze the first layer, as a script does that trains parts of a model one after the other.
+        Freeze the first layer, as scripts do that train the parts of a model one after the other.
         """
         if step == 3:
             model.get_submodule("first").requires_grad_(False)
@@ -296,7 +298,7 @@ class Freezes(Habit):
 
 class Hides(Habit):
     """
-    The script keeps optimizer state in an attribute of the optimizer.
+    The script has an optimizer that keeps its state in an attribute.
     """
 
     optimizer = Momentum
@@ -312,20 +314,22 @@ class Preconditions(Habit):
 
 class Unscales(Habit):
     """
-    The script unscales the gradients, clips them, and all ranks sum their norms before the window.
+    The script unscales and clips the gradients. All ranks sum the norms before the window.
     """
 
     scales = True
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
-        Do nothing: no rank dies here.
+        Do nothing. The victim dies in `ready` instead.
         """
 
     def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
         """
-        Unscale and clip the gradients. The victim dies before the all-reduce, so the others, which
-        have unscaled theirs, cannot complete the step without it.
+        Unscale and clip the gradients, and all-reduce the norms.
+
+        The victim dies before the all-reduce. The other ranks have unscaled their gradients by then
+        and cannot complete the step.
         """
         scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -387,7 +391,7 @@ def build() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def make() -> Made:
     """
-    Return the objects that are made over the process groups.
+    Return the objects that are made over the process groups, such as the DDP model.
     """
     model, optimizer = build()
     return Made(model=DDP(model, forward_sync_buffers=False, **habit.wrapper), optimizer=optimizer)
@@ -416,7 +420,7 @@ else:
 
 def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
     """
-    Yield the steps that are left, each with a batch of shape (4, WIDTH).
+    Yield the remaining steps, each with a batch of shape (4, WIDTH).
     """
     loaded = iter(loader) if habit.loads else iter(())
     for step in session.steps(args.steps):

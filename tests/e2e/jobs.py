@@ -1,5 +1,5 @@
 """
-Real jobs: `tft run` in a separate process, observed from outside. No process may be left behind.
+Real jobs: `tft run` in a separate process, with checks that no process is left behind.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ MARK = "TFT_TEST_RUN"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """
-    The outcome of a job that has ended.
+    The result of a job that has ended: its exit code, output and run directory.
     """
 
     code: int
@@ -38,7 +38,7 @@ class Outcome:
     @property
     def report(self) -> dict[str, Any]:  # Any: JSON
         """
-        The report in the run directory.
+        The content of `report.json` in the run directory.
         """
         report: dict[str, Any] = json.loads((self.run_dir / "report.json").read_text())
         return report
@@ -46,14 +46,14 @@ class Outcome:
     @property
     def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        The incidents of the report.
+        The incidents of the report, in order.
         """
         incidents: list[dict[str, Any]] = self.report["incidents"]
         return incidents
 
     def rows(self) -> dict[tuple[int, int], str]:
         """
-        Return the loss of every rank and step. A step that appears twice is an error.
+        Return the loss of every rank and step. Fail the test if a step appears twice.
         """
         rows: dict[tuple[int, int], str] = {}
         for path in sorted(self.run_dir.glob("steps-rank*.jsonl")):
@@ -66,7 +66,7 @@ class Outcome:
 
     def finals(self) -> dict[int, dict[str, str]]:
         """
-        Return the final digests of every rank.
+        Return the digests of every rank at the end of the job.
         """
         return {
             int(path.stem.removeprefix("final-rank")): json.loads(path.read_text())
@@ -75,7 +75,7 @@ class Outcome:
 
     def chaos(self) -> list[dict[str, Any]]:  # Any: JSON
         """
-        Return the records of the chaos faults, in the order in which they struck.
+        Return the records of the faults that chaos injected, in order of time.
         """
         records = [json.loads(p.read_text()) for p in (self.run_dir / "chaos").glob("*-*.json")]
         return sorted(records, key=lambda record: float(record["at"]))
@@ -83,7 +83,7 @@ class Outcome:
 
 class Job:
     """
-    A job that runs.
+    A running job.
     """
 
     def __init__(self, process: subprocess.Popen[str], run_dir: Path, log: Path) -> None:
@@ -109,7 +109,7 @@ class Job:
 
     def asked(self, *words: str) -> tuple[int, str]:
         """
-        Run a `tft` command on the job. Return the exit code and the command's error output.
+        Run a `tft` command on this job. Return the exit code and the error output of the command.
         """
         command = [sys.executable, "-m", "tft", words[0], "--run-dir", str(self.run_dir)]
         done = subprocess.run(
@@ -120,7 +120,7 @@ class Job:
 
     def pid(self, name: str) -> int:
         """
-        Return the process id of the job's part `name`.
+        Return the process id of a part of the job, such as a rank or an agent, by its name.
         """
         return int((self.run_dir / "pids" / f"{name}.pid").read_text())
 
@@ -135,8 +135,9 @@ def job(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """
-    Start `tft run` with some additional environment variables. At the end, kill all of its
-    remaining processes by their process ids.
+    Start `tft run` with some additional environment variables.
+
+    At the end of the `with` block, kill all remaining processes of the job by their process ids.
     """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     log = run_dir.with_name(f"{run_dir.name}-{len(list(run_dir.parent.glob('*.out')))}.out")
@@ -161,7 +162,7 @@ def job(
 
 def run(run_dir: Path, *options: str, limit: float = LIMIT, **how: Any) -> Outcome:  # Any: job's
     """
-    Run a job from start to end. The job must leave no process behind.
+    Run a job from start to end. Fail the test if the job leaves a process behind.
     """
     with job(run_dir, *options, **how) as running:
         outcome = running.end(limit)
@@ -173,8 +174,10 @@ def run_once(
     factory: pytest.TempPathFactory, name: str, run_in: Callable[[Path], Outcome]
 ) -> Outcome:
     """
-    Return the outcome of a job that several tests are compared with. The job runs once per test
-    run, in the first process of pytest that asks for it; the other processes wait for it.
+    Return the outcome of a job with which several tests compare theirs.
+
+    The job runs once per test run, in the first process of pytest that asks for it. The other
+    processes of pytest wait for the outcome.
     """
     base = factory.getbasetemp()
     where = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"once-{name}"
@@ -191,8 +194,9 @@ def run_once(
 
 def left_behind(run_dir: Path) -> list[int]:
     """
-    Return the process ids that belong to the job of this run directory. The environment of each
-    names the run directory.
+    Return the ids of all processes of the job.
+
+    A process belongs to the job if its environment names the run directory.
     """
     needle = os.fsencode(f"{MARK}={run_dir}\0")
     found = []
@@ -211,8 +215,8 @@ def left_behind(run_dir: Path) -> list[int]:
 
 def identical(outcome: Outcome, undisturbed: Outcome) -> None:
     """
-    Check that the job is bit-identical to the undisturbed one: the same losses of all ranks and
-    steps, and the same final digests.
+    Check that the job has the same losses at all ranks and steps, and the same final digests, as
+    the undisturbed job.
     """
     assert outcome.rows() == undisturbed.rows()
     assert outcome.finals() == undisturbed.finals()
@@ -221,8 +225,9 @@ def identical(outcome: Outcome, undisturbed: Outcome) -> None:
 
 def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
     """
-    Wait for a fact that no event reports, such as the content of a file or a process in the process
-    table. The wait lasts at most `limit` seconds.
+    Wait until `fact` is true, at most `limit` seconds. `what` names the fact in the error message.
+
+    This is for facts that no event reports, such as the content of a file or the end of a process.
     """
     end = time.monotonic() + limit
     while not fact():
@@ -232,7 +237,7 @@ def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:
 
 def reached(running: Job, step: int) -> Callable[[], bool]:
     """
-    Return a function that tells whether rank 0 has begun this step.
+    Return a function that tells whether rank 0 has begun `step`.
     """
     path = running.run_dir / "steps-rank0.jsonl"
     return lambda: path.exists() and path.read_text().count("\n") >= step
@@ -240,6 +245,6 @@ def reached(running: Job, step: int) -> Callable[[], bool]:
 
 def strike(running: Job, name: str) -> None:
     """
-    Kill a part of the job with SIGKILL, by its process id.
+    Kill the part `name` of the job with SIGKILL, by its process id.
     """
     os.kill(running.pid(name), signal.SIGKILL)

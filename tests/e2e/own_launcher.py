@@ -1,8 +1,11 @@
 """
-A launcher like those of other frameworks. It starts the ranks of its node itself, when tft tells
-it to, and one more process without a rank. The ranks write to `out-RANK` in the working directory.
+A launcher like those of other frameworks, which starts the ranks of its node when tft asks for
+them.
 
     own_launcher.py NNODES NODE RANKS PORT SCRIPT [ARGS...]
+
+The launcher also starts one process without a rank. The ranks write to `out-RANK` in the working
+directory.
 """
 
 import os
@@ -16,7 +19,7 @@ from tft.spi.launcher import BrokerAddress, Node
 
 class Own:
     """
-    The starter of the processes of a script.
+    The implementation of `tft.spi.launcher.Starter`, which starts the processes of a script.
     """
 
     def __init__(self, first: int, command: list[str]) -> None:
@@ -26,7 +29,7 @@ class Own:
 
     def start(self, local_rank: int) -> int:
         """
-        See `tft.spi.launcher.Starter`.
+        Start the process of a local rank and return its process id.
         """
         with Path(f"out-{self._first + local_rank}").open("ab") as out:
             process = subprocess.Popen(
@@ -37,13 +40,13 @@ class Own:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.spi.launcher.Starter`.
+        Kill a process of a local rank with SIGKILL.
         """
         self._processes[pid].kill()
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.spi.launcher.Starter`.
+        Wait for the end of a process and forget it.
         """
         self._processes.pop(pid).wait()
 

@@ -1,10 +1,11 @@
 """
-A job in which every step is one global batch, however many ranks share it. The job runs under tft
-with a `ReplicaOptimizer`. It also runs in plain torch under torchrun, from a checkpoint that tft
-has saved.
+A job in which each step trains one global batch, split over any number of ranks.
 
     split_job.py --out DIR                      under `tft run`
     split_job.py --out DIR --resume CHECKPOINT  under torchrun: nothing of tft is imported
+
+Under tft the job uses a `ReplicaOptimizer`. Under torchrun it runs in plain torch, from a
+checkpoint that tft has saved.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 
 class Losses:
     """
-    The losses of one rank, by step.
+    The writer of one rank's file of losses by step.
     """
 
     def __init__(self, directory: Path, rank: int) -> None:
@@ -60,7 +61,7 @@ class Losses:
 
     def add(self, step: int, loss: float) -> None:
         """
-        Add a loss. If a step is computed again, its last loss counts.
+        Append a loss to the file. If a step is computed again, readers use its last loss.
         """
         with self._path.open("a") as file:
             file.write(json.dumps([step, loss.hex()]) + "\n")
@@ -100,7 +101,7 @@ def train_with_tft(out: Path, steps: int) -> None:
 
 def train_plainly(out: Path, steps: int, first: int, checkpoint: Path) -> None:
     """
-    Train under torchrun, from a checkpoint of the end of step `first - 1`.
+    Train under torchrun, from a checkpoint of the step before `first`.
     """
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp

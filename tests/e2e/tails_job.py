@@ -5,9 +5,12 @@ state.
     tails_job.py HABIT [--slow before|after|head] [--slowly STEP,STEP...] [--own] [--evaluates]
                  [--rows] [--die RANK,STEP[,INCARNATION]]
 
-With `--rows` each rank records a row of each step before the backward pass. With `--evaluates` all ranks evaluate after each step, and record their common result once. In the
-steps of `--slowly` each rank waits 0.2 s for every rank below it: before its window, after it, or
-at the head of the step. Each rank writes its positions to `trail-rankR.INCARNATION`.
+With `--rows`, each rank records a row of each step before the backward pass. With `--evaluates`,
+all ranks evaluate after each step and record their common result once.
+
+In the steps of `--slowly`, each rank sleeps for 0.2 s times its rank. `--slow` says where: before
+the window, after it, or at the head of the step. Each rank writes its positions to
+`trail-rankR.INCARNATION`.
 """
 
 import argparse
@@ -81,7 +84,7 @@ class Batches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: each has its own type
         """
-        Go back to a position.
+        Set the position to the one in `state`.
         """
         self._taken = state["taken"]
         self._generator.set_state(
@@ -114,7 +117,7 @@ record = Record(session.run_dir, rank)
 
 class Habit:
     """
-    A loop that does nothing after its window. The subclasses do something.
+    A loop that does nothing after its update window. Each subclass adds one habit.
     """
 
     scheduler: Any = None  # Any: as in torch
@@ -125,12 +128,12 @@ class Habit:
 
     def head(self, step: int) -> None:
         """
-        Run the beginning of an iteration.
+        Run the code at the beginning of an iteration. The default does nothing.
         """
 
     def tail(self, step: int) -> None:
         """
-        Run what follows the update window.
+        Run the code after the update window. The default does nothing.
         """
 
 
@@ -145,7 +148,7 @@ class Schedules(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Advance the scheduler, so each step has its own rate.
+        Advance the scheduler, which gives each step its own learning rate.
         """
         self.scheduler.step()
 
@@ -163,14 +166,14 @@ class Averages(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Add the parameters of the step to the average, once.
+        Update the average with the parameters of this step.
         """
         self.average.update_parameters(model)
 
 
 class Plateaus(Habit):
     """
-    The loop advances a scheduler with a number that all ranks have computed together.
+    The loop advances a scheduler with a number that all ranks have summed.
     """
 
     def __init__(self) -> None:
@@ -179,7 +182,7 @@ class Plateaus(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Advance the scheduler, so the rate changes with most steps.
+        Advance the scheduler, which changes the learning rate after most steps.
         """
         found = torch.tensor(float(step % 3 + rank))
         dist.all_reduce(found)
@@ -188,7 +191,7 @@ class Plateaus(Habit):
 
 class Scales(Habit):
     """
-    The loop uses a scaler, whose scale grows with every second step.
+    The loop uses a gradient scaler, whose scale grows in every second step.
     """
 
     def __init__(self) -> None:
@@ -198,7 +201,7 @@ class Scales(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Update the scaler, as torch's examples do.
+        Update the gradient scaler, as torch's examples do.
         """
         self.scaler.update()
 
@@ -210,7 +213,7 @@ class ByHand(Habit):
 
     def head(self, step: int) -> None:
         """
-        Set the rate, so each step has its own rate.
+        Set the learning rate of this step.
         """
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * 0.9**step
@@ -223,7 +226,7 @@ class Evaluates(Habit):
 
     def tail(self, step: int) -> None:
         """
-        Evaluate. The victim of `--die` dies in the evaluation.
+        Evaluate in every third step. The victim of `--die` dies in the evaluation.
         """
         if step % 3 == 0:
             model.eval()
@@ -236,7 +239,7 @@ class Evaluates(Habit):
 
 class Switches(Habit):
     """
-    A part of the model stops training, for good, after the window of a step.
+    The loop stops the training of one part of the model for good, after the window of a step.
     """
 
     def tail(self, step: int) -> None:
@@ -251,13 +254,14 @@ class Switches(Habit):
 
 class LeavesModes(Habit):
     """
-    Rank 0 evaluates alone and leaves the model in evaluation mode. Each iteration begins in
-    training mode.
+    Rank 0 evaluates alone and leaves the model in evaluation mode.
+
+    The loop sets training mode at the head of each iteration.
     """
 
     def head(self, step: int) -> None:
         """
-        Switch to training mode, whatever the mode was.
+        Set training mode.
         """
         model.train()
 
@@ -283,7 +287,7 @@ HABITS: Mapping[str, type[Habit]] = {
 
 def die(step: int) -> None:
     """
-    Kill this process, if it is the victim at its step in its incarnation.
+    Kill this process if `--die` names its rank, this step and its incarnation.
     """
     if (rank, step, session.incarnation) == (*dies, 0)[:3]:
         come("dies", step)
@@ -292,14 +296,14 @@ def die(step: int) -> None:
 
 def come(place: str, step: int) -> None:
     """
-    Write down where this process is.
+    Append the position of this process, `place` and `step`, to its trail file.
     """
     trail.write(f"{place} {step}\n".encode())
 
 
 def wait(where: str, step: int) -> None:
     """
-    Wait for the ranks below at the point `where`, in the steps of `--slowly`.
+    In the steps of `--slowly`, sleep for 0.2 s times the rank, if `--slow` names the place `where`.
     """
     if where == args.slow and step in slowly:
         time.sleep(APART * rank)
@@ -307,7 +311,7 @@ def wait(where: str, step: int) -> None:
 
 def wait_within(step: int) -> None:
     """
-    Wait for the ranks below in the middle of a tail.
+    In the steps of `--slowly`, sleep for 0.2 s times the rank, in the middle of a tail.
     """
     if step in slowly:
         time.sleep(APART * rank)
@@ -325,8 +329,7 @@ session.adopt(
 
 def evaluate(step: int) -> None:
     """
-    Record the common loss of all ranks for the model as it is, in evaluation mode and with random
-    input.
+    Record the common loss of all ranks, in evaluation mode and with random input.
     """
     model.eval()
     with torch.no_grad():
@@ -338,7 +341,7 @@ def evaluate(step: int) -> None:
 
 def steps(session: tft.Session) -> Iterator[int]:
     """
-    Yield the steps that are left. With `--own`, the loop itself says where a step ends.
+    Yield the remaining steps. With `--own`, the loop itself reports where a step ends.
     """
     if not args.own:
         yield from session.steps(args.steps)
@@ -381,7 +384,7 @@ def whole(tensors: Mapping[str, Tensor]) -> str:
 
 def told(state: Callable[[], object] | None) -> str:
     """
-    Return what an object reports of its state.
+    Return the state that an object reports of itself, or None without `state`.
     """
     return "" if state is None else repr(state())
 

@@ -1,5 +1,6 @@
-"""A recovery plugin of a scheduler, installed in the controller of a real job. Real processes, a
-fake framework."""
+"""
+A scheduler's recovery plugin, installed in the controller of a real job with the fake adaptor.
+"""
 
 from pathlib import Path
 

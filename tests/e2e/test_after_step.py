@@ -1,5 +1,7 @@
-"""Evaluations after steps: a rank that evaluates is not taken for a hanging one, and each
-evaluation is made once per step on all of its ranks."""
+"""
+Evaluations after steps: a rank that evaluates is not reported as hanging, and each rank evaluates
+once per step.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,9 @@ EVERY, STEPS = 5, 14
 
 
 def trained(where: Path, *arguments: str) -> Outcome:
-    """Return the outcome of a job of three ranks."""
+    """
+    Return the outcome of a job of three ranks that runs `after_job.py`.
+    """
     return run(where, script=SCRIPT, arguments=arguments, nproc=3)
 
 
@@ -28,7 +32,9 @@ def evaluations(outcome: Outcome) -> dict[int, list[tuple[int, float]]]:
 
 
 def kept(outcome: Outcome) -> set[int]:
-    """Return the ranks that had faults."""
+    """
+    Return the ranks to which the incidents of the job attribute faults.
+    """
     return {fault["rank"] for incident in outcome.incidents for fault in incident["faults"]}
 
 

@@ -1,6 +1,7 @@
 """
-What people ask of a job that runs, and what they meet: pauses, checks, dumps, a job that shrinks.
-Real processes, a fake framework.
+Requests of users to a running job: pauses, checks, last checkpoints, and a smaller job.
+
+The processes are real, and the adaptor is the fake one.
 """
 
 import json
@@ -35,7 +36,7 @@ def tft_check(session, name):
 @pytest.fixture
 def lamps(tmp_path: Path) -> dict[str, str]:
     """
-    The variables of a job that has the plugin with the check `lamps`.
+    Return the environment variables of a job that has a plugin with the check `lamps`.
     """
     (tmp_path / "packages").mkdir()
     package(tmp_path / "packages", "lamps", CHECKS, "tft.plugins")
@@ -49,7 +50,7 @@ ARGUMENTS = (str(FAKE_STEPS), "--seconds", "0.04")
 @contextmanager
 def calm(run_dir: Path, *, environment: dict[str, str] | None = None) -> Iterator[Job]:
     """
-    The fast job, of four ranks, at its twentieth step.
+    Start the fast job with four ranks, and yield it when rank 0 has reached step 20.
     """
     with job(
         run_dir, "--adaptor", "fake", script=FAKE, arguments=ARGUMENTS, environment=environment
@@ -63,7 +64,9 @@ def on_two_nodes(
     run_dir: Path, *options: str, environment: dict[str, str] | None = None
 ) -> Iterator[tuple[Job, Job]]:
     """
-    The same on two nodes, which are both here: the first one leads.
+    Start the fast job on two nodes of this machine, and yield both when rank 0 has reached step 20.
+
+    The controller runs on the first node.
     """
     shared = ("--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1"), "--nnodes", "2")
 
@@ -80,7 +83,7 @@ def on_two_nodes(
 
 def steps(running: Job) -> set[int]:
     """
-    How many steps each rank has begun.
+    Return the set of the numbers of steps that the ranks have begun.
     """
     files = running.run_dir.glob("steps-rank*.jsonl")
     return {path.read_text().count("\n") for path in files}
@@ -88,7 +91,7 @@ def steps(running: Job) -> set[int]:
 
 def resumed(where: Path) -> Outcome:
     """
-    The fast job again, from its last checkpoint.
+    Run the fast job again from its last checkpoint, and return its outcome.
     """
     return run(where, "--adaptor", "fake", "--resume", script=FAKE, arguments=(str(FAKE_STEPS),))
 

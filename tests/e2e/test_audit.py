@@ -1,6 +1,8 @@
 """
-Loops with habits that an incident cannot repair: each is named, with the line, and refused where that is asked for.
-Loops without them are not named, whatever else they do.
+The audit of real loops: each habit that an incident cannot repair is reported with its line of
+code.
+
+With the strict audit the job is refused. Loops without such habits are not reported.
 """
 
 import re
@@ -43,7 +45,7 @@ def audit(
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
     """
-    The script with these arguments on two ranks.
+    Run `audit_job.py` with these arguments on two ranks, and return the outcome.
     """
     return run(
         where, *options, script=SCRIPT, arguments=arguments, nproc=2, environment=environment
@@ -52,7 +54,9 @@ def audit(
 
 def harmed(where: Path, habit: str, audit_mode: str) -> Outcome:
     """
-    The script with the fault that does harm to it, in a build that compares no copies.
+    Run the loop with a fault that makes the habit do harm, and return the outcome.
+
+    The job does not compare copies between ranks. It must recover from exactly one incident.
     """
     spec = HARM[habit]
     fault = ("--chaos", spec) if spec else ()
@@ -67,21 +71,21 @@ def harmed(where: Path, habit: str, audit_mode: str) -> Outcome:
 
 def is_identical(outcome: Outcome, calm: Outcome) -> bool:
     """
-    All losses and final digests of all ranks are the same.
+    Return whether all losses and final digests of both jobs are the same.
     """
     return (outcome.rows(), outcome.finals()) == (calm.rows(), calm.finals())
 
 
 def findings(outcome: Outcome) -> list[str]:
     """
-    What was named on the terminal, in order.
+    Return the findings that rank 0 printed, in order.
     """
     return re.findall(r"\[rank 0\] .* audit +finding=(\w+)", outcome.output)
 
 
 def lines(outcome: Outcome) -> list[str]:
     """
-    The lines of the script that are named, as they stand there.
+    Return the lines of the script that the audit names, as they are in the file.
     """
     text = SCRIPT.read_text().splitlines()
     return [text[int(n) - 1].strip() for n in re.findall(r"audit_job\.py:(\d+)", outcome.output)]

@@ -1,6 +1,6 @@
 """
-Every process that is not a rank may die, and so may the ranks: real processes, real signals, a
-fake framework.
+The loss of any process, whether it is a rank or a part of tft: real processes and signals with the
+fake adaptor.
 """
 
 import json
@@ -35,7 +35,7 @@ LIMIT = 60.0
 
 def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # a context manager of `job`
     """
-    The fast job, of four ranks.
+    Start the fast job of four ranks.
     """
     return job(run_dir, "--adaptor", "fake", *options, script=FAKE, arguments=(str(steps), *more))
 
@@ -61,7 +61,9 @@ def test_a_killed_broker_controller_or_store_is_restarted_in_training(
 
 def assert_told(outcome: Outcome) -> None:
     """
-    The story has no hole, and whoever judges it once more commands the same to the same end.
+    Check that the story in the run directory is complete.
+
+    A replay of the story must give the same commands, the same result and the same incidents.
     """
     story = outcome.run_dir / "story.jsonl"
     judged = replay(runs_of(story.read_bytes(), str(story), -1)[1])

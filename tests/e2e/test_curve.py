@@ -1,5 +1,5 @@
 """
-Jobs with keys: two nodes on one machine, everything between them encrypted.
+Jobs with encryption keys: two nodes on one machine, with all messages between them encrypted.
 """
 
 import json
@@ -21,7 +21,7 @@ LIMIT = 60.0
 @contextmanager
 def node(run_dir: Path, number: int, broker: str, curve: Path | None) -> Iterator[Job]:
     """
-    One of two nodes, with two ranks, that leaves the time to be asked something.
+    Start one of two nodes, with two ranks, whose steps are slow enough for requests during the job.
     """
     keys = () if curve is None else ("--curve", str(curve))
     with job(

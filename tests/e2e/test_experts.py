@@ -1,7 +1,8 @@
 """
-The example with experts that are spread over ranks, on real torch, with ranks killed and broken: each run is
-compared bit for bit with the undisturbed one. A rank has two shards: `dense`, which all have, and its experts,
-which one other rank has.
+The example with experts that are spread over ranks, on real torch, with faults injected into ranks.
+
+Each run is compared bit for bit with the undisturbed one. A rank has two shards: `dense`, which all
+ranks hold, and its experts, which one other rank also holds.
 """
 
 from pathlib import Path
@@ -20,7 +21,7 @@ PHASES = ("forward", "backward", "update", "between")
 
 def train(run_dir: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) -> Outcome:
     """
-    The job, with what chaos does to it.
+    Run the job with these chaos faults and return its outcome.
     """
     options = [word for spec in specs for word in ("--chaos", spec)]
     return run(run_dir, *options, *more, script=SCRIPT, arguments=STEPS, **how)
@@ -29,7 +30,7 @@ def train(run_dir: Path, *specs: str, more: tuple[str, ...] = (), **how: Any) ->
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    Without any fault.
+    Return the outcome of the job without any fault.
     """
     outcome = train(tmp_path_factory.mktemp("experts") / "undisturbed")
     assert outcome.code == 0, outcome.output

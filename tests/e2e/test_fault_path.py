@@ -1,5 +1,7 @@
 """
-The page on the way of a fault names what is executed on this way: a real job with one rank killed, traced.
+The documentation page on the path of a fault, compared with the functions that a real job calls.
+
+The job loses one rank by a kill, and all its calls are traced.
 """
 
 import os
@@ -25,7 +27,7 @@ RUNS = 3
 @dataclass(frozen=True, slots=True)
 class Call:
     """
-    A call of a function of ours, in one of the processes of a job.
+    A call of a function of tft or its adaptors in a process of the job.
     """
 
     at: float
@@ -36,10 +38,11 @@ class Call:
 @pytest.fixture(scope="module")
 def way(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Call]:
     """
-    The calls of all processes between the kill and the first step that all ranks have trained again.
+    Return the calls of all processes, from the kill to the first step that all ranks have trained
+    again.
 
     The page describes ranks that must be interrupted in their collective. If the broken connections
-    have brought all ranks out of it before the order came, then the job is run again.
+    freed all ranks before the order arrived, the job is run again.
     """
     for _ in range(RUNS):
         found = traced(tmp_path_factory.mktemp("way"))
@@ -70,7 +73,9 @@ def traced(where: Path) -> Sequence[Call]:
 
 def calls(traces: Path) -> Iterator[Call]:
     """
-    The calls that processes have written. The last line of a process that was killed may be cut off.
+    Yield the calls in the trace files.
+
+    The last line of a process that was killed may be incomplete and is then left out.
     """
     for trace in traces.iterdir():
         for line in trace.read_text().splitlines():
@@ -81,7 +86,7 @@ def calls(traces: Path) -> Iterator[Call]:
 
 def sections() -> dict[str, list[tuple[str, str]]]:
     """
-    By heading: the files and functions that the page lists.
+    Return the files and functions that the page lists, by heading.
     """
     found = {}
     for part in PAGE.read_text().split("\n## ")[1:]:
@@ -94,7 +99,7 @@ def sections() -> dict[str, list[tuple[str, str]]]:
 
 def left_out() -> set[str]:
     """
-    The files and rooms that the page leaves out, and says why.
+    Return the files and packages that the page leaves out with a reason.
     """
     _, _, text = PAGE.read_text().partition("\n## What is left out\n")
     return set(re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE))
@@ -102,7 +107,7 @@ def left_out() -> set[str]:
 
 def rooms() -> set[str]:
     """
-    The rooms that the page lists.
+    Return the packages that the page lists under its heading `The rooms`.
     """
     _, _, text = PAGE.read_text().partition("\n## The rooms\n")
     return set(re.findall(r"^\| `([\w/]+)` \|", text.partition("\n## ")[0], re.MULTILINE))
@@ -110,7 +115,7 @@ def rooms() -> set[str]:
 
 def missed(way: Sequence[Call], rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """
-    The rows that were not called after the row before them.
+    Return the rows of the page that were not called after the row before them.
     """
     lacking, after = [], way[0].at
     for row in rows:

@@ -1,9 +1,8 @@
 """
-The example, on real torch, with its ranks killed, hung and broken in every phase: each run is
-compared bit for bit with the undisturbed one.
+The GPT example on real torch, with ranks killed, hung and broken in every phase.
 
-`make test` runs a covering part of the table, several incidents to a job; `make soak` runs every
-row of it, a job each.
+Each run is compared bit for bit with the undisturbed one. `make test` runs a part of the table that
+covers all cases, several incidents per job. `make soak` runs every row of the table in its own job.
 """
 
 import os
@@ -25,14 +24,15 @@ STEPS = ("--steps", str(GPT_STEPS))
 
 def chaos(*specs: str) -> list[str]:
     """
-    Options for `tft run`.
+    Return the options of `tft run` that inject these faults.
     """
     return [word for spec in specs for word in ("--chaos", spec)]
 
 
 def recovered(incident: dict[str, Any], rank: int, kind: str = "process") -> None:  # Any: JSON
     """
-    One fault, one new process, everybody else kept, nothing lost.
+    Check that the incident has one fault, started one new process, kept all others, and lost no
+    step.
     """
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [(kind, rank)]
     assert incident["strategy"] == "recover"

@@ -1,7 +1,8 @@
 """
-Habits of scripts that leave something behind in a process: whatever it is, it is rolled back with the rest.
-Each job loses a rank in the midst of it, and all that there is of its state at the end, on every rank, is that of
-the undisturbed job.
+Habits of scripts that leave state in a process. A rollback restores this state with the rest.
+
+Each job loses a rank while the code of its habit runs. At the end, the whole state of every rank
+equals that of the undisturbed job.
 """
 
 import re
@@ -16,7 +17,7 @@ SCRIPT = ROOT / "tests" / "e2e" / "habits_job.py"
 
 def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
     """
-    A job of three ranks in which one dies, compared with one in which none does.
+    Run a job of three ranks in which one dies, and check that it ends as the job without a fault.
     """
     calm = run(where / "calm", script=SCRIPT, arguments=(habit, *more), nproc=3)
     assert calm.code == 0, calm.output

@@ -1,8 +1,8 @@
 """
-Scripts as they are, started by torchrun, as srun would, or by hand: `tft.init` does the rest.
+Unchanged scripts that are started by torchrun, in the way of srun, or by hand. They call only
+`tft.init`.
 
-`make test` runs a job of torchrun with a rank killed; `make soak` runs the rest
-of the table.
+`make test` runs one job under torchrun with a rank killed. `make soak` runs the rest of the table.
 """
 
 import json
@@ -42,14 +42,15 @@ PYTHON = [sys.executable]
 
 def torchrun(*options: str, world: int = WORLD) -> list[str]:
     """
-    The beginning of a command line of torchrun, which takes a free port for its store by itself.
+    Return the beginning of a torchrun command line. torchrun chooses a free port for its store.
     """
     return [*PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", str(world), *options]
 
 
 def of_srun(rank: int) -> dict[str, str]:
     """
-    What srun says to one process of a step on one machine, and where nobody listens.
+    Return the environment variables that srun gives to the process of `rank` in a job step on one
+    machine.
     """
     return {
         "SLURM_JOB_ID": "4711",
@@ -64,7 +65,7 @@ def of_srun(rank: int) -> dict[str, str]:
 
 def by_hand(rank: int) -> dict[str, str]:
     """
-    What a script of a shell says to one process of several.
+    Return the environment variables that a shell script gives to the process of `rank`.
     """
     return {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "localhost"}
 
@@ -77,7 +78,9 @@ def started(
     cwd: Path = ROOT,
 ) -> Iterator[list[Job]]:
     """
-    Starts each of these with its variables; what is left of them at the end is killed, by pid.
+    Start each command with its environment variables, and yield the jobs.
+
+    At the end, kill all remaining processes by their process ids.
     """
     told = {"TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options])}
     jobs: list[Job] = []
@@ -107,7 +110,7 @@ def under_torchrun(
     run_dir: Path, *script: str, more: Sequence[str] = (), options: Sequence[str] = ()
 ) -> Iterator[Job]:
     """
-    A job that torchrun starts, of a script or of `-m` and a module.
+    Start a job under torchrun. `script` is a script file, or `-m` and a module, with its arguments.
     """
     with started(run_dir, [(torchrun(*more) + list(script), {})], *options) as [job]:
         yield job
@@ -115,7 +118,7 @@ def under_torchrun(
 
 def ended(job: Job) -> Outcome:
     """
-    Waits for the end of a job, which must leave no process behind.
+    Wait for the end of a job, check that it leaves no process behind, and return its outcome.
     """
     outcome = job.end(LIMIT)
     until(lambda: left_behind(job.run_dir) == [], "an empty node", limit=2.0)
@@ -125,7 +128,7 @@ def ended(job: Job) -> Outcome:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """
-    The fast job, started as srun starts it.
+    Return the outcome of the fast job without a fault, started in the way of srun.
     """
     run_dir = tmp_path_factory.mktemp("srun") / "run"
     port = {"MASTER_PORT": free_address("127.0.0.1").rpartition(":")[2]}
@@ -164,7 +167,7 @@ def test_a_rank_that_dies_is_replaced_below_torchrun(tmp_path: Path, undisturbed
 
 def parent(pid: int) -> int:
     """
-    Of a process.
+    Return the process id of the parent of `pid`.
     """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

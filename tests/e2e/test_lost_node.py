@@ -1,5 +1,6 @@
 """
-A node is lost, and another one with room takes its ranks: all ranks go back to the newest checkpoint.
+The loss of a node. Another node with room takes its ranks, and all ranks roll back to the newest
+checkpoint.
 """
 
 import secrets
@@ -16,7 +17,7 @@ EVERY = 10
 
 def newest(run_dir: Path) -> int:
     """
-    The step of the newest whole checkpoint, or 0.
+    Return the step of the newest valid checkpoint, or 0 if there is none.
     """
     found = checkpoint.newest(CheckpointStore(directory=run_dir / "checkpoints"))
     return 0 if found is None else checkpoint.verify(found).step

@@ -1,6 +1,8 @@
 """
-Jobs with periodic checkpoints that lose the last copy of something: they go back to the newest one, say
-how many steps that cost, and end bit for bit as if nothing had happened.
+Jobs with periodic checkpoints that lose the last copy of a shard.
+
+They return to the newest checkpoint, report the number of lost steps, and end with the same bits as
+an undisturbed job.
 """
 
 import signal
@@ -29,7 +31,7 @@ JOBS = {
 
 def train(run_dir: Path, what: str, *specs: str, more: tuple[str, ...] = EVERY) -> Outcome:
     """
-    The job, with what chaos does to it.
+    Run the job `what` with these chaos faults and return its outcome.
     """
     script, arguments = JOBS[what]
     options = [word for spec in specs for word in ("--chaos", spec)]
@@ -41,7 +43,8 @@ def calm(
     tmp_path_factory: pytest.TempPathFactory, gpt_undisturbed: Outcome
 ) -> Callable[[str], Outcome]:
     """
-    Each job without any fault and without checkpoints, run once.
+    Return a function that gives the outcome of a job without faults and without checkpoints. Each
+    job runs once.
     """
 
     @cache
@@ -57,7 +60,8 @@ def calm(
 
 def whole(run_dir: Path) -> list[int]:
     """
-    The steps of which there are checkpoints; each is as it was written, and nothing is half done.
+    Check all checkpoints in the run directory, and return their steps. An incomplete checkpoint
+    fails the test.
     """
     there = sorted((run_dir / "checkpoints").iterdir())
     return [checkpoint.verify(place).step for place in there]

@@ -1,5 +1,8 @@
-"""The example with its optimizer state cut into shards with two holders each, on real torch, with
-ranks killed and broken: each run is compared bit for bit with the undisturbed one."""
+"""
+The example with its optimizer state cut into shards, each held by two ranks, on real torch.
+
+Ranks are killed and broken. Each run is compared bit for bit with the undisturbed one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -129,7 +132,9 @@ def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory, undisturbed: Outcome) -> dict[str, Outcome]:
-    """Return the undisturbed runs, by type of the parameters."""
+    """
+    Return the undisturbed outcomes, by the data type of the parameters.
+    """
     where = tmp_path_factory.mktemp("replicas") / "bfloat16"
     low = train(where, arguments=(*STEPS, "--dtype", "bfloat16"))
     assert low.code == 0, low.output

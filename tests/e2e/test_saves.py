@@ -1,5 +1,7 @@
-"""Checkpoints as the user configures them: directory, name, number of kept checkpoints, and the
-functions that write them."""
+"""
+Checkpoints with user settings: the directory, the name, the number of kept checkpoints, and the
+functions that write them.
+"""
 
 from pathlib import Path
 
@@ -17,8 +19,11 @@ OWN = ("--own",)
 
 
 def train(run_dir: Path, steps: int, *options: str, more: tuple[str, ...] = ()) -> Outcome:
-    """Return the fast job with a checkpoint every 20 steps, two of which are kept beside its run
-    directory."""
+    """
+    Run the fast job with a checkpoint every 20 steps, and return its outcome.
+
+    The job keeps two checkpoints, in a directory beside its run directory.
+    """
     kept = ("--checkpoint-dir", str(run_dir.parent / "kept"), "--checkpoint-name", NAME)
     every = ("--checkpoint-every", "20", "--keep-checkpoints", "2")
     return run(

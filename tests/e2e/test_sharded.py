@@ -1,6 +1,9 @@
-"""The example with its model sharded by FSDP2, by tensor parallelism and into pipeline stages,
-on real torch, with ranks killed and broken: each run is compared bit for bit with the
-undisturbed one."""
+"""
+The example with its model sharded by FSDP2, by tensor parallelism and into pipeline stages, on real
+torch.
+
+Ranks are killed and broken. Each run is compared bit for bit with the undisturbed one.
+"""
 
 import subprocess
 import sys
@@ -44,8 +47,10 @@ def train(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Outcome]:
-    """Return the outcomes without a fault, by layout; each job is run when its outcome is first
-    asked for."""
+    """
+    Return the outcomes without a fault, by layout. Each job runs when a test first needs its
+    outcome.
+    """
     where = tmp_path_factory.mktemp("sharded")
 
     @cache
@@ -188,7 +193,9 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
 
 
 def part_of(place: Path, name: str) -> torch.Tensor | None:
-    """Return a tensor as one rank has written it, or None if it is of another pipeline stage."""
+    """
+    Return a tensor from the file of one rank, or None if another pipeline stage holds the tensor.
+    """
     reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # as documented
     known = reader.read_metadata().state_dict_metadata.get(name)
     if known is None:
@@ -199,7 +206,9 @@ def part_of(place: Path, name: str) -> torch.Tensor | None:
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether shape and content are equal."""
+    """
+    Return whether both tensors have the same shape and content.
+    """
     return one.shape == other.shape and torch.equal(one, other)
 
 

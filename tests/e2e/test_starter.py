@@ -1,5 +1,9 @@
-"""Ranks that another program starts through `tft.spi.launcher`: real processes, and a launcher that
-is not tft's. `make test` runs the first tests, `make soak` the rest."""
+"""
+Ranks that another program starts through `tft.spi.launcher`: real processes with a launcher outside
+of tft.
+
+`make test` runs the first tests, `make soak` the rest.
+"""
 
 import os
 import shlex
@@ -41,8 +45,11 @@ def launched(
     node: int = 0,
     port: int = 1,
 ) -> Iterator[Job]:
-    """Start the launcher of one node in a directory of its own. At the end, kill its remaining
-    processes by their process ids."""
+    """
+    Start the launcher of one node in its own directory.
+
+    At the end, kill all remaining processes of the job by their process ids.
+    """
     where = run_dir.with_name(f"{run_dir.name}-of-{node}")
     where.mkdir(parents=True, exist_ok=True)
     told = {"TFT_RUN_OPTIONS": shlex.join(["--run-dir", str(run_dir), *options])}
@@ -66,7 +73,9 @@ def launched(
 
 
 def ended(job: Job) -> Outcome:
-    """Wait for the end of a job, which must leave no process behind."""
+    """
+    Wait for the end of a job, check that it leaves no process behind, and return its outcome.
+    """
     outcome = job.end(LIMIT)
     empty(job)
     return outcome
@@ -78,12 +87,16 @@ def empty(job: Job) -> None:
 
 
 def parent(pid: int) -> int:
-    """Return the parent of a process."""
+    """
+    Return the process id of the parent of a process.
+    """
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def ranks(job: Job) -> list[int]:
-    """Return the processes of all ranks."""
+    """
+    Return the process ids of all ranks.
+    """
     return [job.pid(f"rank-{rank}") for rank in range(WORLD)]
 
 
@@ -200,7 +213,9 @@ def test_a_hanging_rank_is_replaced_and_its_stack_is_kept(
 
 
 def json_text(run_dir: Path) -> str:
-    """Return the story as it is written."""
+    """
+    Return the text of the story file in the run directory.
+    """
     return (run_dir / "story.jsonl").read_text()
 
 

@@ -1,5 +1,9 @@
-"""The tails of loops, and a rank that dies in a tail or elsewhere: the final state of every rank is
-that of the undisturbed job, or the report names the difference."""
+"""
+The tails of loops, and ranks that die in a tail or elsewhere.
+
+The tail is the code between the update and the next step. The final state of every rank must equal
+that of the undisturbed job, or the report must name the difference.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -19,7 +23,9 @@ Calm = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    """Return the undisturbed job of a habit, run once."""
+    """
+    Return a function that gives the undisturbed job of a habit. Each job runs once.
+    """
     known: dict[tuple[str, ...], Outcome] = {}
 
     def undisturbed(*arguments: str, nproc: int = 3) -> Outcome:
@@ -34,7 +40,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
 
 
 def disturbed(where: Path, *arguments: str, nproc: int = 3, chaos: tuple[str, ...] = ()) -> Outcome:
-    """Return the job with these faults, which ends with exit code 0."""
+    """
+    Run the job with these faults, check that its exit code is 0, and return its outcome.
+    """
     options = [word for spec in chaos for word in ("--chaos", spec)]
     outcome = run(where, *options, script=SCRIPT, arguments=arguments, nproc=nproc)
     assert outcome.code == 0, outcome.output
@@ -42,8 +50,12 @@ def disturbed(where: Path, *arguments: str, nproc: int = 3, chaos: tuple[str, ..
 
 
 def never_silent(outcome: Outcome, calm: Outcome) -> None:
-    """Check that all results are those of the undisturbed job; or that an incident reports the
-    difference with lines of the script, and all ranks have the same replica state."""
+    """
+    Check that the job has the results of the undisturbed job, or reports the difference.
+
+    A report must name a line of the script's tail. In both cases, all ranks must have the same
+    replica state.
+    """
     inexact = [sentence for incident in outcome.incidents for sentence in incident["inexact"]]
     finals = outcome.finals()
     for name in (*REPLICATED, "averaged", "scaler"):
@@ -65,14 +77,18 @@ def evaluations(outcome: Outcome) -> dict[str, list[str]]:
 
 
 def lines_of_tails() -> set[int]:
-    """Return the lines of the script's loop after its window."""
+    """
+    Return the line numbers of the script's loop after its update window.
+    """
     text = SCRIPT.read_text().splitlines()
     first = text.index('        come("window", step)') + 1
     return set(range(first, text.index('        come("tail", step)') + 2))
 
 
 def gone(outcome: Outcome) -> list[tuple[int, Mapping[str, Any]]]:  # Any: JSON
-    """Return the ranks whose processes were killed, with the positions in their pages."""
+    """
+    Return the ranks whose processes were killed, with their last positions.
+    """
     story = [
         json.loads(line) for line in (outcome.run_dir / "story.jsonl").read_text().splitlines()
     ]
@@ -81,7 +97,9 @@ def gone(outcome: Outcome) -> list[tuple[int, Mapping[str, Any]]]:  # Any: JSON
 
 
 def trail(outcome: Outcome, rank: int, incarnation: int = 0) -> list[str]:
-    """Return the positions that a process has written."""
+    """
+    Return the positions that the process of a rank and incarnation has written.
+    """
     return (outcome.run_dir / f"trail-rank{rank}.{incarnation}").read_text().splitlines()
 
 
@@ -139,7 +157,10 @@ def test_the_tail_is_executed_once_on_every_rank_or_reported(
 
 
 def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[int, str]]) -> None:
-    """Run a job with these kills, one in every third step, and check its results."""
+    """
+    Run a job with these kills, one in every third step, and check its results against the
+    undisturbed job.
+    """
     steps = [3 * turn + 4 for turn in range(len(kills))]
     last = ("--evaluates", "--steps", str(steps[-1] + 3))
     chaos = [f"kill:rank={r},step={s},phase={p}" for s, (r, p) in zip(steps, kills, strict=True)]

@@ -35,7 +35,7 @@ unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 
 def groups(layout: Layout, kind: str) -> list[tuple[int, ...]]:
     """
-    The shard groups of one kind of state.
+    Return the shard groups of one kind of state: the ranks that hold each shard.
     """
     [found] = [state for state in layout.states() if state.kind == kind]
     return list(found.groups.values())
@@ -350,14 +350,15 @@ def test_a_hundred_thousand_ranks_are_judged() -> None:
 
 def survives(placed: Topology, lost: Collection[int], world: int) -> bool:
     """
-    Whether the planner finds a step without these ranks.
+    Return whether the planner finds a complete step after the loss of these ranks.
     """
     return isinstance(covered_step(placed.groups, without(everybody(world), lost)), int)
 
 
 def agrees(survival: Survival, placed: Topology, sets: list[set[int]]) -> bool:
     """
-    Whether the planner finds the same when each of these sets of ranks is lost, and any two.
+    Return whether the planner confirms `survival` for the loss of each rank set and of each pair of
+    sets.
     """
     world = sum(map(len, sets))
     alone = {one for one, ranks in enumerate(sets) if not survives(placed, ranks, world)}
@@ -372,7 +373,9 @@ def agrees(survival: Survival, placed: Topology, sets: list[set[int]]) -> bool:
 @st.composite
 def scattered(draw: st.DrawFn) -> tuple[Topology, int, int]:
     """
-    Shards on any ranks of a few nodes, its size and theirs.
+    Draw a topology with shards on random ranks of a few nodes.
+
+    Return the topology, the number of ranks, and the number of ranks per node.
     """
     width, several = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     world = width * several
@@ -406,7 +409,7 @@ def test_what_can_be_lost_is_what_the_planner_can_do_without(
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     """
-    Any that is not refused, of a small world.
+    Draw a valid layout of a small job.
     """
     size = st.sampled_from((1, 2, 3, 4, 6, 8))
     sizes = {name: draw(size) for name in ("dp", "cp", "ep", "shards")}

@@ -1,5 +1,6 @@
 """
-The stage the worker's tests play on: that of the agent, which starts the worker.
+The fixture of the worker tests: a real agent that starts the workers, with the test as the
+controller.
 """
 
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from tests.agent.stage import Stage, staged
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     """
-    A broker and the controller's end of the bus.
+    Yield a `Stage`: a running broker, and the controller's connection to the message bus.
     """
     async with staged(tmp_path) as stage:
         yield stage

@@ -1,5 +1,5 @@
 """
-A test as the controller of two ranks: the orders it gives them, and their answers.
+Orders that a test sends to two ranks in place of the controller, and the answers of the ranks.
 """
 
 from typing import TypedDict
@@ -22,7 +22,7 @@ BOTH = (0, 1)
 
 class Key(TypedDict):
     """
-    What every order carries.
+    The fields that all orders share.
     """
 
     epoch: int
@@ -33,14 +33,14 @@ class Key(TypedDict):
 
 def key(incident: int, round: int = 1, to: tuple[int, ...] = BOTH) -> Key:
     """
-    Of one round of an incident.
+    Return the fields that all orders of one round of an incident share.
     """
     return Key(epoch=1, incident=incident, round=round, to=to)
 
 
 async def ordered(stage: Stage, order: RankOrder) -> list[Answered]:
     """
-    The answers to an order, in the order of the ranks.
+    Send an order and return the answers of the ranks, in the order of `order.to`.
     """
     stage.order(order)
     return [
@@ -57,7 +57,7 @@ async def ordered(stage: Stage, order: RankOrder) -> list[Answered]:
 
 async def done(stage: Stage, order: RankOrder) -> list[Answered]:
     """
-    The same, when none of them may have failed.
+    Send an order, check that no rank failed, and return the answers.
     """
     answers = await ordered(stage, order)
     assert [answer.failure for answer in answers] == [None] * len(order.to)
@@ -66,7 +66,9 @@ async def done(stage: Stage, order: RankOrder) -> list[Answered]:
 
 async def enter(stage: Stage, incident: int, step: int, *, skip: int = 0) -> None:
     """
-    Both ranks hold the end of `step`: they form groups, and go on from there.
+    Let both ranks form groups, roll back to the end of `step`, and train the next step.
+
+    `skip` is the number of batches that the ranks leave out.
     """
     store = await stage.report(StoreOpened)
     forming = Regroup(

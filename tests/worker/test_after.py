@@ -1,5 +1,5 @@
 """
-Functions that are called after steps.
+Functions that a session calls after steps, such as evaluations.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tft.worker.after import AfterSteps
 
 class Adaptor:
     """
-    One that has a generator: a number that grows with each draw.
+    An adaptor with a random generator: a number that grows with each draw.
     """
 
     def __init__(self) -> None:
@@ -33,14 +33,14 @@ class Adaptor:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
-        Of what it holds.
+        Return the digests of the state that the adaptor holds.
         """
         return {shard: dict(parts) for shard, parts in self.state.items()}
 
 
 def functions(adaptor: object) -> AfterSteps:
     """
-    Those of a rank with this adaptor.
+    Return the functions after steps of a rank with this adaptor.
     """
     plugins = pluggy.PluginManager("tft")
     plugins.add_hookspecs(AdaptorSpecs)

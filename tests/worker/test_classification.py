@@ -1,5 +1,5 @@
 """
-What a session says of an exception when its adaptor cannot.
+The fault kind that a session gives to an exception if its adaptor does not classify the exception.
 """
 
 from pathlib import Path

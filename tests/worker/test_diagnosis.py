@@ -1,5 +1,5 @@
 """
-What an exception stands for, and whether a process can go on after it.
+The fault kind of an exception, and whether the process can continue after the exception.
 """
 
 import re
@@ -19,7 +19,7 @@ CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at s
 
 class Declared(Exception):
     """
-    It says itself what it is.
+    An exception whose attributes state its fault kind and its effects.
     """
 
     tft_fault_kind = "numeric"
@@ -33,7 +33,7 @@ DECLARED = Diagnosis(kind="numeric", polluted=True, not_after=7, context_lost=Tr
 
 class Earlier(Exception):
     """
-    It knows that what is wrong is older than others think.
+    An exception that states that the numbers went wrong after step 3.
     """
 
     tft_not_after = 3
@@ -41,7 +41,7 @@ class Earlier(Exception):
 
 class Undeclared(Exception):
     """
-    Of a kind that does not exist.
+    An exception that states a fault kind which does not exist.
     """
 
     tft_fault_kind = "weather"
@@ -53,7 +53,7 @@ SPREAD = Diagnosis(kind="numeric", polluted=True, not_after=5)
 
 def broken(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    An adaptor that knows two exceptions, and much of one of them.
+    Return the fault kind of an exception, as an adaptor that knows two kinds of exceptions.
     """
     if isinstance(error, ArithmeticError):
         return SPREAD
@@ -148,7 +148,10 @@ def test_spread_that_the_adaptor_reports_is_kept() -> None:
 
 def raised(outer: BaseException, inner: BaseException, how: str) -> BaseException:
     """
-    `outer`, raised while `inner` was handled.
+    Raise `outer` while `inner` is handled, and return the caught exception.
+
+    `how` says whether `outer` is raised `from` the inner exception, `from none`, or without a
+    cause.
     """
     try:
         try:

@@ -1,5 +1,5 @@
 """
-`tft.init` in a process of another launcher, as far as it goes before the process is replaced.
+`tft.init` in a process of another launcher, up to the point where tft replaces the process.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
 """
-What other launchers say to their processes, and what is made of it.
+The environment variables that other launchers set for their processes, and how tft reads them.
 """
 
 import pytest
@@ -40,7 +40,7 @@ HAND = {
 
 def found(environ: dict[str, str]) -> Launcher:
     """
-    The launcher that is read from these variables.
+    Return the launcher that tft recognizes from these environment variables.
     """
     launcher = launcher_of(environ)
     assert launcher is not None

@@ -1,5 +1,5 @@
 """
-What plugins have a say in, in a worker.
+Plugins in a worker: additional lines of device faults, and observers of the session.
 """
 
 import os
@@ -22,34 +22,40 @@ LINE = DeviceFault(words="MUSA error", kind="memory")
 
 class Adds:
     """
-    It knows another device.
+    A plugin that adds a line to the table of device faults.
     """
 
     @hookimpl
     def tft_device_faults(self) -> list[DeviceFault]:
-        """One line."""
+        """
+        Return one valid line.
+        """
         return [LINE]
 
 
 class Mistakes:
     """
-    It gives what is no line.
+    A plugin that returns a line of the wrong type.
     """
 
     @hookimpl
     def tft_device_faults(self) -> list[tuple[str, str]]:
-        """A pair of texts."""
+        """
+        Return a pair of texts instead of a `DeviceFault`.
+        """
         return [("MUSA error", "memory")]
 
 
 class Raises:
     """
-    It gives a line that could never be used.
+    A plugin whose hook raises an error, because its regular expression is invalid.
     """
 
     @hookimpl
     def tft_device_faults(self) -> list[DeviceFault]:
-        """None, in the end."""
+        """
+        Raises `UsageError`, because the regular expression is invalid.
+        """
         return [DeviceFault(words="(", kind="memory")]
 
 
@@ -65,7 +71,7 @@ def test_valid_lines_of_plugins_are_collected_and_invalid_ones_ignored() -> None
 
 class Leaves:
     """
-    An observer that fails in its own way.
+    An observer that raises the exception that the test chooses.
     """
 
     def __init__(self, failure: BaseException) -> None:
@@ -73,12 +79,16 @@ class Leaves:
 
     @hookimpl
     def tft_opened(self, session: SessionView) -> object:
-        """It watches itself."""
+        """
+        Return this object as the observer of the session.
+        """
         return self
 
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
-        """It cannot."""
+        """
+        Raise the chosen exception.
+        """
         raise self._failure
 
 
@@ -98,20 +108,20 @@ def test_an_observer_that_raises_or_exits_does_not_end_the_loop(failure: BaseExc
 
 class Interrupted:
     """
-    A signal arrives while this observer runs.
+    An observer during whose call a signal arrives.
     """
 
     @hookimpl
     def tft_opened(self, session: SessionView) -> object:
         """
-        This object observes.
+        Return this object as the observer of the session.
         """
         return self
 
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        The signal comes.
+        Send SIGUSR1 to this process.
         """
         os.kill(os.getpid(), signal.SIGUSR1)
 

@@ -1,6 +1,6 @@
 """
-Periodic checkpoints: ranks that write their parts on their own, on a real disk, and what becomes of them
-when something comes between.
+Periodic checkpoints: each rank writes its part in the background, on a real disk, also during
+incidents and errors.
 """
 
 import errno
@@ -31,7 +31,7 @@ WORLD = 3
 @dataclass
 class Adaptor:
     """
-    One whose shard `dense` all ranks hold, and whose disk can be made slow or full.
+    An adaptor whose shard `dense` all ranks hold. The test can make its disk slow or full.
     """
 
     content: bytes = b"fresh"
@@ -46,7 +46,7 @@ class Adaptor:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
-        Of what it holds.
+        Return the digest of the content that the adaptor holds.
         """
         return {"dense": {"model": self.content.hex()}}
 
@@ -82,7 +82,7 @@ class Adaptor:
 @dataclass
 class Post:
     """
-    Where the reports of a rank go; while the controller is `away` nobody hears them.
+    A receiver of a rank's reports. While `away` is set, the controller acknowledges no report.
     """
 
     reports: list[Checkpointed] = field(default_factory=list)
@@ -97,7 +97,10 @@ class Post:
         self, report: Checkpointed | CheckpointFailed, heard: Callable[[], None] | None
     ) -> None:
         """
-        The rank says something.
+        Receive a report of the rank. `heard` is called when the controller has acknowledged the
+        report.
+
+        Raises `OSError` if `failing` is set.
         """
         if isinstance(report, CheckpointFailed):
             self.tried.append(report)
@@ -114,7 +117,7 @@ class Post:
 
     def comes_back(self) -> None:
         """
-        The controller hears what there is.
+        Let the controller return and acknowledge all reports that it has missed.
         """
         self.away = False
         while self.unheard:
@@ -124,7 +127,7 @@ class Post:
 @dataclass
 class Rank:
     """
-    What a rank has of it.
+    The objects of one rank that periodic checkpoints need.
     """
 
     periodic: Periodic
@@ -137,7 +140,7 @@ class Rank:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
     """
-    Three in the loop of round 0, with a checkpoint every second step.
+    Yield three ranks in the training loop of round 0, with a checkpoint every second step.
     """
     with job(tmp_path) as made:
         yield made
@@ -146,7 +149,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 @pytest.fixture
 def sparing(tmp_path: Path) -> Iterator[list[Rank]]:
     """
-    The same, with two checkpoints kept.
+    Yield the same ranks as `ranks`, but only the two newest checkpoints are kept.
     """
     with job(tmp_path, keep=2) as made:
         yield made
@@ -157,7 +160,8 @@ def job(
     run_dir: Path, keep: int = 0, own: Own | None = None, copies: str = "one"
 ) -> Iterator[list[Rank]]:
     """
-    All ranks, until they have ended.
+    Make all ranks, yield them for the `with` block, and then wait until they have written
+    everything.
     """
     made = [make(run_dir, rank, keep=keep, own=own, copies=copies) for rank in range(WORLD)]
     for rank in made:
@@ -179,7 +183,7 @@ def make(
     copies: str = "one",
 ) -> Rank:
     """
-    A rank whose disk is quick, and whose controller is.
+    Make a rank with a fast disk and a controller that acknowledges at once.
     """
     adaptor = Adaptor()
     adaptor.disk.set()
@@ -207,7 +211,7 @@ def make(
 
 def stage(ranks: Sequence[Rank], step: int) -> None:
     """
-    All have done a step.
+    Complete `step` on all ranks and stage its checkpoint.
     """
     for number, rank in enumerate(ranks):
         assert rank.periodic.due(step)
@@ -216,7 +220,7 @@ def stage(ranks: Sequence[Rank], step: int) -> None:
 
 def written(ranks: Sequence[Rank]) -> None:
     """
-    Nobody is writing any more.
+    Wait until no rank is writing a checkpoint.
     """
     for rank in ranks:
         rank.periodic.finish()
@@ -225,7 +229,7 @@ def written(ranks: Sequence[Rank]) -> None:
 @contextmanager
 def held(rank: Rank) -> Iterator[None]:
     """
-    Its disk does not answer meanwhile.
+    Block the disk of this rank during the `with` block.
     """
     rank.adaptor.disk.clear()
     yield
@@ -234,7 +238,7 @@ def held(rank: Rank) -> Iterator[None]:
 
 def steps(run_dir: Path) -> list[int]:
     """
-    Of which there are checkpoints, each whole.
+    Return the steps of all committed checkpoints, after a check that each is complete.
     """
     places = sorted((run_dir / "checkpoints").glob("step-*"))
     return [checkpoint.verify(place).step for place in places if not place.suffix]
@@ -353,7 +357,7 @@ def test_failed_write_costs_only_one_checkpoint(
 
 class Unusual(BaseException):
     """
-    What is no `Exception`, as some libraries have it.
+    An error that is not a subclass of `Exception`, as some libraries raise.
     """
 
 

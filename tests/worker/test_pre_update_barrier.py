@@ -1,6 +1,8 @@
 """
-Ranks that hold different parts meet before a step is completed: what becomes of one that waits for
-another which does not come. Real processes and the fake adaptor, with the test as controller.
+The barrier before an update of ranks that hold different parts.
+
+A rank may wait there for a rank that does not arrive. Real processes with the fake adaptor, and the
+test as the controller.
 """
 
 import pytest

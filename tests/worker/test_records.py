@@ -1,5 +1,5 @@
 """
-Rows that are written once for each step.
+Records of a script: rows that are written exactly once for each step.
 """
 
 import json
@@ -14,7 +14,7 @@ from tft.worker.records import Records
 
 def rows(directory: Path) -> list[dict[str, object]]:
     """
-    What rank 2 has written.
+    Return the rows that rank 2 has written.
     """
     path = directory / "records-rank2.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,5 +1,7 @@
 """
-A user's own functions in the place of the adaptor's: what they are told, and what is made of what they do.
+A user's own functions that save and load checkpoints in place of the adaptor.
+
+The tests cover the arguments of these functions and their effect on the checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +22,7 @@ from tft.worker.saving import Own, Saving, own_functions
 
 class Plain:
     """
-    An adaptor with nothing of its own beside what the user handed over.
+    An adaptor that stores nothing beside the user's files.
     """
 
     @hookimpl
@@ -35,7 +37,7 @@ class Plain:
 
 class Careful(Plain):
     """
-    One that keeps something, and is given it back.
+    An adaptor that stores its own bytes beside the user's files and gets them back at the load.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class Careful(Plain):
 
 class Script:
     """
-    Functions as a user writes them.
+    The save and load functions of a user, which note their calls.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,7 @@ class Script:
 
 def saving(adaptor: object, own: Own | None = None) -> Saving:
     """
-    That of a rank with this adaptor.
+    Return the `Saving` object of a rank with this adaptor and these functions of the user.
     """
     plugins = pluggy.PluginManager("tft")
     plugins.add_hookspecs(AdaptorSpecs)
@@ -93,7 +95,7 @@ def saving(adaptor: object, own: Own | None = None) -> Saving:
 
 def committed(run_dir: Path, by: Saving, *shards: str) -> Path:
     """
-    A checkpoint of step 7 that was saved so.
+    Save and commit a checkpoint of step 7 through `by`, and return its directory.
     """
     final = run_dir / "checkpoints" / "step-00000007"
     partial = checkpoint.partial(final)
@@ -125,7 +127,8 @@ def test_save_and_load_functions_of_a_script_use_the_same_directory(tmp_path: Pa
 
 class Pointing(Plain):
     """
-    One whose framework looks up which checkpoint is the newest.
+    An adaptor that is told which checkpoint is the newest, for a framework that keeps a pointer to
+    it.
     """
 
     def __init__(self) -> None:
@@ -161,7 +164,7 @@ def test_adaptor_is_told_the_newest_checkpoint(tmp_path: Path) -> None:
 
 class Unusual(BaseException):
     """
-    What is no `Exception`, as torch's word for a full disk.
+    An error that is not a subclass of `Exception`, as torch raises for a full disk.
     """
 
 
@@ -219,7 +222,7 @@ def test_state_of_the_adaptor_is_saved_beside_the_files_of_the_script(tmp_path: 
 
 class Joining(Plain):
     """
-    One that makes one thing of the files.
+    An adaptor that joins the saved files into one.
     """
 
     def __init__(self) -> None:
@@ -264,14 +267,14 @@ def test_checkpoint_is_refused_by_the_other_kind_of_load(tmp_path: Path) -> None
 
 def nothing(directory: Path, step: int) -> None:
     """
-    Writes nothing.
+    Save only an empty directory.
     """
     (directory / "empty").mkdir()
 
 
 def a_link(directory: Path, step: int) -> None:
     """
-    Writes elsewhere.
+    Save a symbolic link to a file outside the checkpoint.
     """
     (directory / "weights").symlink_to("/etc/hostname")
 

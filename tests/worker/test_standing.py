@@ -1,6 +1,7 @@
 """
-A worker that stands still, runs checks, goes back to a copy: real processes and the fake adaptor,
-with the test as controller.
+A worker that stands still, runs checks, and returns to an earlier copy of its state.
+
+Real processes with the fake adaptor, and the test as the controller.
 """
 
 import asyncio
@@ -97,7 +98,7 @@ def tft_check(session, name):
 
 async def trains(stage: Stage, *arguments: str) -> None:
     """
-    Two ranks in their loop.
+    Start two ranks and bring them into their training loop.
     """
     package(stage.tmp / "packages", "checks", CHECKS, "tft.plugins")
     await stage.agent(SCRIPT, *arguments, nproc=2, adaptor="fake")
@@ -109,7 +110,7 @@ async def trains(stage: Stage, *arguments: str) -> None:
 
 async def held(stage: Stage, incident: int) -> list[Answered]:
     """
-    Both stand still at one step, not before the third.
+    Order both ranks to stand still after the same step, step 3 or later, and return their answers.
     """
     frozen = await done(stage, Freeze(**key(incident), cause="a test"))
     step = max(3, *(answer.position.step + answer.position.window for answer in frozen))
@@ -121,7 +122,7 @@ async def held(stage: Stage, incident: int) -> list[Answered]:
 
 async def checking(stage: Stage, incident: int) -> Callable[[], None]:
     """
-    Both ranks run a check, which ends when what this returns is called.
+    Order both ranks to run a check, wait until it has begun, and return a function that ends it.
     """
     doors = [stage.run_dir / f"cables-{rank}" for rank in BOTH]
     for door in doors:
@@ -139,7 +140,7 @@ async def checking(stage: Stage, incident: int) -> Callable[[], None]:
 
 def rows(stage: Stage, rank: int) -> list[list[str]]:
     """
-    What a rank has written: rank, step, position of its data, the number it holds.
+    Return the rows that a rank has written: rank, step, position of its data, and its number.
     """
     text = (stage.run_dir / f"rows-{rank}").read_text()
     return [line.split() for line in text.split("\n")[:-1]]  # the last may be half written

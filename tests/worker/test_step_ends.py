@@ -1,5 +1,6 @@
 """
-Where the steps of a loop end: real processes and the fake adaptor, with the test as controller.
+The places where the steps of a loop end. Real processes with the fake adaptor, and the test as the
+controller.
 """
 
 import asyncio
@@ -76,7 +77,9 @@ session.run(globals()[sys.argv[1]])
 
 async def reach(stage: Stage, place: str) -> list[TextIO]:
     """
-    Both ranks have come to this place, and stand there until what this returns is closed.
+    Wait until both ranks are at the place `place` in the script, and return two open pipes.
+
+    Each rank waits at this place until its pipe is closed.
     """
     doors = [stage.run_dir / f"{place}-{rank}" for rank in BOTH]
     # a pipe can be opened for writing when its reader is there
@@ -85,7 +88,9 @@ async def reach(stage: Stage, place: str) -> list[TextIO]:
 
 async def enter(stage: Stage, function: str, place: str, *, tails: bool = False) -> None:
     """
-    Both ranks train in this function, up to this place.
+    Start both ranks, and let them train with the script's loop `function` from step 1.
+
+    `place` names the place at which the ranks will wait. `tails` says whether the loop has tails.
     """
     for rank in BOTH:
         os.mkfifo(stage.run_dir / f"{place}-{rank}")
@@ -105,7 +110,7 @@ async def enter(stage: Stage, function: str, place: str, *, tails: bool = False)
 
 async def frozen(stage: Stage) -> list[Position]:
     """
-    Where both stand.
+    Freeze both ranks and return their positions.
     """
     return [each.position for each in await done(stage, Freeze(**key(1), cause="a test"))]
 

@@ -1,5 +1,7 @@
 """
-The gate: who is let into an update window, and that what is told of it is what happens.
+The step gate, which lets the training thread into an update window or holds it back.
+
+The tests check that the reported position is the true one.
 """
 
 import sys
@@ -23,7 +25,7 @@ RESUME = Execute(name="resume", order=Resume(epoch=1, incident=1, round=2, to=(0
 
 class Nothing:
     """
-    An adaptor without copies, whose training thread is in no collective.
+    An adaptor without backup copies, whose training thread is never in a collective.
     """
 
     @hookimpl
@@ -37,7 +39,7 @@ class Nothing:
 
 def training(step: int) -> Gate:
     """
-    The training thread is in its loop and has done `step`.
+    Return the gate of a training thread that is in its loop and has completed `step`.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(AdaptorSpecs)
@@ -50,7 +52,7 @@ def training(step: int) -> Gate:
 
 def held(step: int) -> Gate:
     """
-    It stands before the window of the step after `step`.
+    Return the gate of a training thread that is stopped before the window of the step after `step`.
     """
     gate = training(step)
     gate.lock()
@@ -61,7 +63,9 @@ def held(step: int) -> Gate:
 @contextmanager
 def turns(gate: Gate, windows: int) -> Iterator[None]:
     """
-    Another thread goes through so many windows meanwhile, and hands over as often as it can.
+    Pass `windows` update windows on another thread during the `with` block.
+
+    The interpreter switches between threads as often as possible.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -1,8 +1,10 @@
 """
 Write down which functions of tft and its adaptors a process calls, and when.
 
-On PYTHONPATH this is imported before anything else, in every process of a job. `TRACED` names a directory; without it
-nothing happens. Each process writes a file of lines there: the time (CLOCK_MONOTONIC), the file, and the function. A
+Python imports this module first in every process of a job, because its directory is on PYTHONPATH.
+The environment variable `TRACED` names the output directory. Without it the module does nothing.
+
+Each process writes one file of lines: the time (CLOCK_MONOTONIC), the file, and the function. A
 function that is called again within 1 ms is not written again.
 """
 
@@ -27,7 +29,7 @@ _written: dict[object, float] = {}
 
 def _open() -> None:
     """
-    Open the file of this process: at its start, and after a fork.
+    Open the trace file of this process. Called at the start of a process and after a fork.
     """
     global _lines
     _lines = os.open(
@@ -38,7 +40,7 @@ def _open() -> None:
 
 def _called(frame: FrameType, event: str, _: object) -> None:
     """
-    Write down a call.
+    Write down a call. This is the profile function of the process.
     """
     code = frame.f_code
     if event != "call" or not code.co_filename.startswith(OURS):

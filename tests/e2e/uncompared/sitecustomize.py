@@ -1,6 +1,8 @@
 """
-A build of tft that compares no copies. On PYTHONPATH it is imported before anything else. Tests use
-it to show what the other checks find alone.
+Disable the comparison of copies between ranks in tft.
+
+Python imports this module first in every process, because its directory is on PYTHONPATH. Tests use
+it to show what the other checks of tft find alone.
 """
 
 from collections.abc import Mapping, Sequence
