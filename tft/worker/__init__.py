@@ -1,4 +1,4 @@
 """
-The worker: the tft half of a training process. `launch` is how the process begins, `session` what
-`tft.init` returns.
+The worker: the code of tft that runs in a training process. `launch` starts the process. `session`
+has the `Session` that `tft.init` returns.
 """

@@ -22,7 +22,7 @@ Digests = Callable[[], Mapping[str, Mapping[str, str]]]
 @dataclass(slots=True, kw_only=True)
 class AfterStep:
     """
-    One function that is called after steps.
+    One user function that is called after steps, with its interval and its time limit.
     """
 
     function: Callable[[int], object]
@@ -42,7 +42,7 @@ class AfterStep:
 
 class AfterSteps:
     """
-    The functions of one rank that are called after steps. `hook` has the adaptor's hooks.
+    All functions of one rank that are called after steps. `hook` has the adaptor's hooks.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -53,7 +53,7 @@ class AfterSteps:
     @property
     def limit(self) -> float:
         """
-        Seconds that all functions together may take; 0 if there are none.
+        Return the sum of the time limits of all functions in seconds; 0 if there are no functions.
         """
         return sum(each.limit for each in self._functions)
 
@@ -87,11 +87,10 @@ class AfterSteps:
 
     def call(self, after: AfterStep, step: int, digests: Digests) -> None:
         """
-        Call a function, and restore generators and modes afterwards.
+        Call a function, and restore random generators and module modes afterwards.
 
-        Raises any exception of the function, and `UsageError` if the function has changed the
-        state. The state is compared in the first call, the second, the fourth, the eighth and so
-        on.
+        Raises every exception of the function. Raises `UsageError` if the function has changed the
+        training state. The state is compared in the calls 1, 2, 4, 8 and so on.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)
@@ -115,9 +114,9 @@ class AfterSteps:
 
 class AfterPhase:
     """
-    The phase after a step, in which this rank calls its functions.
+    Calls the functions of this rank that are due when a step has ended.
 
-    `digests` reads the state. The rows that a function records go to `records`.
+    `digests` reads the training state. The rows that a function records go to `records`.
     """
 
     def __init__(self, functions: AfterSteps, records: Records, digests: Digests) -> None:
@@ -150,7 +149,8 @@ class AfterPhase:
 
     def drop_records(self, step: int) -> None:
         """
-        Drop the rows that functions have recorded after this step: they are called again.
+        Drop the rows that functions have recorded after this step, because the functions are called
+        again.
         """
         self._records.drop_after(step)
 

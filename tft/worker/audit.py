@@ -1,9 +1,10 @@
 """
-The audit of a training loop: it finds work outside the update windows that a fault would damage.
+The audit of a training loop: it finds code outside the update windows whose effect an incident
+would repeat or lose.
 
-The audit compares the kept state at the end of an update window, at the end of the step and before
-the next window opens. It logs each habit that an incident could not repair once, with the line of
-the script and the remedy.
+The audit compares the kept state at three moments: when an update window closes, when the step
+ends, and before the next window opens. It logs each harmful habit of the loop once, with the line
+of the script and the remedy.
 """
 
 import sys
@@ -52,7 +53,7 @@ part."""
 @dataclass(slots=True)
 class _Tail:
     """
-    What the audit has seen of a step since its update window closed.
+    The observations of the audit since the update window of the present step closed.
     """
 
     step: int
@@ -69,7 +70,7 @@ class _Tail:
 @dataclass(slots=True)
 class _Ended:
     """
-    What the audit has seen when a step ended.
+    The observations of the audit at the end of a step.
     """
 
     step: int
@@ -82,7 +83,7 @@ class _Ended:
 @dataclass(slots=True)
 class _Failure:
     """
-    An exception that a collective in a tail has raised.
+    An exception that a collective has raised in the tail of a step.
     """
 
     step: int
@@ -93,7 +94,8 @@ class _Failure:
 @dataclass(slots=True)
 class _Ahead:
     """
-    What the audit has seen of draws before the first step of the user's function.
+    The observations of the audit about batches and random numbers that were drawn before the first
+    step.
     """
 
     entry: Mapping[str, str] | None = None
@@ -108,7 +110,7 @@ class _Ahead:
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """
-    What the audit of one process has found.
+    The findings of the audit in one process: harmful habits of the training loop.
     """
 
     rank: int
@@ -128,10 +130,10 @@ class Findings:
         everywhere: bool = False,
     ) -> bool:
         """
-        Log a finding once. Return whether the finding is new.
+        Log a finding once. Return True if the finding is new.
 
-        Rank 0 logs for all ranks. `everywhere`: each rank logs, for a finding that few ranks have.
-        `refuse`: raise `UsageError` instead; None: raise it in strict mode.
+        Rank 0 logs for all ranks. With `everywhere`, each rank logs: few ranks have this finding.
+        With `refuse`, raise `UsageError` instead of logging; None: raise only in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -146,12 +148,12 @@ class Findings:
 @dataclass(slots=True)
 class Audit:
     """
-    The audit of one process. All methods run on the training thread; other threads may call
-    `_failed` too.
+    The audit of one process. All methods run on the training thread; `_failed` may run on any
+    thread.
 
-    `loop` is the code object that calls the user's function. `awake` is called when the end of the present step must be
-    checked although the audit was over. `position` returns the step whose window closed last, and
-    whether the loop is in the tail of that step.
+    `loop` is the code object that calls the user's function. `awake` is called when the end of the
+    present step must be checked although the audit has ended. `position` returns the step whose
+    window closed last, and whether the loop is in the tail of that step.
     """
 
     hook: pluggy.HookRelay
@@ -171,7 +173,8 @@ class Audit:
 
     def begin(self, shards: Iterable[str]) -> None:
         """
-        Begin the audit of a state with these shards. From now on, failing collectives are noticed.
+        Begin to audit a state with these shards. From this call on, the audit sees collectives that
+        fail.
         """
         self._shards = tuple(shards)
         self._watch(None)
@@ -179,14 +182,15 @@ class Audit:
     @property
     def inexact(self) -> Sequence[str]:
         """
-        The reasons why a recovery is not bit-identical on this rank: sentences for the report.
+        Return the reasons why a recovery is not bit-identical on this rank, as sentences for the
+        report.
         """
         return self.findings.inexact
 
     @property
     def over(self) -> bool:
         """
-        Whether the audit compares no further steps.
+        Return True if the audit compares no further steps.
         """
         return not self._readable or (self._steps >= STEPS and not self.findings.strict)
 
@@ -194,14 +198,16 @@ class Audit:
 
     def entered(self) -> None:
         """
-        Record generators and data position: the user's function is about to be called.
+        Record random generators and data position just before the user's function is called.
         """
         self._ahead = _Ahead(self._generators())
 
     def step_begins(self) -> None:
         """
-        Note what the user's function has drawn from before its first step. A loop that draws from
-        the same in its steps is named when a window closes.
+        Record which generators and data the user's function has used before its first step.
+
+        If the loop uses the same ones within its steps, the audit reports this when a window
+        closes.
         """
         if self._ahead.entry is not None:
             moved, self._ahead.entry = self._moved(self._ahead.entry), None
@@ -211,7 +217,8 @@ class Audit:
 
     def window_closed(self, step: int, *, tails: bool) -> None:
         """
-        Record the state when the update window of `step` has closed. `tails`: the step ends later.
+        Record the state when the update window of `step` has closed. `tails` is True if the step
+        ends later, after a tail.
         """
         self._steps += 1
         self._ended = None
@@ -231,11 +238,11 @@ class Audit:
 
     def step_ends(self, step: int, *, leaves: bool) -> None:
         """
-        Check the tail of `step`, which has ended. `leaves`: an incident takes this rank out of the
-        loop now.
+        Check the tail of `step`, which has ended. `leaves` is True if an incident takes this rank
+        out of the loop now.
 
-        In strict mode, raises `UsageError` for a finding. Raises `Interrupted` if an incident cut
-        the tail off and the tail swallowed the fault.
+        Raises `UsageError` for a finding in strict mode. Raises `Interrupted` if an incident
+        interrupted the tail and the script caught the exception and continued.
         """
         tail, self._tail = self._tail, None
         failure = self._failure
@@ -255,9 +262,10 @@ class Audit:
 
     def window_opens(self, step: int, *, tails: bool) -> None:
         """
-        Check the code between the last step and the window of `step`, which is about to open.
+        Check the code between the end of the last step and the window of `step`, which is about to
+        open.
 
-        In strict mode, raises `UsageError` for a finding.
+        Raises `UsageError` for a finding in strict mode.
         """
         ended, self._ended = self._ended, None
         if ended is None or ended.tails != tails or not self._compares():
@@ -292,10 +300,10 @@ class Audit:
 
     def left(self, error: BaseException | None) -> str:
         """
-        Note that the loop was left by this exception (None: an incident interrupted the loop).
+        Record that `error` ended the loop. None: an incident interrupted the loop.
 
-        Returns the line at which the tail was cut off (FILE:LINE), if the tail swallowed the fault;
-        else an empty text.
+        Returns the line (FILE:LINE) at which the tail was interrupted if the script caught that
+        exception. Else returns an empty text.
         """
         tail, failure = self._tail, self._failure
         self._tail = self._ended = self._failure = None
@@ -329,12 +337,12 @@ class Audit:
 
     def _drawn_ahead(self, step: int) -> None:
         """
-        Report a loop that takes a batch, or draws random numbers, ahead: before its first step, and
-        within each step. The update window of `step` closes.
+        Report a loop that takes a batch or random numbers ahead: before its first step, and again
+        within each step. Called when the update window of `step` closes.
 
-        An incident calls the function again, and the rank-local state is that of the last closed
-        window. What was taken ahead is lost with the loop, and is taken once more than without the
-        incident.
+        After an incident the user's function is called again with the rank-local state of the last
+        closed window. The batch that was taken ahead is lost then, and the function takes one more.
+        The ranks would train with other data than without the incident.
         """
         moved = [name for name in self._moved(self._ahead.head) if name in self._ahead.early]
         self._ahead.head = {}
@@ -354,10 +362,11 @@ class Audit:
 
     def _unended(self, part: str, where: str) -> None:
         """
-        Report a change in a loop that does not mark the end of its steps.
+        Report a change of state between two windows, in a loop that does not mark the ends of its
+        steps.
 
-        The audit cannot know whether the part is set at the head of each iteration or was changed
-        for good after the window. An incident restores it in both cases.
+        The audit cannot know whether the loop sets `part` at the head of each iteration, or has
+        changed it for good after the window. An incident restores `part` in both cases.
         """
         what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
         if self.findings.report(
@@ -417,9 +426,9 @@ class Audit:
 
     def _compares(self) -> bool:
         """
-        Return whether the adaptor has digests of its own (`tft_compare`).
+        Return True if the adaptor has digests of its own (`tft_compare`).
 
-        Only these digests show which parts the forward pass may change.
+        Only these digests show which parts of the state the forward pass may change.
         """
         return bool(self.hook.tft_compare.get_hookimpls())
 
@@ -479,13 +488,14 @@ class Audit:
 
 class _Cut(Interrupted):
     """
-    Raised at the end of a tail that an incident cut off and that swallowed the fault.
+    Raised at the end of a step whose tail an incident has interrupted, if the script caught that
+    exception and continued.
     """
 
 
 def _changed(before: Look, after: Look) -> list[str]:
     """
-    Return the parts that differ, without the parts that the forward pass changes.
+    Return the parts of the state that differ, without the parts that the forward pass may change.
     """
     return sorted(
         {
@@ -504,7 +514,8 @@ def _called(part: str) -> str:
 
 def _comes_from(error: BaseException | None, cause: BaseException) -> bool:
     """
-    Return whether `error` is `cause`, or was raised from it or while it was handled.
+    Return True if `error` is `cause`, was raised from `cause`, or was raised while `cause` was
+    handled.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -60,7 +60,7 @@ log = structlog.get_logger()
 
 class TrainingThread(Protocol):
     """
-    The calls of the control thread to the side of the training thread, and their answers.
+    The functions through which the control thread reaches the training thread, and their results.
     """
 
     def lock(self) -> Locked: ...
@@ -74,7 +74,7 @@ class TrainingThread(Protocol):
 
 class _Admission:
     """
-    The controller's answer to the report with which this rank joins the job.
+    The answer of the controller to the `Joined` report of this rank: accepted or refused.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Admission:
 
     def refuse(self, refused: Refused) -> None:
         """
-        Note a refusal, if it is meant for this process.
+        Record a refusal if it is addressed to this process.
         """
         joined = self.joined
         if joined and (refused.pid, refused.started) == (joined.pid, joined.started):
@@ -101,7 +101,7 @@ class _Admission:
 
     def wait(self) -> bool:
         """
-        Wait for the answer. Return False if none has come within `PATIENCE` seconds.
+        Wait for the answer. Return False if no answer has come within `PATIENCE` seconds.
         """
         return self._answered.wait(PATIENCE)
 

@@ -1,11 +1,11 @@
 """
-The diagnosis of an exception: the kind of fault, or a bug of the user, and whether the process can
-go on.
+The diagnosis of an exception: its kind of fault, or a bug of the script, and whether the process
+can continue.
 
-The exception is examined first, then the exceptions from which it was raised. For each, the sources
-are asked in this order: its attribute `tft_fault_kind`, the lines that plugins add, the table of
-device faults, the adaptor. The first answer counts. The device context is lost if any source says
-so.
+The exception is examined first, then the exceptions from which it was raised. Each is compared with
+these sources, in this order: its attribute `tft_fault_kind`, the lines that plugins add, the table
+of device faults, the adaptor. The first source that knows the exception decides the kind. The
+device context is lost if any source says so.
 """
 
 import re
@@ -62,10 +62,10 @@ class Diagnostician:
         self, error: BaseException, line: DeviceFault | None, classified: Diagnosis | None
     ) -> Diagnosis | None:
         """
-        Return the diagnosis of one exception by itself; None if no source knows it. `classified`
-        is the answer of the adaptor.
+        Return the diagnosis of one exception, without the exceptions that it was raised from. None
+        if no source knows the exception. `classified` is the answer of the adaptor.
 
-        Of the attributes of the exception, only `tft_fault_kind` is used here.
+        The attribute `tft_context_lost` of the exception is not read here.
         """
         kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
         if kind in KINDS:

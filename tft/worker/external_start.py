@@ -45,7 +45,7 @@ def take_up() -> None:
 
 def stand_aside() -> None:
     """
-    Wait for ever in a process that is part of a job and holds no rank. Else do nothing.
+    Wait for ever if this process belongs to a job but holds no rank. Else return at once.
     """
     if not stands_aside():
         return
@@ -56,10 +56,10 @@ def stand_aside() -> None:
 
 def _tie() -> None:
     """
-    Make this process die with the program that started it.
+    Make this process die when the program that started it dies.
 
-    If the program has started it through another process, such as a shell, this is left to the
-    reaper. The reaper ends all processes that carry its mark.
+    If the program has started this process through another one, such as a shell, do nothing. The
+    reaper of the node then ends all processes that carry its mark.
     """
     parent = take_parent()
     if parent is not None and parent == os.getppid():

@@ -1,5 +1,5 @@
 """
-The reports of faults of one rank: what an exception means, for the controller.
+The fault reports of one rank: each tells the controller what an exception means.
 """
 
 import traceback
@@ -65,8 +65,10 @@ class FaultReports:
 
     def _classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """
-        Return what the adaptor says of an exception. If the adaptor itself fails, log that: the
-        exception of the script must not be replaced by it.
+        Return the adaptor's diagnosis of an exception.
+
+        If the adaptor itself raises an exception, log that exception and return None: the report
+        must show the exception of the script.
         """
         try:
             found: FaultKind | Diagnosis | None = self._hook.tft_classify(error=error)

@@ -1,16 +1,16 @@
 """
-The fork server: `python -m tft.worker.fork_server ADAPTOR FD`, one per node, run by an agent.
+The fork server: `python -m tft.worker.fork_server ADAPTOR FD`. The agent of a node runs one.
 
-It imports the modules that every rank needs once. Then it forks a process whenever the agent asks
-for one for a rank or for the rendezvous store.
+The fork server imports once all modules that every rank needs. Then it forks a process whenever the
+agent needs one, for a rank or for the rendezvous store.
 
-A fork copies one thread only, so the fork server must have only one. If the imports have started
-other threads, the fork server reports this and ends, and ranks are started without it. An example
-is a BLAS with a thread pool, such as numpy's if OMP_NUM_THREADS is more than 1.
+A fork copies only one thread, so the fork server must have only one. If an import has started other
+threads, the fork server reports this and ends, and the agent starts ranks without it. An example is
+the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
 
-A forked process becomes a child of the agent: the process between it and the fork server ends at
-once, and the agent adopts orphans. The forked process waits for its task. The agent may never send
-one.
+A forked process becomes a child of the agent. The intermediate process between it and the fork
+server ends at once, and the agent adopts orphans. The forked process then waits for its task, which
+the agent may never send.
 """
 
 import gc
@@ -28,10 +28,10 @@ from tft.parent_death import die_with, die_with_parent
 
 def main() -> None:
     """
-    Fork processes for the agent at the other end of FD until the agent has gone.
+    Fork processes for the agent at the other end of FD, until the agent has ended.
 
-    In a forked process, become what its task says. A rank returns when its script has ended: the
-    process then ends like an ordinary Python. The store never returns.
+    In a forked process, do its task. For a rank, `main` returns when the script has ended, and the
+    process ends like an ordinary Python. For the store, `main` never returns.
     """
     die_with_parent()
     agent = os.getppid()

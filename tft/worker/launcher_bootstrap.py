@@ -1,10 +1,11 @@
 """
-`tft.init` in a process that another launcher, such as torchrun or srun, has started.
+The start of a job by `tft.init` in processes that another launcher, such as torchrun or srun, has
+started.
 
-The process becomes the `tft run` of a node with one rank. tft starts this rank, which runs the
-script, and can start the rank again.
+Each process becomes the `tft run` of a node with one rank. This `tft run` starts the rank, which
+runs the script, and starts the rank again after a fault.
 
-The process keeps its pid, so its launcher goes on watching it. The process also keeps its cores,
+The process keeps its pid, so its launcher still watches it. The process also keeps its cores,
 devices and limits. The launcher does not notice when a rank dies and is replaced.
 """
 
@@ -47,11 +48,11 @@ class Meeting:
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
-    Become the `tft run` of a node if a launcher has started this process; else return.
+    Become the `tft run` of a node if another launcher has started this process; else return.
 
-    `launcher` None: read the launcher from the environment. `options` come before the user's own
-    options. Raises `UsageError` if this process cannot be started again, or cannot find the other
-    processes.
+    With `launcher` None, read the launcher's facts from the environment. `options` are options of
+    `tft run`; the user's own options follow them. Raises `UsageError` if this process cannot be
+    started again, or cannot find the other processes.
     """
     environment = inherited_environment()
     launcher = launcher or launcher_of(environment)
@@ -127,7 +128,8 @@ def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
 
 def default_run_dir(start: str) -> str:
     """
-    Return the run directory of a job whose launcher calls it `start`.
+    Return the default run directory of a job. `start` is the name that its launcher gives this
+    start.
     """
     return str(Path("tft-runs", re.sub(r"[^\w.-]", "-", start)).absolute())
 

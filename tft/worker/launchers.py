@@ -1,11 +1,11 @@
 """
-What launchers other than `tft run` tell the processes that they start.
+The facts that launchers other than `tft run` give to the processes that they start.
 
-This is the rank and place of the process, and the address at which all processes can meet. It is
-read from the environment alone; no connection or file is opened.
+The facts are the rank of the process, its place, and the address at which all processes can meet.
+They are read from the environment alone; no connection or file is opened.
 
-    torchrun     gives all of it, and serves a store of its own at MASTER_ADDR:MASTER_PORT
-    srun         gives all but the address: tft takes the first host of the step, and a port
+    torchrun     gives all facts, and serves a store of its own at MASTER_ADDR:MASTER_PORT
+    srun         gives all facts but the address: tft takes the first host of the step, and a port
                  computed from the numbers of the job and the step
     by hand      RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as for torch's `env://`
 """
@@ -29,7 +29,7 @@ that kernels give to outgoing connections."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
     """
-    What a launcher tells one of the processes that it started.
+    The facts that a launcher has given to one of its processes.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """
-The plugins of a worker, which are notified of events under a guard.
+The plugins of a worker. They are notified of events; their exceptions do not end the job.
 
-If a plugin raises an exception, tft logs it and the job goes on. An exception with an attribute
-`tft_fault_kind` is different: with it an observer reports a fault at this rank. It is handled like
-an exception of the framework.
+If a plugin raises an exception, tft logs it and continues. Only an exception with the attribute
+`tft_fault_kind` is a fault at this rank: it is handled like an exception of the framework.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ log = structlog.get_logger()
 
 class Observers:
     """
-    The objects that the plugins returned from `tft_opened`.
+    The observer objects that the plugins returned from `tft_opened`.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -71,7 +70,7 @@ class Observers:
 
     def tail_ends(self, step: int) -> None:
         """
-        Notify the observers that the loop has done all its work of `step`.
+        Notify the observers that the loop has finished all work of `step`, including its tail.
         """
         self._tell("tft_on_tail_ending", step=step)
 
@@ -83,10 +82,9 @@ class Observers:
 
     def check(self, session: SessionView, name: str) -> CheckResult | None:
         """
-        Run the check called `name`. Returns None if no plugin knows it.
+        Run the check called `name`. Return None if no plugin knows this name.
 
-        Exceptions of the check are raised: a check that failed has no result, and must not look
-        like one that has.
+        Exceptions of the check are raised, because a check that failed has no result.
         """
         try:
             result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)

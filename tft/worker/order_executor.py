@@ -56,7 +56,8 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """
-    The result of an order: the fields of the answer to the controller.
+    The result of an order that this rank has carried out: the fields of its answer to the
+    controller.
     """
 
     files: tuple[SavedFile, ...] = ()
@@ -72,7 +73,7 @@ class Work:
 
 class SessionState(Protocol):
     """
-    The part of the session that `Hands` reads and writes.
+    The attributes of the session that `Hands` reads and writes.
     """
 
     model: object
@@ -134,11 +135,11 @@ class Hands:
 
     def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
-        Note that the loop was left in the middle of `step`, with this rank-local state.
+        Record that the loop was left in the middle of `step`, with this rank-local state.
 
-        If the all-reduces of this rank were interrupted while other ranks completed theirs, this
-        state is also that of the end of `step`. `line` is where the loop was left (FILE:LINE), for
-        a loop that was left in the tail of the step before.
+        If the all-reduces were interrupted only on this rank and the other ranks complete them,
+        this is also the rank-local state of the end of `step`. `line` is the line (FILE:LINE) at
+        which the loop was left; it is empty unless the loop was in the tail of the step before.
         """
         self._interrupted, self._stopped_for = (step, local_state), None
         self._line = line
@@ -195,10 +196,10 @@ class Hands:
 
     def _compared(self) -> Work:
         """
-        Return the digests of the state that this rank holds, to be compared with other ranks.
+        Return digests of the state that this rank holds, for the comparison with other ranks.
 
-        There are no digests if this rank cannot read its state. Then this rank is not asked for a
-        copy of its state either.
+        If this rank cannot read its state, return no digests. The controller then does not use this
+        rank as a source.
         """
         step, began = self._gate.held(), SystemClock().now()
         digests: dict[str, dict[str, str]] = {}
@@ -225,10 +226,10 @@ class Hands:
 
     def give(self, shard: str, step: int) -> ShardPayload:
         """
-        Return a shard at the end of `step` for another rank (on a transfer thread).
+        Return a shard at the end of `step`, to be sent to another rank. Runs on a transfer thread.
 
-        Raises `OrderRefused` if this rank has neither that state nor a copy of it, or if it is
-        fetching the shard itself.
+        Raises `OrderRefused` if this rank has neither the state of `step` nor a copy of it, or if
+        this rank is fetching the shard itself.
         """
         held, backups = self._gate.held(), self._gate.backups()
         if step != held and step not in backups:
@@ -267,9 +268,9 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        Return this rank's captures of its rank-local state, for another rank to write.
+        Return the captures of this rank's rank-local state, so that another rank can write them.
 
-        Called when this rank could not save. No other rank has this state.
+        Called when this rank could not write them. No other rank has this state.
         """
         kept = self._page.local_states()
         return Work(local_state={step: captured.hex() for step, captured in kept.items()})
@@ -294,7 +295,7 @@ class Hands:
 
     def _fetch(self, order: Fetch) -> dict[int, str]:
         """
-        Fetch shards from other ranks. Returns the sources that were left out, with the reason.
+        Fetch shards from other ranks. Return the sources that were left out, each with the reason.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         fetched = frozenset(transfer.shard for transfer in order.transfers)
@@ -354,10 +355,10 @@ class Hands:
 
     def _reload(self, order: Reload) -> None:
         """
-        Let the program load a checkpoint that it keeps itself, and capture the rank-local state.
+        Let the program load one of its own checkpoints, and capture the rank-local state.
 
-        Raises `OrderRefused` if the adaptor knows of no such checkpoint, or if the loaded
-        checkpoint has no valid step.
+        Raises `OrderRefused` if the adaptor finds no such checkpoint, or if the loaded checkpoint
+        has no valid step.
         """
         reload = self._hook.tft_reload()
         if reload is None:
@@ -382,9 +383,10 @@ class Hands:
         """
         Return the rank-local state at the end of the order's step.
 
-        It was captured by this process or by the process before. The state at the moment when the
-        loop was left counts for that incident only: later, other ranks may have completed the step
-        without this rank. Raises `OrderRefused` if there is no state of that step.
+        The state was captured by this process or by the rank's process before. The capture at the
+        moment when the loop was left is valid only in the same incident, because other ranks may
+        complete that step later without this rank. Raises `OrderRefused` if there is no state of
+        the step.
         """
         step = order.step
         if isinstance(order, Rollback) and self._state.rank in order.derive:
@@ -411,10 +413,10 @@ class Hands:
 
     def _derived(self, step: int) -> bytes:
         """
-        Make the rank-local state of `step` anew, and return it.
+        Compute the rank-local state of `step` anew, and return it.
 
-        The captured state is lost, or the other ranks have gone on without this rank since then.
-        Raises `OrderRefused` if the adaptor cannot make it anew.
+        Used when the captured state is lost, or when the other ranks have continued without this
+        rank. Raises `OrderRefused` if the adaptor cannot compute it.
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(

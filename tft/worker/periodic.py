@@ -1,15 +1,15 @@
 """
-Periodic checkpoints: a job returns to one when the last copy of a shard is lost.
+Periodic checkpoints, from which a job continues when all copies of a shard are lost.
 
 Every N steps each rank copies its part of the checkpoint on the training thread, and writes the
-copy on a thread of its own. No rank waits for another rank. The rank that finds that it was the
-last to write its part commits all parts as one checkpoint.
+copy on a second thread. No rank waits for another rank. The rank that writes its part last commits
+all parts as one checkpoint.
 
-Parts belong together only if they were copied after the same RESUME order. Steps that are trained
-again after a later RESUME may have another result.
+Parts are combined only if they were copied after the same RESUME order. A step that is computed
+again after a later RESUME order may have another result.
 
-A rank commits nothing while it is out of the loop. So when this rank has stopped, the controller
-has heard of every checkpoint that exists, and can decide which of them count.
+A rank commits nothing while it is outside the loop. So when all ranks have stopped, the controller
+knows every checkpoint that exists, and can decide which of them are valid.
 """
 
 import queue
@@ -61,7 +61,7 @@ Report = Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Part:
     """
-    The part of one checkpoint that this rank writes.
+    The part of one periodic checkpoint that this rank writes.
     """
 
     step: int
@@ -251,7 +251,7 @@ class Periodic:
 
     def _further(self, place: Path, shard: str, step: int) -> Write:
         """
-        Stage a copy of a shard that another rank writes too. A failure is logged only.
+        Stage a second copy of a shard that another rank writes too. Log a failure and continue.
         """
         try:
             write = self._saving.stage(place, shard, step)
@@ -269,7 +269,7 @@ class Periodic:
 
     def rolled_back(self, step: int) -> None:
         """
-        Note that the job goes on after `step`: the part of a later step is void.
+        Record that the job continues after `step`: a staged part of a later step is void.
         """
         with self._turn:
             if self._part is not None and self._part.step > step:
@@ -304,8 +304,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that` is true (for the disk). Returns False if the training thread is needed
-        elsewhere before.
+        Wait until `that` returns True, which needs the disk. Return False if the training thread is
+        needed elsewhere before.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -412,10 +412,10 @@ class Periodic:
 
     def _make_room(self, step: int) -> None:
         """
-        Remove the checkpoints that the checkpoint of `step` has made old.
+        Remove the old checkpoints that are not needed after the checkpoint of `step`.
 
-        The controller knows the checkpoint of `step`. Nothing is removed while the rank is out of
-        the loop: all ranks may be about to return to an old checkpoint.
+        The controller knows the checkpoint of `step` already. Nothing is removed while the rank is
+        outside the loop, because all ranks may be about to return to an old checkpoint.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop)

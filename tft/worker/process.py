@@ -1,5 +1,6 @@
 """
-Who this process is, beyond its pid: pids come round again, a pid with its start time does not.
+The identity of this process: its pid together with its start time. The kernel uses pids again, but
+never the same pair.
 """
 
 import os
@@ -8,7 +9,8 @@ from pathlib import Path
 
 def started_ticks() -> tuple[int, int]:
     """
-    This process's pid, and its start in clock ticks since boot (`/proc/PID/stat`, field 22).
+    Return this process's pid, and its start time in clock ticks since boot (`/proc/PID/stat`, field
+    22).
     """
     pid = os.getpid()
     stat = Path(f"/proc/{pid}/stat").read_text()

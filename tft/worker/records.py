@@ -33,7 +33,7 @@ class Records:
 
     def begin_after(self, step: int) -> None:
         """
-        Mark all following rows as rows of the functions that are called after this step.
+        Mark all following rows as written by functions that are called after this step.
         """
         self._step = step
 
@@ -80,9 +80,8 @@ class Records:
 
     def drop_after(self, step: int) -> None:
         """
-        Drop the rows that functions called after `step`, or after later steps, have written.
-
-        These functions are called again.
+        Drop the rows that functions called after `step` or after later steps have written, because
+        these functions are called again.
         """
         self._keep(lambda row: row[_STEP] < step or _AFTER not in row)
 
@@ -103,9 +102,8 @@ class Records:
 
 def _read(line: bytes) -> dict[str, Any]:  # Any: JSON
     """
-    Return a row. An unreadable row (after a power failure, say) gets `sys.maxsize` as its step.
-
-    So every rollback drops an unreadable row.
+    Decode one row. An unreadable row, for example after a power failure, gets `sys.maxsize` as its
+    step, so that every rollback drops it.
     """
     try:
         row: dict[str, Any] = json.loads(line)

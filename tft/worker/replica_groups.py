@@ -1,5 +1,5 @@
 """
-The shards that a rank holds, and the other holders of these shards.
+The shards that a rank holds, and for each shard the other ranks that hold it.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from tft.placement.layout import report_lines
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
     """
-    The shards of one rank.
+    The shards of one rank, and the holders of each shard.
 
-    As text: the holders of those of its shards that have the fewest copies, in the form of MindIO's
-    log (`rank:4, report group list: [0, 4]`).
+    `str()` gives the holders of the shards with the fewest copies, in the form of MindIO's log
+    (`rank:4, report group list: [0, 4]`).
     """
 
     rank: int
@@ -24,7 +24,7 @@ class Holdings:
 
     def __str__(self) -> str:
         """
-        Return one line for each group of holders with the fewest copies.
+        Return one line for each group of ranks that hold a shard with the fewest copies.
         """
         mine = f"rank:{self.rank},"
         lines = report_lines(Topology(groups=self.groups))

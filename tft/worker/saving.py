@@ -30,7 +30,8 @@ Write = Callable[[Path], Sequence[str]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
     """
-    The user's own functions. A call handles one shard, in a directory of its own.
+    The user's own functions for writing and reading shards. Each call handles one shard, in a
+    directory of its own.
     """
 
     save: Callable[..., None]
@@ -38,14 +39,14 @@ class Own:
 
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
-        Return the keyword arguments of a function: the shard, if it has a parameter `shard`.
+        Return the keyword arguments for a call of `function`: `shard`, if it has such a parameter.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 
 
 def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's own objects
     """
-    Return the user's own `save` and `load` among `parts`; None if there are none.
+    Return the user's own `save` and `load` from `parts`; None if `parts` has neither.
 
     Raises `UsageError` if only one is given, if one is not callable, or if `make` is given too.
     """
@@ -69,7 +70,8 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's ow
 
 class Saving:
     """
-    Writes and reads the shards of one rank: by the adaptor, unless the user's functions are given.
+    Writes and reads the shards of one rank: with the user's functions if given, else with the
+    adaptor.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -78,14 +80,14 @@ class Saving:
 
     def give(self, own: Own) -> None:
         """
-        Write and read shards with the user's own functions from now on.
+        Set the user's own functions, which write and read shards from now on.
         """
         self._own = own
 
     @property
     def own(self) -> bool:
         """
-        Whether the user's own functions write and read shards.
+        Return True if the user's own functions write and read shards.
         """
         return self._own is not None
 
@@ -143,18 +145,18 @@ class Saving:
 
     def copy(self, directory: Path, shard: str, step: int, rank: int) -> Sequence[str]:
         """
-        Write a second copy of a shard that another rank writes. Returns the names of its files.
+        Write a second copy of a shard that another rank writes. Return the names of its files.
 
-        If the copy cannot be written, this is logged, and there are no files.
+        If the copy cannot be written, log this and return no names.
         """
         place = checkpoint.copy_of(directory, rank)
         return self.copied(place, shard, lambda place: self.save(place, shard, step))
 
     def copied(self, place: Path, shard: str, write: Write) -> Sequence[str]:
         """
-        Write a second copy of a shard into `place` with a staged `write`.
+        Write a second copy of a shard into `place` with `write`, which `stage` has returned.
 
-        If the copy cannot be written, this is logged, and there are no files.
+        If the copy cannot be written, log this and return no files.
         """
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -254,8 +256,8 @@ def _called(function: Callable[..., None], *args: Any, **told: str) -> None:  # 
     """
     Call a function of the user.
 
-    Exceptions that end the process or the loop pass through. Raises `RuntimeError` for any other
-    exception that is no `Exception`, such as torch's error for a full disk.
+    Exceptions that end the process or the loop pass through. An exception that is no `Exception`
+    otherwise, such as torch's error for a full disk, is raised as a `RuntimeError`.
     """
     try:
         function(*args, **told)

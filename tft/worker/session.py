@@ -123,7 +123,8 @@ class Session:
     @property
     def successor(self) -> bool:
         """
-        Whether this process was started as a successor: the process it replaces still trained then.
+        Return True if this process was started to replace a process that still trained at that
+        time.
         """
         return self._settings.successor
 
@@ -137,7 +138,7 @@ class Session:
     @property
     def incarnation(self) -> int:
         """
-        The number of processes that held this rank before this one: 0 for the first.
+        Return how many processes have held this rank before this process: 0 for the first.
         """
         return self._settings.incarnation
 
@@ -186,7 +187,7 @@ class Session:
     @property
     def evaluating(self) -> bool:
         """
-        Whether a function of `after_step` or `evaluate` runs now.
+        Return True while a function of `after_step` or `evaluate` runs.
 
         That function is called after step `session.step - 1`.
         """
@@ -387,10 +388,11 @@ class Session:
 
     def leave(self, error: BaseException | None = None) -> None:
         """
-        Report that the program has left the loop.
+        Report that the program has left its training loop.
 
-        `error` is the exception that ended the loop, if that was not `Interrupted`: a fault. None:
-        an incident interrupted the loop. Nothing may hold the frames of the loop any more.
+        `error` is the exception that ended the loop, which is reported as a fault. It is None if
+        the loop ended with `Interrupted`, that is by an incident. The program must keep no
+        reference to the frames of the loop.
         """
         self._loop.left(error)
         self._cut_off(None if error is None else self._faults.report(error))
@@ -404,7 +406,8 @@ class Session:
 
     def contributing(self) -> None:
         """
-        Capture the rank-local state; from now on the others can finish the step without this rank.
+        Capture the rank-local state, because from now on the other ranks can finish the step
+        without this rank.
 
         The adaptor calls this in every step (see `tft_watch`).
         """
@@ -428,9 +431,8 @@ class Session:
 
     def _inside(self, work: Callable[[], None]) -> bool:
         """
-        Run `work`, which belongs to the loop.
-
-        Returns False if an incident or a fault ended the loop in `work`.
+        Run `work`, which is code of the training loop. Return False if an incident or a fault ended
+        the loop in `work`.
         """
         message: Faulted | None = None
         line = ""
@@ -468,10 +470,11 @@ class Session:
 
     def _give(self, shard: str, step: int) -> ShardPayload:
         """
-        Return a shard at the end of `step` for another rank (on a transfer thread).
+        Return a shard at the end of `step`, to be sent to another rank. Runs on a transfer thread.
 
-        After an error the other rank tries the next holder. If the error shows that the device
-        context of this rank is lost, report a fault too: no other process would notice that.
+        If this raises an exception, the other rank tries the next holder. If the exception shows
+        that this rank's device context is lost, this also reports a fault, because no other process
+        would notice it.
         """
         try:
             return self._hands.give(shard, step)
@@ -542,10 +545,9 @@ class Session:
 
     def open(self, at: float) -> Self:
         """
-        Join the job.
+        Join the job. `at` is the time CLOCK_MONOTONIC in seconds at which `tft.init` was called.
 
-        `at` is when `tft.init` was called (CLOCK_MONOTONIC, seconds). Raises `RankTaken` when
-        another process holds this rank.
+        Raises `RankTaken` when another process holds this rank.
         """
         self._page.move(0, False, at)
         self._page.train(False, at)
@@ -577,9 +579,8 @@ class Session:
 
 def _line_below(error: BaseException) -> str:
     """
-    Return the line (FILE:LINE) at which the exception left the user's function.
-
-    Empty if no frame of the user is in the traceback.
+    Return the line (FILE:LINE) of the user's function at which the exception left it. Empty if no
+    frame of the user is in the traceback.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN):

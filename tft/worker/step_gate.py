@@ -1,9 +1,9 @@
 """
 The gate between the control thread and the training thread of a worker.
 
-The gate knows which update windows the training thread may enter, which orders wait for it, and
-its position. One lock protects all of this. So the position that the control thread reports is the
-one on which the training thread acts: a rank that was let into a window is in that window.
+The gate knows which update windows the training thread may enter, which orders wait for it, and its
+position. One lock protects all of this. So the position that the control thread reports is never
+out of date: a rank that was let into a window is reported in that window.
 """
 
 import sys
@@ -98,9 +98,10 @@ class Gate:
 
     def arrive(self) -> bool:
         """
-        Ask to enter the window of the next step, whose all-reduces are complete.
+        Ask to enter the window of the next step, whose all-reduces are complete on this rank.
 
-        Returns True if the window may be entered; it then counts as entered. Else call `wait`.
+        Returns True if the training thread may enter; it is then recorded as inside. Else call
+        `wait`.
         """
         with self._mutex:
             step, _, torn, _, _ = self._place
@@ -110,11 +111,10 @@ class Gate:
 
     def admits(self) -> bool:
         """
-        Return whether the functions that are called after the last step may start. Else call
-        `wait`.
+        Return True if the functions that are called after a step may start. Else call `wait`.
 
-        A rank that must wait here has the state of the end of that step. It calls no function in
-        which other ranks would not take part.
+        A rank that must wait here has the state of the end of that step. It calls no function,
+        because other ranks might not take part in the collectives of the function.
         """
         with self._mutex:
             self._waits = self._place[0] >= self._after_lock
@@ -122,20 +122,21 @@ class Gate:
 
     def stand(self) -> None:
         """
-        Note that the pre-update barrier failed. Call `wait` next.
+        Record that the pre-update barrier failed. Call `wait` next.
 
-        The all-reduces of the next step are complete here, but whether they are complete on the
-        other ranks is unknown. The controller decides whether the step is to be completed.
+        The all-reduces of the next step are complete on this rank. Whether they are complete on the
+        other ranks is unknown, so the controller decides whether the step is completed.
         """
         with self._mutex:
             self._alone = self._waits = True
 
     def wait(self, *, window: bool = True) -> Word | Execute:
         """
-        Wait at the window, or before the functions that are called after a step (not `window`).
+        Wait at an update window, or with `window` False before the functions that are called after
+        a step.
 
-        Returns `in` (go on), `out` (leave the loop), or an order, whichever comes first. The caller
-        carries out an order and then calls `wait` again.
+        Returns `in` (continue), `out` (leave the loop), or an order, whichever comes first. The
+        caller carries out an order and calls `wait` again.
         """
         with self._turn:
             while True:
@@ -151,20 +152,22 @@ class Gate:
 
     def passed(self, step: int, *, tail: bool) -> None:
         """
-        Note that the update of `step` is complete. `tail`: the step ends later.
+        Record that the update of `step` is complete. `tail` is True if the step ends later, after a
+        tail.
         """
         self._place = (step, False, self._place[2], tail, False)
 
     @property
     def in_tail(self) -> bool:
         """
-        Whether the window of the last step has closed, but the step has not ended.
+        Return True from the close of an update window until the end of that step.
         """
         return self._place[3]
 
     def ended(self, *, after: bool) -> None:
         """
-        Note that the step whose window closed last has ended. `after`: functions are called next.
+        Record the end of the step whose window closed last. `after` is True if user functions are
+        called next.
         """
         step, window, torn, _, _ = self._place
         self._place = (step, window, torn, False, after)
@@ -177,7 +180,7 @@ class Gate:
 
     def order(self) -> Execute:
         """
-        Wait for the next order, out of the loop, and return it.
+        Wait for the next order while the thread is outside the loop, and return it.
         """
         with self._turn:
             while not self._orders:
@@ -186,14 +189,14 @@ class Gate:
 
     def tear(self) -> None:
         """
-        Note that the state is overwritten from now on: the rank holds no whole state.
+        Record that the state in memory is being overwritten, so that the rank holds no whole state.
         """
         step, window, _, tail, after = self._place
         self._place = (step, window, True, tail, after)
 
     def hold(self, step: int) -> None:
         """
-        Note that the state is whole, and is the state of the end of `step`.
+        Record that the state in memory is whole, and is the state of the end of `step`.
         """
         self._place = (step, False, False, False, False)
 
@@ -249,7 +252,7 @@ class Gate:
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether it waits to be let into a window.
+        Return the position of the training thread, and True if the thread waits at a closed window.
 
         While the training thread waits there, its state is whole.
         """
@@ -265,7 +268,7 @@ class Gate:
 
     def unlock(self) -> Unlocked:
         """
-        Unlock all windows. The next completed step is reported.
+        Open all windows. The next completed step is reported to the controller.
 
         Returns the position that the training thread had before.
         """
@@ -304,7 +307,8 @@ class Gate:
 
     def withdraw(self) -> Withdrawn | None:
         """
-        Take back an order that the training thread has not begun. Returns None if it has begun.
+        Take back an order that the training thread has not begun. Return None if the thread has
+        begun it.
         """
         with self._mutex:
             if not self._orders:
@@ -341,7 +345,7 @@ class Gate:
         """
         Return the steps of the adaptor's valid copies.
 
-        A copy of a step later than the present one was made before a rollback, and is void.
+        A copy of a step later than the present one was made before a rollback, and is not valid.
         """
         kept: Sequence[int] = self._hook.tft_backups() or ()
         return tuple(step for step in kept if step <= place[0])
@@ -358,10 +362,10 @@ def _position(place: Place) -> Position:
 
 def _held(place: Place, *, still: bool = False) -> int | None:
     """
-    Return the step whose whole state is in memory; None if there is none.
+    Return the step whose whole state is in memory; None if no whole state is in memory.
 
-    `still`: the rank waits at a window. Its position shows the window as open, but the rank has not
-    changed the state yet.
+    With `still`, the rank waits at a window. Its position then shows the window as open, but the
+    rank has not changed the state yet.
     """
     step, window, torn, _, _ = place
     return None if torn or (window and not still) else step

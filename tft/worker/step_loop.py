@@ -54,7 +54,7 @@ class UpdateWindow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
     """
-    The hooks of the adaptor that are called in every step; None: the adaptor does not have it.
+    The adaptor's hooks that are called in every step. None: the adaptor does not have the hook.
     """
 
     capture: Callable[..., bytes]
@@ -84,7 +84,7 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
 @dataclass(slots=True)
 class _Captures:
     """
-    The last captures of the rank-local state.
+    The last captures of the rank-local state in this step.
     """
 
     contributed: bytes = b""
@@ -142,7 +142,7 @@ class StepLoop:
 
     def watch(self, hook: pluggy.HookRelay) -> None:
         """
-        Audit the loop, unless the settings say that it is not audited.
+        Begin the audit of the loop, unless the settings disable it.
         """
         if self.settings.audit == "off":
             return
@@ -157,7 +157,7 @@ class StepLoop:
 
     def begin(self, shards: Sequence[ShardCopies]) -> None:
         """
-        Note the shards that this rank holds, before the first step.
+        Record the shards that this rank holds, before the first step.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
         self._waits_at_barrier = self.hooks.barrier is not None and not shared_by_all
@@ -182,8 +182,8 @@ class StepLoop:
 
     def left(self, error: BaseException | None) -> str:
         """
-        Note that an exception has ended the loop; None: an incident interrupted it. Return the line
-        (FILE:LINE) at which the tail was cut off, if the audit knows it.
+        Record that `error` has ended the loop; None: an incident interrupted it. Return the line
+        (FILE:LINE) at which the tail was interrupted, if the audit knows the line.
         """
         return "" if self.audit is None else self.audit.left(error)
 
@@ -216,7 +216,7 @@ class StepLoop:
 
     def end_step(self) -> None:
         """
-        End the step where the loop marks its end, after its tail.
+        End the step. The loop calls this after the tail of the step.
         """
         if not self.tails:  # until now, this step counted as ended with its window
             self.has_tails()
@@ -226,7 +226,7 @@ class StepLoop:
 
     def has_tails(self) -> None:
         """
-        Note that the loop marks the ends of its steps.
+        Record that the loop marks the ends of its steps, so that each step has a tail.
         """
         if not self.tails:
             self.tails = True
@@ -234,14 +234,15 @@ class StepLoop:
 
     def end_last_step(self) -> None:
         """
-        End the last step, if the loop is in the tail of it.
+        End the last step if the loop is still in its tail.
         """
         if self.gate.in_tail:
             self._end_step()
 
     def contributing(self) -> None:
         """
-        Capture the rank-local state; from now on the others can finish the step without this rank.
+        Capture the rank-local state, because from now on the other ranks can finish the step
+        without this rank.
 
         The adaptor calls this in every step (see `tft_watch`).
         """
@@ -295,9 +296,9 @@ class StepLoop:
 
     def _end_step(self) -> None:
         """
-        End the step: the loop has done all its work of this step, as on the other ranks.
+        End the step: the loop has done all its work of this step.
 
-        Raises `Interrupted` when the rank is to leave the loop after this step.
+        Raises `Interrupted` when the rank must leave the loop after this step.
         """
         step = self.gate.completed
         if self._audited is not None:
@@ -333,7 +334,7 @@ class StepLoop:
 
     def call_again(self) -> None:
         """
-        Call the functions that are due after the last step again, on all ranks.
+        Call the functions that are due after the last step once more. All ranks do so.
         """
         step = self.gate.completed
         self.after.drop_records(step)
@@ -361,11 +362,11 @@ class StepLoop:
 
     def _passes_barrier(self) -> bool:
         """
-        Return whether all ranks have finished their all-reduces.
+        Return True if all ranks have finished the all-reduces of the step.
 
-        If the barrier fails, that cannot be known any more. Ranks with other shards may complete
-        the step, or may be unable to. This rank can do either: the fault is reported, and this rank
-        waits at the window for the decision.
+        If the barrier fails, this is unknown: ranks with other shards may or may not be able to
+        complete the step. This rank can do either. It reports the fault and waits at the window for
+        the decision of the controller.
         """
         assert self.hooks.barrier is not None
         try:
@@ -384,10 +385,10 @@ class StepLoop:
 
     def _goes_in(self, *, window: bool) -> bool:
         """
-        Wait until this rank may go on, and carry out orders meanwhile.
+        Wait until this rank may continue, and carry out orders meanwhile.
 
-        Returns False if the rank must leave the loop. `window`: wait at an update window; else
-        before the functions that are called after a step.
+        Returns False if the rank must leave the loop. With `window`, the rank waits at an update
+        window, else before the functions that are called after a step.
         """
         self.control.tell(self.gate.standing())
         while isinstance(word := self.gate.wait(window=window), Execute):
