@@ -1,3 +1,4 @@
 """
-The judgement: what should be done about what happened. Pure; time comes in with the events.
+The judgement: decides what to do about events. All code here is pure; the time comes with the
+events.
 """

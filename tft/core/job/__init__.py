@@ -1,3 +1,3 @@
 """
-The job machine: what the controller judges.
+The job machine: the state machine with which the controller decides.
 """

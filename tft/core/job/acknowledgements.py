@@ -1,5 +1,5 @@
 """
-Takes in the answers of ranks to orders: the order was carried out, or why not.
+Handles the answers of ranks to orders: each says that the order was carried out, or why not.
 """
 
 from typing import assert_never
@@ -18,7 +18,7 @@ S = State
 
 class Acknowledgements:
     """
-    Takes in the answers to the orders of one job.
+    Handles the answers to the orders of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -28,8 +28,7 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        Take in the answer of a rank to an order. An answer that no open order waits for is
-        absorbed.
+        Handle the answer of a rank to an order. Ignore an answer that no open order waits for.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
@@ -102,8 +101,8 @@ class Acknowledgements:
 
     def _left_out(self, rank_state: RankState, message: Answered) -> None:
         """
-        Add a network fault for each source that a rank could not fetch from. The fetch is complete
-        all the same: it came from the other sources.
+        Add a network fault for each source that a rank could not fetch from. The fetch itself is
+        complete: the data came from other sources.
         """
         for source, why in message.odd.items():
             evidence = f"rank {rank_state.rank} could not fetch from rank {source}: {why}"
@@ -117,9 +116,10 @@ class Acknowledgements:
 
     def _unreadable(self, step: int) -> None:
         """
-        Count a failed load of the checkpoint of `step`, since a disk may be away for a moment. The
-        checkpoint is dropped after `policy.attempts` failures. If there is another state to go on
-        from, an older checkpoint or the state that other ranks hold, two failures are enough.
+        Count a failed load of the checkpoint of `step`. One failure does not count as damage,
+        because a disk may be away for a moment. The checkpoint is dropped after `policy.attempts`
+        failures. Two failures are enough if the job can continue from an older checkpoint or from
+        state in memory.
         """
         job = self._job
         job.checkpoints.unread[step] += 1
@@ -135,8 +135,8 @@ class Acknowledgements:
 
     def _replace(self, rank_state: RankState, why: str) -> None:
         """
-        End a process that lost its device context, so that another replaces it: every later order
-        would fail too.
+        End a process that has lost its device context, so that another process replaces it. Every
+        later order to this process would fail too.
         """
         self._attempts.fault(
             "process", rank_state.rank, rank_state.position.step + 1, self._job.timing.now, why
@@ -145,8 +145,8 @@ class Acknowledgements:
 
     def _failed(self, rank_state: RankState, message: Answered, failure: str) -> None:
         """
-        React to an order that a rank could not carry out. While a last checkpoint is written, it is
-        planned again, whatever the order was.
+        React to an order that a rank could not carry out. If a last checkpoint is being written,
+        plan it again.
         """
         job, attempts, order = self._job, self._attempts, message.order
         job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)

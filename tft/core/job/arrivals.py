@@ -24,7 +24,7 @@ S = State
 
 class Arrivals:
     """
-    Handles what arrives for one job.
+    Handles the nodes, stores and processes that arrive in one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -35,8 +35,8 @@ class Arrivals:
 
     def node_joined(self, message: NodeJoined) -> None:
         """
-        Handle an agent that is up: the first agent of a node, the same agent after its node was
-        lost, or another agent. Its ranks can start.
+        Handle an agent that has joined, so that its ranks can start. It may be the first agent of a
+        node, the agent of a node that counted as lost, or a second agent.
         """
         job = self._job
         known = message.node in job.nodes.ranks and message.node not in job.nodes.lost
@@ -79,8 +79,8 @@ class Arrivals:
 
     def store_opened(self, message: StoreOpened) -> None:
         """
-        Note that a rendezvous store listens on a node, maybe in place of another. Begin the attempt
-        again if the groups were being formed with the store that is replaced.
+        Record that a rendezvous store listens on a node. It may replace another store. If groups
+        were being formed with the replaced store, begin the attempt again.
         """
         job = self._job
         before = job.nodes.stores.pop(message.node, None)
@@ -93,7 +93,7 @@ class Arrivals:
 
     def spawned(self, message: Spawned) -> None:
         """
-        Note that an agent has started the process that it was ordered to start.
+        Record that an agent has started a process as ordered.
         """
         rank_state = self._job.find(message.rank, message.incarnation)
         if rank_state is not None and rank_state.process.stage is ProcessStage.ORDERED:
@@ -106,8 +106,8 @@ class Arrivals:
 
     def joined(self, message: Joined, sender: str) -> None:
         """
-        Let a process have the rank that it claims, if it is the process that was asked for. Refuse
-        any other claim.
+        Accept the claim of a process to a rank if the controller has ordered this process. Refuse
+        every other claim.
         """
         job = self._job
         if message.rank not in job.ranks.states or message.world != len(job.ranks.states):
@@ -157,7 +157,7 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        Note that a rank has adopted its state and takes orders from now on.
+        Record that a rank has adopted its state and can carry out orders.
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY

@@ -1,6 +1,6 @@
 """
-Opens incidents and begins rounds: faults join an incident and processes are told to end. A new
-round gives up whatever was under way and asks every rank for its position.
+Opens incidents and begins their rounds. Faults join an incident, and processes are ordered to end.
+A new round gives up the work of the round before, and asks every rank for its position.
 """
 
 from collections.abc import Iterable
@@ -67,16 +67,17 @@ class Attempts:
 
     def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
-        Return whether some rank may have completed a later step than `step`, judged by the position
-        of this rank: other ranks are at most one step ahead of it. True also if the position of
-        this rank is unknown.
+        Return True if some rank may have completed a later step than `step`, judged by the position
+        of this rank: other ranks are at most one step ahead of it. Return True also if its position
+        is unknown.
         """
         return self.step_of(rank_state) == 0 or rank_state.position.step >= step
 
     def pollute(self, rank_state: RankState) -> None:
         """
-        Note that wrong numbers of a rank may have spread with its last update: no copy since then
-        is sound. If the step of that update is not known yet, `locate` sets the limit.
+        Record that wrong numbers of a rank may have spread with its last update: no copy of the
+        state since that update is sound. If the step of the update is unknown, `locate` sets the
+        limit later.
         """
         if not rank_state.repaired:
             return  # the process has contributed to no update yet
@@ -87,9 +88,9 @@ class Attempts:
 
     def locate(self) -> None:
         """
-        Fill in the steps of faults and of polluted updates that were unknown, once every rank that
-        can has reported its position. For a rank that cannot, the step is estimated from the
-        others, which know it within one step.
+        Fill in the unknown steps of faults and of polluted updates, when all ranks that can have
+        reported their positions. For a rank that cannot report, estimate the step from the
+        positions of the others; the error is at most one step.
         """
         job, incident = self._job, self._job.incident
         said = {
@@ -107,9 +108,9 @@ class Attempts:
 
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
-        Handle a fault that came back: what was done about it has not helped. A numeric fault may
-        have been in the state that all ranks were brought back to. Then an earlier step is tried,
-        once, if some rank or checkpoint holds one.
+        Handle a fault that occurs again: the action against it has not helped. The state that all
+        ranks were brought to may already contain the cause of a numeric fault. So an earlier step
+        is tried once, if a rank or a checkpoint holds one.
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
@@ -146,8 +147,8 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present strategy again, in a new round. After `policy.attempts` attempts the
-        strategy has failed.
+        Begin the present strategy again in a new round. After `policy.attempts` attempts the
+        strategy counts as failed.
         """
         self.open()
         self.count(self._job.incident.decision.attempts + 1, why)
@@ -155,8 +156,9 @@ class Attempts:
 
     def count(self, attempts: int, why: str) -> None:
         """
-        Note that the present strategy has failed `attempts` times. With `policy.attempts` of them
-        it is not tried again in this incident, for the reason `why`.
+        Record that the present strategy has failed `attempts` times. When there are
+        `policy.attempts` failures, the strategy is not tried again in this incident; `why` is the
+        reason.
         """
         incident = self._job.incident
         incident.decision.attempts = attempts
@@ -234,8 +236,8 @@ class Attempts:
 
     def _cut_off(self) -> None:
         """
-        End a check that a fault has cut off. The check is not repeated, since it could end in the
-        same fault. The findings of ranks that were done count.
+        End a check that a fault has interrupted. The check is not repeated, because it could end in
+        the same fault. The findings of ranks that had finished the check are used.
         """
         job = self._job
         job.pausing.request = None
@@ -246,8 +248,8 @@ class Attempts:
 
     def findings(self) -> list[str]:
         """
-        Return the findings of the last check, each once with the ranks that reported it, the
-        gravest first.
+        Return the findings of the last check, the most serious first. Each finding is listed once,
+        with the ranks that reported it.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
@@ -260,8 +262,8 @@ class Attempts:
 
     def judge(self) -> bool:
         """
-        Do what the verdicts of a check demand: end the job, or isolate nodes. Return whether there
-        was anything to do.
+        Do what the verdicts of a check demand: end the job, or isolate nodes. Return True if a
+        verdict demanded something.
         """
         rank_states = self._job.ranks.member_states()
         if any(rank_state.check.verdict == "end" for rank_state in rank_states):
@@ -278,7 +280,7 @@ class Attempts:
 
     def force(self, why: str) -> None:
         """
-        Allow nothing but a last checkpoint (or the end without one) from here on.
+        Allow only a last checkpoint from now on, or the end of the job without one.
         """
         job = self._job
         self.open()

@@ -25,7 +25,7 @@ class JobOver:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """
-    A rank as the planner knows it while a strategy is chosen.
+    The facts about a rank that the planner uses while a strategy is chosen.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """
-Compares the copies that ranks hold of one shard. A job whose copies differ trains on with wrong
-numbers, and nothing else would show that.
+Compares the copies that ranks hold of one shard. If copies differ, the job trains with wrong
+numbers, and only this comparison shows it.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ Parts = Mapping[str, str]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    The copies of one rank, as digests.
+    The state of one rank as digests, and the facts that decide whether its copies are compared.
     """
 
     rank: int
@@ -68,9 +68,9 @@ def differences(
 ) -> list[Difference]:
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
-    shard to its ranks, `copies` each rank to its copies. Copies of ranks that left their loops in
-    the tail of the step are compared only if no rank has ended the step. Otherwise these ranks
-    fetch the shard from a rank that has.
+    shard to its ranks, `copies` maps each rank to its copies. A copy of a rank that left its loop
+    in the tail of the step is compared only if no rank has ended the step. Otherwise that rank
+    fetches the shard from a rank that has ended the step.
     """
     found = []
     for shard, ranks in groups.items():
@@ -114,9 +114,8 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    Return the content that most ranks hold: all ranks, or at least two ranks and more than hold any
-    other content. Copies that were fetched do not count. None means that no content is held by
-    most.
+    Return the content that the majority holds: all ranks, or at least two ranks and more ranks than
+    hold any other content. Fetched copies do not count. None: no content has a majority.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -129,8 +128,8 @@ def _chosen(
 
 def _progress(copy: Copy) -> tuple[int, int]:
     """
-    Return a sort key that says how far a rank came in the tail, by line number. Of two ranks at one
-    line the lower rank sorts higher.
+    Return a sort key for how far a rank came in the tail of a step, by line number. If two ranks
+    are at the same line, the lower rank sorts higher.
     """
     line = copy.line.rpartition(":")[2]
     return (int(line) if line.isdecimal() else 0, -copy.rank)
@@ -138,7 +137,7 @@ def _progress(copy: Copy) -> tuple[int, int]:
 
 class Comparison:
     """
-    Judges the copies of one job.
+    Compares the copies of one job, and decides which ranks hold wrong copies.
     """
 
     def __init__(self, job: Job, attempts: Attempts) -> None:
@@ -147,9 +146,9 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold a copy, sound or in doubt, of a shard that belongs to several
-        ranks. The last holder of a shard is among them: the copies that other ranks fetch from it
-        are compared with its own. Doubt may be dropped later: see `StrategyChoice.offers`.
+        Return the ranks that hold a copy, sound or in doubt, of a shard with several holders. The
+        last remaining holder of a shard is included: its copy is compared with those that other
+        ranks fetch from it. Doubt may be dropped later, see `StrategyChoice.offers`.
         """
         groups = self._job.ranks.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
@@ -159,9 +158,9 @@ class Comparison:
 
     def judge(self) -> None:
         """
-        Judge the copies once every rank has left its loop and has sent its digests. A rank that
-        holds another copy than most ranks is at fault, and is given the copy of the others. If no
-        copy is held by most, no copy later than the last comparison is sound.
+        Compare the copies when every rank has left its loop and has sent its digests. A rank whose
+        copy differs from the majority's is at fault, and later fetches the majority's copy. If
+        there is no majority, only copies up to the step of the last comparison are sound.
         """
         for rank_state in self._job.ranks.states.values():
             rank_state.holdings.outrun = frozenset()  # the ranks that had come further may be lost
@@ -169,17 +168,18 @@ class Comparison:
 
     def tell_begins(self) -> None:
         """
-        Log which ranks begin with different copies. Training begins all the same, since a script
-        may make the copies equal in its loop. If the script does not, the next comparison finds it.
+        Log which ranks begin with different copies. The job trains nevertheless, because a script
+        may make the copies equal in its loop. If it does not, the next comparison finds the
+        difference.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between copies that must be equal. Initial states (step 0) need not
-        be equal, since one rank may be about to send its state to all: their differences are only
-        logged. `which` is passed on to `_differences`.
+        Return the differences between copies that must be equal. Initial states (step 0) may
+        differ, because one rank may be about to send its state to the others; their differences are
+        only logged. `which` is passed to `_differences`.
         """
         found = self._differences(**which)
         begins = [each for each in found if each.step == 0]
@@ -239,8 +239,8 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        Note as a reservation that the state of all ranks may contain gradients of a wrong copy,
-        from steps since the last comparison.
+        Record that the state of all ranks may contain gradients of a wrong copy, from the steps
+        since the last comparison.
         """
         job, first = self._job, self._job.training.compared + 1
         if difference.step >= first:
@@ -273,10 +273,10 @@ class Comparison:
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        Compare the copies of all members. With `outside` compare also the copies of ranks that have
-        just left, since members may have fetched from them. A rank that has left and was cut off in
-        its tail is not compared: what it holds may have been overtaken. Only members are returned
-        as wrong. Without `tails` no copy counts as left in a tail.
+        Compare the copies of all members. With `outside`, compare also the copies of ranks that
+        have just left the job, because members may have fetched from them; a rank that was
+        interrupted in a tail is not compared, because other ranks may have come further. Only
+        members are returned as wrong. Without `tails`, no copy counts as left in a tail.
         """
         job = self._job
         copies = {
@@ -300,9 +300,9 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
-        Return the ranks whose copies are not known to be wrong. With `doubted` return also the
-        ranks whose copies may be wrong, with `outside` also ranks that are no members. Initial
-        states are left out until the first wrapper is built: each rank may begin with its own.
+        Return the ranks whose copies are not known to be wrong. With `doubted`, include ranks whose
+        copies may be wrong. With `outside`, include ranks that are no members. Initial states are
+        left out until the first wrapper is built, because each rank may begin with its own.
         """
         job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
@@ -322,8 +322,8 @@ class Comparison:
 
 def note_habits(job: Job, step: int) -> None:
     """
-    Note as reservations what the loops of the members do in every tail that makes a run with an
-    incident differ from a run without it. `step` is the step that all go on from, or save.
+    Record as reservations the habits of the members' loops that make a run with an incident differ
+    from a run without it. `step` is the step from which all ranks continue, or which they save.
     """
     if step == 0:  # no tail comes before step 0
         return
@@ -337,9 +337,9 @@ def note_habits(job: Job, step: int) -> None:
 
 def note_tails(job: Job, step: int, standings: Standings) -> None:
     """
-    Note the lines at which the tail of `step` was cut off, for each shard of which no holder has
-    ended the step. Call this before ranks fetch: a rank that has fetched one shard is in no tail
-    any more, but its other shards may come from a tail.
+    Record, for each shard of which no holder has ended `step`, the lines at which the tail of
+    `step` was interrupted. Call this before ranks fetch. A rank that has fetched one shard no
+    longer counts as in a tail, although its other shards may come from one.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at <= step
@@ -364,8 +364,8 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Forget tails that were cut off in `step` or later: all ranks load a checkpoint of `step`, which
-    holds the end of the step.
+    Drop the records of tails that were interrupted in `step` or later. Call this when all ranks
+    load a checkpoint of `step`, which has the state of the end of the step.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at < step

@@ -52,8 +52,8 @@ class Deadlines:
 
     def expire(self) -> None:
         """
-        Deal with what is overdue: answers to orders, starts and ends of processes, nodes, and the
-        deadline of the present state.
+        Handle everything that is overdue: answers to orders, starts and ends of processes, nodes,
+        and the deadline of the present state.
         """
         job = self._job
         for name, task in list(job.incident.tasks.items()):
@@ -120,7 +120,7 @@ class Deadlines:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         """
-        Deal with ranks that have not answered an order in time.
+        Handle ranks that have not answered an order in time.
         """
         job, rule = self._job, ORDERS[order]
         if order == "stop":
@@ -159,26 +159,25 @@ class Deadlines:
 
     def _unheard(self, ranks: list[int], why: str) -> None:
         """
-        Open a `network` fault without a culprit: ranks that have not answered a `release`, or most
-        ranks that have not answered a `check`, are not at fault for that alone. Ranks that train
-        meanwhile are not either. The freeze shows which ranks hear nothing.
+        Open a `network` fault without a faulty rank. A rank is not at fault only because it has not
+        answered a `release`, or a `check` that most ranks have not answered. The freeze that
+        follows shows which ranks do not hear the controller.
         """
         step = self._job.ranks.states[ranks[0]].position.step + 1  # all ranks wait at one boundary
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
-        Return whether `ranks` are more than half of the ranks that the order went to, and more than
-        one.
+        Return True if `ranks` are at least two, and more than half of the ranks that got the order.
         """
         asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
         return len(ranks) > 1 and 2 * len(ranks) > asked
 
     def _renewed(self, order: OrderName) -> bool:
         """
-        Give an order that most ranks have not answered its limit again, up to `policy.patient`
-        times: the bus or this controller may be away, and no rank is at fault then. Return whether
-        the limit was given again.
+        Restart the limit of an order that most ranks have not answered, up to `policy.patient`
+        times. The bus or this controller may have been away; then no rank is at fault. Return True
+        if the limit was restarted.
         """
         task = self._job.incident.tasks[order]
         if task.renewed >= self._job.policy.patient:
@@ -189,8 +188,8 @@ class Deadlines:
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
         """
-        Return the ranks that are not busy with functions that are called after a step, such as an
-        evaluation. The busy ranks get the time that they have announced for these functions.
+        Return the ranks that do not run functions after a step, such as an evaluation. The ranks
+        that do run them get the time that they have announced.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
@@ -208,10 +207,10 @@ class Deadlines:
 
     def _spared(self, ranks: list[int]) -> bool:
         """
-        Give ranks that do not leave their loop the time of a repair, once, if a shard would be lost
-        with them and there is no checkpoint to go back to. Such a rank may wait for another one in
-        a function of the script, and return when that function reaches its own limit. Return whether
-        the ranks were given time.
+        Give ranks that do not leave their loop the time of a repair, once. This is done if their
+        loss would lose a shard and there is no checkpoint to return to. Such a rank may wait for
+        another rank in a function of the script, and return when that function reaches its own time
+        limit. Return True if the ranks got the time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)

@@ -1,5 +1,5 @@
 """
-Takes in the reports of ranks, agents, people and plugins: checks the sender, and passes each report
+Receives the reports of ranks, agents, people and plugins, checks the sender, and passes each report
 to its handler.
 
     arrivals.py          nodes, stores and processes that arrive
@@ -7,7 +7,7 @@ to its handler.
     faults.py            faults that a rank reports of itself, or that are seen from outside
     acknowledgements.py  answers to orders
 
-This file itself keeps the requests of people, and the progress of training.
+This file itself handles the requests of people, and the progress of training.
 """
 
 from typing import assert_never
@@ -64,9 +64,9 @@ class Dispatch:
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Take in one report. `reaction` is the entry of `REACTIONS` for it. Only the process whose
+        Handle one report. `reaction` is the entry of `REACTIONS` for it. Only the process whose
         claim to a rank was accepted may report for the rank; reports of other processes are
-        absorbed.
+        ignored.
         """
         match message:
             case NodeJoined():

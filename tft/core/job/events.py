@@ -11,7 +11,7 @@ from tft.protocol.messages import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """
-    A report came in, for the first time and in the order of its sender.
+    A report was received, for the first time and in the order in which its sender sent it.
     """
 
     at: float

@@ -1,5 +1,5 @@
 """
-Gather the facts that the planner decides with from the state of a job.
+Collect from the state of a job the facts that the planner decides with.
 """
 
 from collections.abc import Callable, Set
@@ -26,7 +26,7 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
 
 def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankFacts, ...]:
     """
-    Return what recovery plugins may know of every rank, in the order of the ranks.
+    Return the facts that recovery plugins get about every rank, in the order of the ranks.
     """
     topology = job.ranks.topology()
     held: dict[int, list[str]] = {}
@@ -52,7 +52,7 @@ def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankF
 
 def terms_of(job: Job) -> Terms:
     """
-    Return what a plan for the present incident has to respect.
+    Return the conditions that a plan for the present incident must respect.
     """
     incident = job.incident
     kept = {

@@ -1,6 +1,6 @@
 """
-Takes in faults that are reported: by a rank, with the exception that left its loop, or by an
-observer outside the rank.
+Handles reported faults: an exception that left the loop of a rank, or a notice from an observer
+outside the rank.
 """
 
 from typing import assert_never
@@ -17,7 +17,7 @@ S = State
 
 class Faults:
     """
-    Takes in the reported faults of one job.
+    Handles the reported faults of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -74,8 +74,8 @@ class Faults:
 
     def noticed(self, message: Noticed) -> None:
         """
-        Handle a fault of a rank that was seen from outside, as if the rank had reported it itself.
-        Log why not, if nothing can be done about it.
+        Handle a fault of a rank that was seen from outside, as if the rank had reported it. If
+        nothing can be done about it, log the reason.
         """
         job = self._job
         rank_state = job.ranks.states.get(message.rank)
@@ -115,9 +115,8 @@ class Faults:
     def differ(self, message: CheckpointFailed) -> None:
         """
         Handle a periodic checkpoint whose copies were not equal: add a corruption fault for each
-        rank named as wrong. Which copies are wrong is judged when all ranks have left their loops.
-        The message is ignored if the copies have been compared at its step or a later one, such as
-        when all ranks were brought to that step.
+        rank named as wrong. The copies are judged when all ranks have left their loops. The message
+        is ignored if the copies were compared at this step or a later one since then.
         """
         job = self._job
         if message.step <= job.training.compared:
@@ -142,9 +141,9 @@ class Faults:
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
-        Note which copies are not sound after a fault: the copies of this rank. If the fault may
-        have spread with the last update, or is known to be older, also the copies of all ranks
-        since then.
+        Record which copies are not sound after a fault: the copies of this rank. If the fault may
+        have spread with the last update, or is older than that, the copies of all ranks since then
+        are not sound either.
         """
         if message.kind in ("memory", "numeric", "corruption"):
             rank_state.holdings.trusted = False

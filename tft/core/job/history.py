@@ -1,5 +1,5 @@
 """
-Own what remains of a job's incidents when they are closed.
+Own the facts about closed incidents of a job that later decisions need.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from tft.core.job.incident import Incident
 @dataclass(slots=True, kw_only=True)
 class History:
     """
-    The closed incidents of a job, and which ranks were their cause.
+    The closed incidents of a job, and the ranks that caused them.
     """
 
     next_number: int
@@ -21,6 +21,6 @@ class History:
 
     def recent(self, rank: int, since: float) -> int:
         """
-        Return how many incidents since then were held against a rank.
+        Return how many incidents since the time `since` were caused by a rank.
         """
         return sum(at >= since for at in self.troubles.get(rank, ()))

@@ -1,6 +1,6 @@
 """
-Own what the controller knows of the state in the memory of a rank's process: which step it is of,
-and which copies of it count.
+Own the facts that the controller knows of the state in the memory of a rank's process: its step,
+and which copies of it are valid.
 """
 
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """
-    The copies that one process holds, as it has reported them, and what is known against them.
+    The copies that one process has reported to hold, and the doubts about them.
     """
 
     held: int | None = None
@@ -54,14 +54,14 @@ class Holdings:
     @property
     def sound(self) -> bool:
         """
-        True if nothing is known against the state in use.
+        True if there is no doubt about the state in use.
         """
         return self.trusted and not (self.searching or self.disputed)
 
     def replaced(self, *, fetched: bool = False) -> None:
         """
-        Forget what comparisons found about the earlier copies: the process has other copies now.
-        `fetched`: it has fetched them from other ranks.
+        Drop the results of comparisons with earlier copies: the process has other copies now.
+        `fetched` is True if it has fetched them from other ranks.
         """
         self.outrun = frozenset()
         self.disputed, self.fetched = False, fetched
@@ -86,12 +86,12 @@ class Holdings:
 
     def distrust(self) -> None:
         """
-        Note that no copy of this process is to be used.
+        Record that no copy of this process may be used.
         """
         self.trusted, self.damaged = False, True
 
     def lost(self) -> None:
         """
-        Note that the process holds nothing any more.
+        Record that the process holds no copy any more.
         """
         self.held, self.backups = None, ()

@@ -1,5 +1,6 @@
 """
-Own what is known of one incident: its faults, what was tried, and when each phase took place.
+Own the facts of one incident: its faults, the strategies that were tried, and the time of each
+phase.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A stretch of time of an incident, for one rank or for the whole job. Times are in seconds.
+    A time span of an incident, for one rank or for the whole job. Times are in seconds.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Phase:
 @dataclass(slots=True, kw_only=True)
 class Task:
     """
-    One kind of order to several ranks, open until the last of them has answered.
+    An order that several ranks must answer. It stays open until the last of them has answered.
     """
 
     orders: tuple[RankOrder, ...]
@@ -63,7 +64,8 @@ class Task:
 @dataclass(slots=True, kw_only=True)
 class Progress:
     """
-    How far the ranks had come when the incident began, and where they go on.
+    The step that the ranks had reached when the incident began, and the step from which they
+    continue.
     """
 
     furthest: int = 0
@@ -78,7 +80,7 @@ class Progress:
 
     def saw(self, position: Position) -> None:
         """
-        Take in the position of some rank, alive or dead.
+        Record the position of a rank, alive or dead.
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
@@ -87,7 +89,7 @@ class Progress:
     @property
     def agreed(self) -> int:
         """
-        The step at whose end all members are to be: to go on from there, or to save it.
+        The step to whose end all members are brought, to continue from it or to save it.
         """
         return (self.step or 1) - 1
 
@@ -131,9 +133,9 @@ class Spread:
 
     def lift(self) -> None:
         """
-        Drop the ceiling. Either it was a guess that leaves nothing, or all members were brought to
-        a step that is not later: then every state that they hold from now on is newer than the
-        error.
+        Drop the ceiling. Either it was a guess that leaves no sound copy, or all members were
+        brought to a step that is not later. In the second case every later state of the members is
+        computed after the error.
         """
         self.ceiling, self.tentative = None, False
 
@@ -141,7 +143,8 @@ class Spread:
 @dataclass(slots=True, kw_only=True)
 class Decision:
     """
-    Which strategy is followed, which were not possible, and what the recovery plugins have said.
+    The strategy that is followed, the strategies that were not possible, and the advice of the
+    recovery plugins.
     """
 
     forced: str = ""
@@ -167,8 +170,8 @@ class Decision:
     @property
     def strategy(self) -> str:
         """
-        The name of the strategy that is followed, as a recovery plugin has called it if it has
-        advised it. Empty: none yet.
+        The name of the strategy that is followed: the name in the advice if a recovery plugin has
+        advised it. Empty: no strategy is chosen yet.
         """
         return "" if self.plan is None else self.plan.name
 
@@ -184,7 +187,8 @@ class Decision:
 @dataclass(slots=True, kw_only=True)
 class Turnover:
     """
-    Which processes the ranks had when the incident began, and which were started for it.
+    The processes that the ranks had when the incident began, and the processes started for them
+    since.
     """
 
     began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -203,7 +207,7 @@ class Turnover:
 
     def given_another(self, rank: int) -> None:
         """
-        Note that a rank has lost its process and gets another.
+        Record that a rank has lost its process and gets another one.
         """
         self.respawns[rank] = self.respawns.get(rank, 0) + 1
 
@@ -211,7 +215,7 @@ class Turnover:
 @dataclass(slots=True, kw_only=True)
 class Exactness:
     """
-    What keeps training from going on bit for bit as without the incident.
+    The reservations of an incident: reasons why training may not continue bit for bit.
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)
@@ -229,9 +233,9 @@ class Exactness:
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks` from the position of a rank, alive or dead. The lowest step counts: a
-        position that is reported after the rank was brought to another step says nothing about
-        these calls.
+        Update `marks` from the position of a rank, alive or dead. The lowest step counts. A
+        position that a rank reports after it was brought to another step says nothing about its
+        calls before that.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
@@ -239,15 +243,16 @@ class Exactness:
     @property
     def sentences(self) -> list[str]:
         """
-        The sentences that say why training does not go on bit for bit as without the incident.
+        Return the sentences that say why training may not continue bit for bit as without the
+        incident.
         """
         return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
 
     def returns_to(self, step: int) -> None:
         """
-        Note that all members go on from the end of `step`. Reservations about later steps are
-        dropped, since these steps are computed again. Reservations from an earlier round about
-        `step` itself stay.
+        Record that all members continue from the end of `step`. Reservations about later steps are
+        dropped, because these steps are computed again. Reservations about `step` from an earlier
+        round are kept.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
 
@@ -255,7 +260,7 @@ class Exactness:
 @dataclass(slots=True, kw_only=True)
 class LastCheckpoint:
     """
-    The last checkpoint of a job that cannot go on, as it was planned.
+    The plan of the last checkpoint of a job that cannot continue.
     """
 
     plan: SavePlan | None = None
@@ -293,8 +298,8 @@ class Incident:
 
     def roots(self) -> list[Fault]:
         """
-        Return the faults that are causes. When a process is gone, the broken connections that its
-        peers report are consequences of the same fault.
+        Return the faults that are causes. If a process has ended, the broken connections that its
+        peers report are its consequences, not causes.
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults

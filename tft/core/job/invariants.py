@@ -1,6 +1,5 @@
 """
-Define what is true of a job between two events, whatever has happened. A broken invariant is a bug
-of tft.
+Define the invariants of a job, which hold between any two events. A violation is a bug of tft.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,14 @@
 """
 The state machine of a job: it takes events and returns commands.
 
-    handle(event) -> commands     the only entry; late, repeated or foreign reports are absorbed
+    handle(event) -> commands     the only entry; late, repeated or foreign reports are ignored
     outstanding() -> orders       orders that are not answered yet, to be sent again
     next_deadline()               the time at which the machine wants a `DeadlinePassed` event
     check()                       raises when an invariant is broken, which is a bug of tft
 
-`transitions.py` says what every event leads to in every state. `dispatch.py` takes in reports,
-`recovery.py` leads through an incident, and `state.py` holds what is known. `docs/reference/machine.md` tells
-the same as a story.
+`transitions.py` has the reaction to every event in every state. `dispatch.py` receives reports,
+`recovery.py` leads through an incident, and `state.py` holds the known facts.
+`docs/reference/machine.md` describes the same in prose.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -74,14 +74,14 @@ class Machine:
     @property
     def members(self) -> frozenset[int]:
         """
-        The ranks that take part. They are fewer than the world once the job has shrunk.
+        The ranks that take part. After a scale-in these are fewer than the world.
         """
         return self._job.ranks.members
 
     @property
     def switch(self) -> frozenset[int]:
         """
-        The ranks that are to be switched to other processes on request.
+        The ranks that are to be moved to other processes on request.
         """
         return self._job.succession.switch
 
@@ -109,7 +109,7 @@ class Machine:
     @property
     def incident(self) -> Incident:
         """
-        The open incident, or else the last one.
+        The open incident; if no incident is open, the last one.
         """
         return self._job.incident
 
@@ -145,7 +145,7 @@ class Machine:
 
     def handle(self, event: Event) -> list[Command]:
         """
-        Take one event. Return the commands that follow, each order for the first time.
+        Handle one event. Return the new commands that follow from it.
         """
         job = self._job
         job.said = []
@@ -172,7 +172,8 @@ class Machine:
 
     def _led(self, event: Led) -> None:
         """
-        Begin every time limit again under a new leader: without a leader no answer could arrive.
+        Begin every time limit again under a new leader, because no answer could arrive without a
+        leader.
         """
         job = self._job
         job.timing.lead(event.epoch, event.at)
@@ -203,7 +204,7 @@ class Machine:
 
     def outstanding(self) -> list[Order]:
         """
-        Return every unanswered order, addressed to the ranks that still owe the answer.
+        Return every unanswered order, addressed to the ranks whose answer is missing.
         """
         orders: list[Order] = [o for parts in self._job.nodes.orders.values() for o in parts]
         for task in self._job.incident.tasks.values():

@@ -1,5 +1,5 @@
 """
-Own which ranks take part in a job, in which processes, and which processes are to take over.
+Own the ranks that take part in a job, their processes, and the processes that will replace others.
 """
 
 from collections.abc import Callable, Iterable
@@ -76,8 +76,8 @@ class Ranks:
 
     def present(self) -> list[RankState]:
         """
-        Return the states of the processes that hold a rank and can hear an order. They may be
-        members or not. Successors are not included.
+        Return the states of the processes that hold a rank and can receive orders, of members and
+        of ranks outside. Successors are not included.
         """
         there = (ProcessStage.JOINED, ProcessStage.READY)
         return [
@@ -122,8 +122,8 @@ class Ranks:
 
     def placed(self) -> None:
         """
-        Drop the cached topology: a rank has reported what it holds, or has another place, or
-        another process holds the rank now.
+        Drop the cached topology: a rank has reported its shards, has moved to another node, or is
+        held by another process now.
         """
         self._topology = None
 
@@ -131,7 +131,7 @@ class Ranks:
 @dataclass(slots=True, kw_only=True)
 class Succession:
     """
-    The processes that are to take over from processes that still train.
+    The successors: processes that will replace processes which still train.
     """
 
     successors: dict[int, RankState] = field(default_factory=dict)
@@ -145,8 +145,8 @@ class Succession:
 
     def warm(self) -> list[RankState]:
         """
-        Return the successors that are ready to take over. Of the ranks that are switched together,
-        all successors are returned or none.
+        Return the successors that are ready to take over. Of ranks that are switched together,
+        return the successors of all of them or of none.
         """
         ready = {
             rank: successor
@@ -182,8 +182,8 @@ class Processes:
 
     def terminating(self) -> list[RankState]:
         """
-        Return the processes that are being ended and whose end is not reported yet: what they leave
-        behind is not known.
+        Return the processes that are being ended and whose end is not reported yet. The state that
+        they leave behind is unknown until then.
         """
         return [*self.displaced, *self.retiring]
 

@@ -1,5 +1,5 @@
 """
-Define what is given about a job when its machine is made.
+Define the facts about a job that are known before its machine is created.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """
-    Where a job comes from: its name, its checkpoints, and the run that it goes on from.
+    The name of a job, its checkpoints, and the run that it resumes.
     """
 
     job: str

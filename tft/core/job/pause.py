@@ -1,7 +1,7 @@
 """
-Pauses a job: all members go on to the same step boundary, wait there with their process groups
-kept, may run a check, and go on. A pause is no incident, unless a fault comes in between or a check
-finds one.
+Pauses a job. All members continue to the same step boundary and wait there with their process
+groups kept. They may run a check, and then continue. A pause is no incident unless a fault occurs
+in it or a check finds one.
 """
 
 from tft.core.job.attempts import Attempts
@@ -42,7 +42,7 @@ class Pausing:
     @property
     def gathered(self) -> bool:
         """
-        True when all members wait at the boundary at which successors are to take over.
+        True when all members wait at the boundary at which successors will take over.
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
@@ -55,7 +55,7 @@ class Pausing:
 
     def advance(self) -> None:
         """
-        Make one move on the way into the pause, if everything that it needs is there.
+        Make one move on the way into the pause, if its conditions are met.
         """
         job = self._job
         tasks = job.incident.tasks
@@ -88,7 +88,7 @@ class Pausing:
 
     def _checked(self) -> None:
         """
-        Act on the findings of a check: all members go on, nodes are isolated, or the job ends.
+        Act on the findings of a check: release all members, isolate nodes, or end the job.
         """
         job = self._job
         job.pausing.request, job.incident.tasks = None, {}
@@ -99,8 +99,8 @@ class Pausing:
 
     def give_up(self, why: str) -> None:
         """
-        Give up a pause or a gathering, since the boundary cannot be reached: log why, and let all
-        members go on.
+        Give up a pause or a gathering, because the boundary cannot be reached: log the reason
+        `why`, and release all members.
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
@@ -109,7 +109,7 @@ class Pausing:
 
     def release(self) -> None:
         """
-        Let all members go on. The job is healthy when every member has trained a step.
+        Let all members continue. The job is healthy when every member has trained a step.
         """
         job = self._job
         if job.succession.gathering:

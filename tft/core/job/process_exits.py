@@ -1,6 +1,5 @@
 """
-Handles processes and nodes that end, or that cannot be ended: what is lost with them, and which
-fault that is.
+Handles processes and nodes that end or cannot be ended: decides what is lost and which fault it is.
 """
 
 from dataclasses import replace
@@ -32,8 +31,8 @@ class ProcessExits:
 
     def node_lost(self, message: NodeLost) -> None:
         """
-        Give up a node whose agent is gone or not heard any more, with all processes on it. End the
-        job as failed if ranks have no place and this node never joined.
+        Give up a node whose agent has ended or is silent, with all processes on it. End the job as
+        failed if ranks have no place and this node never joined.
         """
         job = self._job
         agent = job.nodes.agents.get(message.node)
@@ -51,9 +50,9 @@ class ProcessExits:
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
-        Mark all processes of a node as gone. With `silent` some may still run there without
-        counting: they are ordered to end, for the case that the node is heard again. Return the
-        members that lost their process, each with the step that it computed.
+        Mark all processes of a node as gone. With `silent`, some may still run there: they are
+        ordered to end in case the node is heard again. Return the members that lost their process,
+        each with the step that it computed.
         """
         job = self._job
         left = []
@@ -75,8 +74,8 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Handle the ranks that `emptied` returned, when all of them are known to be gone: add their
-        faults, and then judge what can be done. No decision may rest on a part of the loss.
+        Handle the ranks that `emptied` returned, when all of them are known to be gone: first add
+        all their faults, then choose a strategy. No decision may be based on a part of the loss.
         """
         job = self._job
         if not left:
@@ -91,7 +90,7 @@ class ProcessExits:
 
     def exited(self, message: Exited) -> None:
         """
-        Handle the end of a process. The meaning depends on the role that the process had.
+        Handle the end of a process. Its meaning depends on the role of the process.
         """
         job = self._job
         job.nodes.forget(message.rank, message.incarnation, Spawn, Kill)
@@ -126,7 +125,7 @@ class ProcessExits:
 
     def could_not_end(self, rank_state: RankState) -> None:
         """
-        Give up a process that its agent could not end in time, without the report of its end.
+        Treat a process that its agent could not end in time as gone, without a report of its end.
         Orders name the incarnation that they are for, so the process obeys none. No other process
         of this rank is started on its node, where it may still run.
         """
@@ -177,8 +176,8 @@ class ProcessExits:
 
     def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
         """
-        Add the fault that the end of a process stands for. Force the end of the job if the process
-        left by itself too early.
+        Add the fault that the end of a process means. Force the end of the job if the process ended
+        by itself too early.
         """
         evidence = message.stack or rank_state.process.terminating or _how(message.code)
         if rank_state.process.blame == "hang" and message.stopped:
@@ -212,10 +211,10 @@ class ProcessExits:
 
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
-        Handle a process that ended after the outcome was decided. If the job counts as completed
-        and the script of a member then failed after `Session.run`, the outcome becomes `failed`. A
-        process that holds no rank of a member is ended by its agent, so its code says nothing. Once
-        the outcome was announced it stays: the report of the job is written.
+        Handle a process that ended after the outcome was decided. If the outcome is `completed` and
+        the script of a member failed after `Session.run`, the outcome becomes `failed`. The exit
+        code of a process that holds no member's rank is ignored, because its agent ends it. An
+        outcome that was announced does not change: the report is written.
         """
         if message.code and self._job.ranks.is_current(rank_state.rank, rank_state.incarnation):
             self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
@@ -234,8 +233,8 @@ class ProcessExits:
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
-        Return whether no rank has called `tft.init` so far. In that case handle the end of the
-        process: the job ends with the first failure, or when all ranks have left.
+        Return True if no rank has called `tft.init` so far. In that case the job ends with the
+        first process that fails, or when all processes have ended.
         """
         if self._job.processes.joined:
             return False
@@ -254,8 +253,8 @@ class ProcessExits:
 
     def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
         """
-        Add the evidence that a process left behind to its fault. It says more than the order to end
-        did. The step is updated too.
+        Add the evidence that a process left behind to its fault. It says more than the order to
+        end. Update the step of the fault too.
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)

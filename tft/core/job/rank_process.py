@@ -1,5 +1,5 @@
 """
-Own what the controller knows of the process that holds a rank, or is to take the rank over.
+Own the facts about the process that holds a rank, or that will take the rank over.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tft.protocol.messages import Joined
 
 class ProcessStage(StrEnum):
     """
-    How far a process has come.
+    The stages of a process, from the order to start it until its end.
     """
 
     ABSENT = "absent"
@@ -66,13 +66,13 @@ class RankProcess:
     @property
     def ready(self) -> bool:
         """
-        True if the process takes orders.
+        True if the process can receive orders.
         """
         return self.stage is ProcessStage.READY
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Note that the ordered process has called `tft.init`.
+        Record that the ordered process has called `tft.init`.
         """
         self.stage = ProcessStage.JOINED
         self.pid, self.started, self.sender = message.pid, message.started, sender

@@ -1,5 +1,5 @@
 """
-Own what the controller knows of each rank.
+Own the facts that the controller knows of each rank.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ NOWHERE = -1
 @dataclass(slots=True, kw_only=True)
 class Declared:
     """
-    What the process of a rank has said of itself when it joined, and when it was ready.
+    The facts that the process of a rank has declared when it joined and when it was ready.
     """
 
     address: str = ""
@@ -58,7 +58,8 @@ class LocalState:
 @dataclass(slots=True, kw_only=True)
 class SaveFailures:
     """
-    What a rank could not do for the last checkpoint, and why. Empty: it has not failed.
+    The parts of the last checkpoint that a rank could not write, with the reasons. Empty: no
+    failure.
     """
 
     write: str = ""
@@ -73,7 +74,7 @@ class SaveFailures:
 @dataclass(slots=True, kw_only=True)
 class CheckResult:
     """
-    What the last check has said of a rank.
+    The result of the last check on a rank.
     """
 
     verdict: Verdict = "pass"
@@ -117,7 +118,7 @@ class RankState:
     @property
     def ready(self) -> bool:
         """
-        True if the rank takes orders.
+        True if the rank can receive orders.
         """
         return self.process.ready
 
@@ -130,8 +131,8 @@ class RankState:
 
     def standing(self, unplaceable: str = "") -> Standing:
         """
-        Return the state of the rank as the planner sees it. `unplaceable` says why no other process
-        can be started for the rank; empty: one can.
+        Return the state of the rank for the planner. `unplaceable` says why no other process can be
+        started for the rank; empty: a process can be started.
         """
         return Standing(
             rank=self.rank,
@@ -149,8 +150,8 @@ class RankState:
 
     def order(self, incarnation: int, at: float) -> None:
         """
-        Reset the state for a new process, which was ordered at time `at`. What is known of the rank
-        itself stays: its place, its shards, and its rank-local state.
+        Reset the state for a new process, which was ordered at time `at`. The facts about the rank
+        itself are kept: its place, its shards, and its rank-local state.
         """
         self.process = RankProcess(
             incarnation=incarnation, stage=ProcessStage.ORDERED, spawned=at, began=at
@@ -163,7 +164,7 @@ class RankState:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Note that the ordered process has called `tft.init`.
+        Record that the ordered process has called `tft.init`.
         """
         self.process.join(message, sender)
         self.declared.address = message.address

@@ -1,6 +1,6 @@
 """
 Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. The job
-makes one move at a time. A move is made when everything that it needs is there.
+makes one move at a time, as soon as the conditions of that move are met.
 """
 
 from tft.core.job.attempts import Attempts
@@ -27,7 +27,7 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 
 class Recovery:
     """
-    Makes the moves of one job through its incidents, and while it trains.
+    Makes the moves of one job, in its incidents and while it trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,8 +44,8 @@ class Recovery:
 
     def advance(self) -> bool:
         """
-        Make one move if everything that it needs is there. True means that another move may be
-        possible at once.
+        Make one move if its conditions are met. Return True if another move may be possible at
+        once.
         """
         job = self._job
         match job.state:
@@ -208,8 +208,8 @@ class Recovery:
 
     def _terminate_suspects(self) -> None:
         """
-        End the ranks that do not wait for others while no rank moves: such a rank hangs. If all
-        ranks are suspected, end none of them: then no rank can be singled out.
+        If no rank makes progress, end the ranks that do not wait for other ranks: such a rank
+        hangs. If all ranks are suspected, end none of them, because the cause cannot be located.
         """
         job = self._job
         suspects = [
@@ -228,9 +228,8 @@ class Recovery:
 
     def lost(self, *rank_states: RankState) -> None:
         """
-        Handle ranks that have lost their process and answer no order any more. The successor of a
-        rank takes over. Without a successor another process is started at once, since the start
-        takes longest.
+        Handle ranks that have lost their processes. If a rank has a successor, the successor takes
+        over. Else another process is started at once, because the start takes longest.
         """
         job = self._job
         before = [
@@ -264,7 +263,7 @@ class Recovery:
 
     def _is_awaited(self) -> bool:
         """
-        Return whether all ranks that are left can take part in some strategy with new processes.
+        Return True if all remaining ranks support some strategy with new processes.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
@@ -292,7 +291,7 @@ class Recovery:
 
     def replan(self) -> None:
         """
-        Decide again after a fault has joined, with the larger set of faults. Only the states
+        Decide again with the larger set of faults, after a fault has joined. Only the states
         CHOOSING, AWAITING and DUMPING have a decision to repeat.
         """
         if self._job.fault_reaction is not Reaction.REPLAN:

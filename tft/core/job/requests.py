@@ -1,5 +1,5 @@
 """
-Own the requests that a job has not finished with: a pause, and the end of the job.
+Own the requests of people that are not finished: a pause, and the end of the job.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Pause:
 @dataclass(slots=True, kw_only=True)
 class JobEnd:
     """
-    Why and how a job ends.
+    The outcome of a job and its reason.
     """
 
     stop: StopRequested | None = None

@@ -43,8 +43,8 @@ class Restart:
 
     def start(self) -> bool:
         """
-        Complete the plan when every member takes orders, and begin the repair: form the process
-        groups and copy the state that ranks lack. First make a plan, if there is none.
+        Complete the plan when every member can receive orders, and begin the repair: form the
+        process groups, and copy the state that ranks lack. If there is no plan, make one first.
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
         if decision.plan is None:
@@ -69,8 +69,8 @@ class Restart:
 
     def _all_there(self) -> bool:
         """
-        Return whether every member takes orders, every process that was told to end has ended, and
-        the backoff before another attempt is over.
+        Return True if every member can receive orders, every terminating process has ended, and the
+        waiting time before another attempt is over.
         """
         job = self._job
         if job.waits_for_starters():  # this check is cheaper than the check of every member
@@ -123,8 +123,8 @@ class Restart:
 
     def repaired(self) -> None:
         """
-        Rebuild, once every member holds the planned state. If the plan names no step, first let the
-        ranks find and load a checkpoint of their own.
+        Order the wrappers to be built, when every member holds the planned state. If the plan names
+        no step, first let the ranks find and load a checkpoint of their own.
         """
         job, incident = self._job, self._job.incident
         if incident.progress.step is None and "reload" not in incident.tasks:
@@ -147,7 +147,7 @@ class Restart:
 
     def _reload(self) -> None:
         """
-        Order every member to find and load the newest checkpoint that it keeps itself.
+        Order every member to find and load the newest checkpoint among those that it writes itself.
         """
         job = self._job
         job.search()
@@ -155,8 +155,8 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Accept the checkpoint that the members have found and loaded themselves as the state to go
-        on from. Return "", or the sentence why the checkpoint cannot be used.
+        Accept the checkpoint that the members have found and loaded as the state to continue from.
+        Return "", or the sentence why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -240,8 +240,8 @@ class Restart:
 
     def _leave_behind(self, step: int) -> None:
         """
-        Invalidate the copies of non-members that are newer than `step`, the step that the members
-        go on from. Later steps belong to a past that is given up.
+        Invalidate the copies of non-members that are newer than `step`, from which the members
+        continue. The members compute the later steps again.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
@@ -269,8 +269,8 @@ class Restart:
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
-        Return the ranks that have to make their rank-local state anew, from `step` alone. The event
-        is logged and added to the reservations, since training is not bit for bit the same then.
+        Return the ranks that must compute their rank-local state anew, from `step` alone. This is
+        logged and added to the reservations, because training then does not continue bit for bit.
         """
         job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
@@ -307,8 +307,8 @@ class Restart:
 
     def _note_compared(self) -> None:
         """
-        Note that all copies were equal at the end of the agreed step, unless a member that shares a
-        shard could not read its state: then its copy was compared with no other.
+        Record that all copies were equal at the end of the agreed step. If a member that shares a
+        shard could not read its state, nothing is recorded, because its copy was not compared.
         """
         job, step = self._job, self._job.incident.progress.agreed
         shared = {
@@ -331,10 +331,9 @@ class Restart:
 
     def _called_again(self) -> bool:
         """
-        Return whether the functions that are called after the agreed step have to be called again,
-        since some rank, alive or lost, may not have been through them. That is unknown for a rank
-        that was lost with its node, and for the ranks of an earlier run: then the functions are
-        called again.
+        Return True if the functions after the agreed step must be called again, because some rank,
+        alive or lost, may not have finished them. For a rank that was lost with its node, and for
+        the ranks of an earlier run, this is unknown: then the functions are called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(

@@ -29,8 +29,8 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan a last checkpoint, or plan it again with the ranks that are left to write it. End the
-        job as failed if no last checkpoint is possible.
+        Plan a last checkpoint, or plan it again with the ranks that can still write. End the job as
+        failed if no last checkpoint is possible.
         """
         job, incident = self._job, self._job.incident
         failed = {
@@ -81,16 +81,16 @@ class Shutdown:
 
     def replan(self) -> None:
         """
-        Plan the last checkpoint again if a rank was lost that it needs.
+        Plan the last checkpoint again if a rank that the plan needs was lost.
         """
         if self._misses_somebody():
             self.dump()
 
     def _misses_somebody(self) -> bool:
         """
-        Return whether a rank is gone that had to write, or to commit once a commit was ordered.
-        The rank may be a member of the job or not. Once all files are saved, only the committing
-        rank counts: files that others save now would be mixed up with the complete set.
+        Return True if a rank is gone that had to write, or had to commit. The rank may be a member
+        or not. Once all files are saved, only the committing rank counts: new files of other ranks
+        would be mixed with the complete set.
         """
         job = self._job
         commit = job.incident.tasks.get("commit")
@@ -179,8 +179,8 @@ class Shutdown:
     def exit(self, result: str, code: int, why: str) -> None:
         """
         Decide the outcome and let the ranks leave. `result` is `completed`, `dumped`, `failed` or
-        `cancelled`; `code` is the exit code of `tft run`. A failed job counts as cancelled if a
-        signal asked for the end.
+        `cancelled`; `code` is the exit code of `tft run`. If a signal has asked for the end, a
+        failed job counts as cancelled.
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
@@ -221,8 +221,8 @@ class Shutdown:
 
     def end(self) -> None:
         """
-        End the job: the ranks have left, or have had their time to leave. Raises `InternalError`
-        when the outcome was not decided before.
+        End the job: the ranks have left, or their time to leave is over. Raises `InternalError` if
+        the outcome was not decided before.
         """
         job = self._job
         job.incident.tasks = {}

@@ -1,6 +1,6 @@
 """
-Own what the controller knows of a job, and the small operations that every decision is made with.
-Nothing is decided here.
+Own the facts that the controller knows of a job, and the small operations that all decisions use.
+No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,8 +59,8 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return the state of exactly this process. The process holds its rank, is a successor, or is
-        retiring. None: the process is not known.
+        Return the state of exactly this process, which holds its rank, is a successor, or is
+        retiring. None: the process is unknown.
         """
         for rank_state in (
             self.ranks.states.get(rank),
@@ -76,9 +76,9 @@ class Job:
 
     def awaits_ends(self) -> bool:
         """
-        Return whether the ends of single processes count: while the job runs, and after it has
-        completed. In a job that was ended otherwise, the nodes end all their processes, with one
-        limit for all of them.
+        Return True if the machine waits for the ends of single processes: while the job runs, and
+        after it has completed. In a job that ended otherwise, the nodes end all their processes
+        within one limit.
         """
         return self.state not in SETTLED or (self.state is State.EXITING and not self.end.orders)
 
@@ -132,7 +132,7 @@ class Job:
 
     def settle(self, rank_state: RankState, node: int) -> None:
         """
-        Give a rank its place on this node from now on.
+        Set the node on which a rank has its place from now on.
         """
         if rank_state.node != node:
             self.nodes.room[node] -= 1
@@ -145,17 +145,17 @@ class Job:
 
     def see(self, rank_state: RankState) -> None:
         """
-        Take in the position of a rank, alive or dead. The position of a rank that searches for a
-        checkpoint is left out while the agreed step is unknown: the checkpoint may be of another
-        run. A checkpoint that the job chose is of this run.
+        Record the position of a rank, alive or dead. While ranks search for a checkpoint and the
+        agreed step is unknown, the position is left out: their checkpoint may be of another run. A
+        checkpoint that the job chose is of this run.
         """
         if not rank_state.holdings.searching or self.incident.progress.step is not None:
             self.incident.progress.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
-        Note that every member loads a checkpoint, or with `over` that this has ended. When it ends,
-        some ranks may have loaded a step that others have not, and no other rank has their
+        Record that every member loads a checkpoint, or with `over` that this has ended. When it
+        ends, some ranks may have loaded a step that others have not, and no other rank has their
         rank-local state of that step.
         """
         for rank_state in self.ranks.member_states():
@@ -163,8 +163,8 @@ class Job:
 
     def not_checkpointed(self, rank: int, step: int, why: str) -> None:
         """
-        Note that the checkpoint of `step` could not be written. Only the first failure per rank and
-        reason is logged: a full disk stays full.
+        Record that the checkpoint of `step` could not be written. Only the first failure for each
+        rank and reason is logged, because a full disk stays full.
         """
         steps = self.checkpoints.missed.setdefault((rank, why), [])
         if not steps:
@@ -175,7 +175,7 @@ class Job:
 
     def count(self, rank: int) -> None:
         """
-        Hold the present incident against a rank. A second call for the same incident does nothing.
+        Count the present incident against a rank. A second call for the same incident does nothing.
         """
         if rank not in self.incident.turnover.counted:
             self.incident.turnover.counted.add(rank)
@@ -183,8 +183,7 @@ class Job:
 
     def flapping(self, rank: int) -> str:
         """
-        Return the sentence that says that a rank has failed too often lately. Empty: the rank has
-        not.
+        Return a sentence if a rank has failed too often lately, else an empty text.
         """
         since = self.timing.now - self.policy.flap_window
         recent = self.history.recent(rank, since)
@@ -210,13 +209,13 @@ class Job:
     @property
     def fault_reaction(self) -> Reaction:
         """
-        What a fault leads to in the present state.
+        Return the reaction to a fault in the present state.
         """
         return FAULTS[self.state]
 
     def step_to(self, state: State, order: RankOrder, *, longer: float = 0.0) -> None:
         """
-        Go to `state`, whose only work is this order. `longer` is as for `issue`.
+        Change to `state` and issue the only order of that state. `longer` is as for `issue`.
         """
         self.move(state)
         self.incident.tasks = {}
@@ -267,7 +266,7 @@ class Job:
 
     def excuse(self, rank: int) -> None:
         """
-        Expect no answer from a rank to any open order.
+        Drop a rank from all open orders: no answer of it is expected.
         """
         for task in self.incident.tasks.values():
             task.waiting.discard(rank)
@@ -346,7 +345,7 @@ class Job:
 
     def phase(self, name: str, rank: int | None, start: float, end: float) -> None:
         """
-        Add a stretch of time to the report of the incident, unless the incident is closed.
+        Add a time span to the report of the incident, unless the incident is closed.
         """
         if self.incident.closed is None:
             self.incident.phases.append(Phase(name=name, rank=rank, start=start, end=end))

@@ -44,8 +44,8 @@ class StrategyChoice:
     def consider(self) -> None:
         """
         Begin the choice: ask the recovery plugins if there are any, else decide at once. The choice
-        waits until every terminating process has ended, since only then is known what it leaves
-        behind.
+        waits until every terminating process has ended, because only then its remaining state is
+        known.
         """
         job, incident = self._job, self._job.incident
         incident.decision.plan, incident.decision.advice = None, None  # an earlier choice is void
@@ -81,8 +81,8 @@ class StrategyChoice:
 
     def offers(self) -> tuple[Offer, ...]:
         """
-        Return every strategy as an offer with its reasons. A guessed ceiling is dropped if it
-        leaves nothing but `exit`, and so is doubt about the copies of ranks with bad numbers.
+        Return every strategy as an offer with its reasons. If only `exit` would be left, a guessed
+        ceiling is dropped, and so is doubt about the copies of ranks with bad numbers.
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
@@ -153,8 +153,8 @@ class StrategyChoice:
 
     def _without_room(self) -> list[int]:
         """
-        Return the members that have lost their node and find no room on another one. Members are
-        placed in the order of their ranks; each takes room from those after it.
+        Return the members that have lost their node and have no place on another one. Places are
+        given in the order of the ranks.
         """
         job, without = self._job, []
         left = dict(job.nodes.room)
@@ -171,7 +171,7 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        Take in the advice of a recovery plugin. Advice to offers of an earlier round is absorbed.
+        Handle the advice of a recovery plugin. Advice to offers of an earlier round is ignored.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -193,8 +193,8 @@ class StrategyChoice:
 
     def time_is_up(self) -> None:
         """
-        End the wait for advice. If a plugin asked for the wait, ask the plugins again. If no plugin
-        has answered, decide without advice.
+        End the wait for advice. If a plugin asked for more time, ask the plugins again. If no
+        plugin has answered, decide without advice.
         """
         if self._job.incident.decision.awaited:
             self.ask()
@@ -217,7 +217,7 @@ class StrategyChoice:
 
     def _heed(self, advice: Advised) -> bool:
         """
-        Follow the strategy that the advice names, if possible. Return whether it is followed.
+        Follow the strategy that the advice names, if it is possible. Return True if it is followed.
         """
         if not advice.strategy:
             return False
@@ -234,9 +234,9 @@ class StrategyChoice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Return why the advised ranks cannot be replaced, or None if they can. The ranks that keep
-        their processes, and the checkpoints, must leave a step to go on from. That does not matter
-        if the ranks load checkpoints that they find themselves.
+        Return why the advised ranks cannot be replaced, or None if they can. The remaining
+        processes and the checkpoints must leave a step to continue from, unless the ranks load
+        checkpoints that they find themselves.
         """
         if not advice.base or not advice.replace or offer.reload:
             return None
@@ -287,8 +287,8 @@ class StrategyChoice:
 
     def _go_on(self, plan: Plan) -> None:
         """
-        Begin a plan after which training goes on: settle which ranks take part, and in which
-        processes. `Restart` carries out the rest when all members take orders.
+        Begin a plan after which training continues: set which ranks take part, and in which
+        processes. `Restart` does the rest when all members can receive orders.
         """
         job, incident = self._job, self._job.incident
         advice = incident.decision.advice
@@ -316,7 +316,7 @@ class StrategyChoice:
 
     def _why_replaced(self) -> str:
         """
-        Return why the process of a rank is ended though it lives.
+        Return the reason why the living process of a rank is ended.
         """
         advice = self._job.incident.decision.advice
         if advice is None:

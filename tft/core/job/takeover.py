@@ -1,6 +1,6 @@
 """
-Replaces processes that still train: stragglers, ranks that are to be switched on request, and nodes
-that are to be left. Brings ranks outside the job back.
+Replaces processes that still train: of stragglers, of ranks that are switched on request, and of
+nodes that the job is to leave. Also brings ranks outside the job back.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ S = State
 
 class Takeover:
     """
-    Replaces the processes of one job that still train.
+    Replaces processes of one job that still train.
     """
 
     def __init__(self, job: Job, attempts: Attempts, replan: Callable[[], None]) -> None:
@@ -27,7 +27,8 @@ class Takeover:
 
     def straggles(self, message: Noticed) -> None:
         """
-        Start a successor for a rank that holds the others up. Log why not, if none can be started.
+        Start a successor for a rank that slows the others down. If none can be started, log the
+        reason.
         """
         job = self._job
         rank_state = job.ranks.states[message.rank]
@@ -52,8 +53,8 @@ class Takeover:
 
     def _why_no_successor(self, rank_state: RankState) -> str:
         """
-        Return why no successor is started for a rank, or "" if one can be. Room on other nodes is
-        not considered here.
+        Return why no successor can be started for a rank, or "" if one can. Free places on other
+        nodes are not considered here.
         """
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
@@ -65,7 +66,7 @@ class Takeover:
 
     def _why_no_migration(self) -> str:
         """
-        Return why no rank at all can get a successor, or "" if ranks can.
+        Return why no rank of the job can get a successor, or "" if ranks can.
         """
         job = self._job
         unable = [
@@ -106,8 +107,9 @@ class Takeover:
 
     def is_left(self, node: int) -> bool:
         """
-        Return whether the job can go on without a node that is not lost: the node has joined, and
-        every member with its place on the node is to be switched. A node without members qualifies.
+        Return True if the job can continue without a node that is not lost: the node has joined,
+        and every member with its place on the node is to be switched. This includes a node without
+        members.
         """
         job = self._job
         there = {
@@ -117,7 +119,8 @@ class Takeover:
 
     def leave(self, node: int, why: str) -> None:
         """
-        Give up a node: end all processes on it. They get time to report what they leave behind.
+        Give up a node: end all processes on it. The processes get time to report their rank-local
+        state.
         """
         job = self._job
         there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
@@ -151,8 +154,8 @@ class Takeover:
 
     def seek(self) -> None:
         """
-        Start a successor for each rank that is to be switched, as far as there is room on nodes
-        that no such rank is to leave.
+        Start a successor for each rank that is to be switched, if a node has a free place. Nodes
+        that such a rank is to leave are not used.
         """
         job = self._job
         going = {job.ranks.states[rank].node for rank in job.succession.switch}
@@ -187,7 +190,7 @@ class Takeover:
 
     def dismiss(self) -> None:
         """
-        End the successors that were invited to take over and could not.
+        End the successors that could not take over although they were invited.
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:

@@ -1,5 +1,5 @@
 """
-Own the time of the last event, and the time limit of the present state of a job.
+Own the time of the last event, and the deadline of the present state of a job.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 @dataclass(slots=True, kw_only=True)
 class Timing:
     """
-    What time it is, who leads since when, and until when the job stays in its state. Times are in
-    seconds, by the clock of the controller.
+    The present time, the leader and the begin of its leadership, and the deadline of the present
+    state. Times are in seconds, by the clock of the controller.
     """
 
     now: float

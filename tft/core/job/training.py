@@ -1,5 +1,5 @@
 """
-Own how far the training of a job has come, and what is known of its checkpoints.
+Own the progress of training, and the facts about its checkpoints.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from tft.core.job.origin import Origin
 @dataclass(slots=True, kw_only=True)
 class Training:
     """
-    How far the training has come.
+    The progress of training.
     """
 
     first: int
@@ -96,6 +96,6 @@ class Checkpoints:
 
     def drop_later(self, step: int) -> None:
         """
-        Drop the checkpoints of steps after `step`: training may go another way now.
+        Drop the checkpoints of steps after `step`, because these steps are computed again.
         """
         self.known = {each: directory for each, directory in self.known.items() if each <= step}

@@ -70,7 +70,7 @@ SETTLED = frozenset({S.EXITING, S.ENDED})
 
 class Reaction(StrEnum):
     """
-    What an event leads to, in addition to being recorded.
+    The reaction of the machine to an event, in addition to recording it.
     """
 
     TAKE = "takes"

@@ -1,3 +1,3 @@
 """
-What holds between parts that talk over a bus: delivery, leases, silence.
+Rules for processes that communicate over a bus: delivery of reports, leases, and hang detection.
 """

@@ -1,8 +1,8 @@
 """
-Detect silent nodes, and detect that no rank makes progress. The step times of the job are learnt
-from the beats of the nodes; a standstill that is longer than they allow is a stall. Pure. Beats
-come in tens of thousands, so they are judged here, and only the verdict becomes an event of the job
-machine.
+Detect silent nodes, and detect that no rank makes progress. The detector learns the step times of
+the job from the beats of the nodes. A standstill that is longer than these allow is a stall. The
+code is pure. There are tens of thousands of beats, so they are judged here; only the verdict
+becomes an event of the job machine.
 """
 
 import math
@@ -26,7 +26,7 @@ that changes."""
 
 class HangDetection:
     """
-    The detector. Every beat is passed to it, and its verdict is read after each beat.
+    The detector. The controller passes every beat to it, and reads its verdict after each beat.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -61,7 +61,7 @@ class HangDetection:
 
     def resumed(self, at: float) -> None:
         """
-        Note that training goes on from here: silence before `at` does not count.
+        Record that training continues from now on: silence before `at` does not count.
         """
         self._moved = max(self._moved, at)
         self._last.clear()
@@ -76,12 +76,12 @@ class HangDetection:
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
-        Take in a beat that arrived at time `at`. Return the seconds of silence if this is a stall,
+        Record a beat that arrived at time `at`. Return the seconds of silence if this is a stall,
         else None.
 
         The silence is measured by the clock of the node: a broker that was away delays beats, and a
         delayed beat does not mean that a rank hangs. The offset between that clock and the local
-        clock is known from the beat with the shortest delivery time.
+        clock is taken from the beat with the shortest delivery time.
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at

@@ -1,17 +1,16 @@
 """
-Decide which controller leads: another controller claims the next epoch when the leader has fallen
-silent.
+Decide which controller leads: another controller claims the next epoch when the leader is silent.
 
-Two controllers may claim at the same time, and a leader that was only cut off may still send.
-Neither does harm. A claim is an entry in the shared log of events, which takes each epoch
-once and nothing from an older epoch, and ranks and agents obey the newest epoch that they have
-heard of.
+Two controllers may claim at the same time, and a leader that was only disconnected may still send.
+Neither does harm. A claim is an entry in the shared log of events, which accepts each epoch once
+and no older epoch. Ranks and agents obey the newest epoch that they know.
 """
 
 
 class Lease:
     """
-    The lease of one standby controller. Pure: the caller passes in what is heard and the time.
+    The lease of one standby controller. The code is pure: the caller passes in messages and the
+    time.
     """
 
     def __init__(self, *, patience: float, at: float) -> None:
@@ -24,8 +23,8 @@ class Lease:
 
     def heard(self, epoch: int, at: float) -> None:
         """
-        Note that a controller says that it leads in this epoch, or has claimed the epoch. A `Lead`
-        of an epoch older than the newest known epoch is ignored.
+        Record that a controller leads in this epoch, or has claimed it. A `Lead` of an older epoch
+        than the newest known one is ignored.
         """
         if epoch >= self._epoch:
             self._epoch, self._heard = epoch, max(at, self._heard)

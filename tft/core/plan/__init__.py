@@ -1,3 +1,4 @@
 """
-Pure functions from facts to what can be done: coverage, repair, savers, offers.
+The planner: pure functions from facts to plans. They find a common step, transfers, savers and
+offers.
 """

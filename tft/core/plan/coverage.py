@@ -1,5 +1,5 @@
 """
-Find the step that all members can be brought to, and who holds which shard at a step.
+Find the step that all members can be brought to, and the ranks that hold each shard at a step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,8 +93,8 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
-    Return the living members that do not have their initial state any more, if each rank would go
-    on from its own initial state. Empty if the checkpoint of `step` is on disk.
+    Return the living members that no longer have their initial state, for the case that each rank
+    would continue from its own initial state. Empty if the checkpoint of `step` is on disk.
     """
     if terms.checkpoints[step]:
         return ()
@@ -106,8 +106,8 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Return the holders of a shard that can give it at `step`, in the order of `ranks`. If some of
-    them have ended the step, the holders that were left in its tail do not count.
+    Return the holders that can send a shard at `step`, in the order of `ranks`. If some holders
+    have ended the step, those that were interrupted in its tail are left out.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
@@ -116,8 +116,8 @@ def sound(
 
 def listed(ranks: Iterable[int]) -> str:
     """
-    Return ranks as text for a sentence. Only the first 16 are named: a hundred thousand ranks do
-    not fit into a sentence.
+    Return ranks as text for a sentence. Only the first 16 are named, because a job may have a
+    hundred thousand.
     """
     named = list(ranks)
     if len(named) <= 16:

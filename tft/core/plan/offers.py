@@ -1,5 +1,5 @@
 """
-Find for each strategy why it can or cannot work.
+Find for each strategy whether it can work, and the reasons.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ with these strategies the ranks of the whole world take part."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """
-    A strategy, with the reasons for and against it.
+    A strategy with the reasons for it and against it.
     """
 
     strategy: str
@@ -58,8 +58,8 @@ def _why_not(
     strategy: str, standings: Standings, members: Collection[int], terms: Terms
 ) -> str | None:
     """
-    Return what rules out a strategy independently of the copies that ranks hold. None: nothing
-    does.
+    Return the reason against a strategy that does not depend on the copies of the ranks. None:
+    there is no such reason.
     """
     if strategy == "exit":
         return None
@@ -81,8 +81,8 @@ def is_saved(
     covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
 ) -> bool:
     """
-    Return whether some step is held whole and a last checkpoint of it can be written. This may be
-    true even if training cannot go on from that step.
+    Return True if all shards of some step are held and a last checkpoint of that step can be
+    written. Training need not be able to continue from that step.
     """
     possible = _why_not("dump", standings, members, terms) is None
     return possible and not isinstance(covered, str)
@@ -91,7 +91,7 @@ def is_saved(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """
-    One incident, judged strategy by strategy.
+    The planner's view of one incident, in which each strategy is examined.
     """
 
     topology: Topology
@@ -142,8 +142,8 @@ class _Case:
 
     def _whole(self, strategy: str) -> Offer | None:
         """
-        Return an offer that rules the strategy out while some member is lost or flapping: the set
-        of ranks or their processes is changed later. None: no member is.
+        Return an offer that rules the strategy out if some member is lost or flapping. Such a
+        strategy can change ranks or processes only later. None: no member is lost or flapping.
         """
         lost = sorted(self.lost)
         if lost:
@@ -218,8 +218,8 @@ class _Case:
         going: tuple[int, ...] = (),
     ) -> Offer:
         """
-        Return the offer for a strategy after which training goes on. The strategy can work if there
-        is a step to go on from, without the copies of the ranks in `going`, whose processes are
+        Return the offer for a strategy after which training continues. It can work if there is a
+        step to continue from, without the copies of the ranks in `going`, whose processes are
         replaced.
         """
         covered = self.covered
@@ -250,9 +250,9 @@ class _Case:
 
     def _is_searched(self, strategy: str) -> bool:
         """
-        Return whether all members would go on from a checkpoint that the ranks find themselves.
-        This is ruled out if some step is still held whole and can be saved, even if a member that
-        needs it cannot get it: nobody knows which checkpoint the ranks would find.
+        Return True if all members would continue from a checkpoint that the ranks find themselves.
+        Return False if all shards of some step are still held and can be saved, even if a member
+        cannot get them: it is unknown which checkpoint the ranks would find.
         """
         if not self.terms.reloads or strategy not in RELOADING:
             return False

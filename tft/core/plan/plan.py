@@ -1,5 +1,5 @@
 """
-Define the plan: what is done about an incident.
+Define the plan: the decided reaction to an incident.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from tft.core.plan.repair import Repair
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    What is done about an incident, from the choice of the strategy until training goes on. A fault
-    that joins makes the plan void, and another plan is made.
+    The decided reaction to an incident, from the choice of the strategy until training continues.
+    If another fault joins, the plan is void and another plan is made.
     """
 
     strategy: str

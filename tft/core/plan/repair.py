@@ -1,6 +1,6 @@
 """
-Find how every member gets the state of one step: who restores, who fetches which shards from whom, or which checkpoint
-all members load.
+Find how every member gets the state of one step: which ranks restore their own copy, which ranks
+fetch which shards from which ranks, or which checkpoint all members load.
 """
 
 from collections.abc import Collection, Mapping
@@ -75,9 +75,9 @@ def _transfers(
     topology: Topology, standings: Standings, members: Collection[int], step: int, terms: Terms
 ) -> dict[int, tuple[Transfer, ...]]:
     """
-    Return, for each member that cannot give a shard, the shards and the sources to fetch them from.
-    That includes a rank that was left in the tail, when other ranks have ended the step. Every
-    source can serve every byte of a shard, and each named source serves a part of the bytes. The
+    Return, for each member that cannot provide a shard itself, the shards and the sources to fetch
+    from. A rank that was interrupted in the tail fetches too if other ranks have ended the step.
+    Every source can send every byte of a shard; each named source sends a part of the bytes. The
     load is balanced: within a shard the receivers take turns over the holders, and across shards
     the holders with the least load come first.
     """

@@ -1,5 +1,5 @@
 """
-Find who writes what into a last checkpoint.
+Find which rank writes which part of a last checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
     """
-    Who writes what into the last checkpoint of one step. The loss of a writer makes the plan void,
-    and another plan is made.
+    The parts of the last checkpoint of one step, and the rank that writes each part. If a writer is
+    lost, the plan is void and another plan is made.
     """
 
     step: int
@@ -40,8 +40,9 @@ def plan_save(
     with_copies: bool,
 ) -> SavePlan:
     """
-    Return who writes what into a last checkpoint of `step`. `writers` are the ranks that can write.
-    A torn rank writes too: its shards are void, but no other rank has its rank-local state.
+    Return which rank writes which part of a last checkpoint of `step`. `writers` are the ranks that
+    can write. A rank with torn state writes too: its shards are void, but only this rank has its
+    rank-local state.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -60,7 +61,7 @@ def savers(
 ) -> dict[int, tuple[str, ...]]:
     """
     Assign each shard to exactly one rank that has it at `step`. Without `spread` this is the first
-    such rank in the order of placement; with `spread` it is a rank on the node with the fewest
+    such rank in the order of placement. With `spread` it is a rank on the node with the fewest
     shards to write so far.
     """
     plan: dict[int, list[str]] = {}
@@ -85,8 +86,8 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Return which ranks can write further copies of which shards, in addition to the saver of each
-    shard: all ranks that have the shard in use.
+    Return which ranks can write a further copy of which shards, besides the saver of each shard:
+    all ranks that have the shard in use.
     """
     return {
         rank: tuple(

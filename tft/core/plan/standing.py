@@ -1,5 +1,5 @@
 """
-Define the facts that plans are made from: the standing of every rank, and the terms of the incident.
+Define the input of the planner: the standing of every rank, and the terms of the incident.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ NOTHING: frozenset[int] = frozenset()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """
-    A rank and the copies that it reports to hold, as the planner sees them.
+    A rank as the planner sees it, with the copies that the rank has reported.
     """
 
     rank: int
@@ -72,7 +72,7 @@ Standings = Mapping[int, Standing]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """
-    What a plan has to respect.
+    The conditions that a plan must respect.
     """
 
     enabled: frozenset[str]

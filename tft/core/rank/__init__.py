@@ -1,3 +1,3 @@
 """
-The rank machine: what one rank's process does with orders.
+The rank machine: the state machine with which the process of one rank carries out its orders.
 """

@@ -48,7 +48,7 @@ collective, or begins to form a process group, finds nothing to abort."""
 @dataclass(slots=True)
 class RankMachine:
     """
-    One process of one rank. It starts out of the loop, with nothing to do.
+    The state machine of one process of one rank. It begins outside the loop, without any order.
     """
 
     rank: int
@@ -75,7 +75,7 @@ class RankMachine:
     @property
     def stage(self) -> Stage:
         """
-        Where the training thread is, and whether it carries out an order there.
+        Where the training thread is, and whether it carries out an order.
         """
         checks = self.doing == "check"
         if self.inside:
@@ -143,8 +143,8 @@ class RankMachine:
 
     def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
         """
-        Do what the table says of an order. A `Stop` and a `Hold` are kept until the training thread
-        has come to the place that they ask for.
+        Apply the table's reaction to an order. A `Stop` and a `Hold` are kept until the training
+        thread has reached the place that they ask for.
         """
         match reaction, event.order:
             case Reaction.LOCK, _:
@@ -270,7 +270,7 @@ class RankMachine:
     def _errand(self) -> list[RankCommand]:
         """
         Return the next order that the training thread can carry out while it stands still in the
-        loop. Only a check can be.
+        loop. Only a check can be carried out there.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -309,7 +309,7 @@ class RankMachine:
 
     def _free(self) -> list[RankCommand]:
         """
-        Note that the training thread has nothing under way, and return its next order.
+        Record that the training thread carries out no order, and return its next order.
         """
         self.doing = None
         if self._stop is None or not self.inside:  # else `_wake` is the time limit of a stop

@@ -93,7 +93,7 @@ class Left:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """
-    The training thread has carried out an order, or has failed to.
+    The training thread has finished an order, or the order has failed.
     """
 
     order: RankOrder
@@ -176,14 +176,14 @@ class LeaveAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """
-    Bring the training thread out of any call that it may hang in.
+    Interrupt the training thread in any call in which it may hang.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execute:
     """
-    Hand this order to the training thread.
+    Pass this order to the training thread.
     """
 
     name: OrderName
@@ -193,7 +193,7 @@ class Execute:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdraw:
     """
-    Take back the order that the training thread was handed, if it has not begun it.
+    Take back the order that was passed to the training thread, if the thread has not begun it.
     """
 
 

@@ -1,7 +1,7 @@
 """
-The two tables of the rank machine. `TRANSITIONS`: the stages that may follow each stage of a
-training thread. `REACTIONS`: what each order leads to in each stage. `docs/reference/machine.md`
-shows both.
+The two tables of the rank machine. `TRANSITIONS` has the stages that may follow each stage of a
+training thread. `REACTIONS` has the reaction to each order in each stage.
+`docs/reference/machine.md` shows both.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tft.protocol.messages import OrderName
 
 class Stage(StrEnum):
     """
-    Where the training thread of a rank is, and whether it carries out an order there.
+    Where the training thread of a rank is, and whether it carries out an order.
     """
 
     IDLE = "idle"
@@ -46,7 +46,7 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
 
 class Reaction(StrEnum):
     """
-    What an order leads to.
+    The reaction to an order.
     """
 
     LOCK = "lock"
