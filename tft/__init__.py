@@ -17,8 +17,8 @@ __all__ = ["JobEnded", "Launcher", "Session", "TftError", "init"]
 
 def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
     """
-    The worker's half is imported when it is first asked for: the other processes of a job
-    import `tft` too, and have no use for it.
+    Import the code of the worker when a script first uses it. The other processes of a job import
+    `tft` too, and do not need that code.
     """
     if name in ("Session", "init"):
         from tft.worker import session

@@ -1,5 +1,5 @@
 """
-`python -m tft` is `tft`.
+Makes `python -m tft` the same as the command `tft`.
 """
 
 from tft.cli.main import main

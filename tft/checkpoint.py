@@ -70,7 +70,7 @@ _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """
-    The list of all files that belong to a checkpoint, and what a reader must know of it.
+    The list of all files that belong to a checkpoint, and the facts that a reader needs.
     """
 
     digest: str
@@ -219,16 +219,16 @@ def write_local_state(directory: Path, rank: int, local_state: bytes) -> SavedFi
 
 def round_of(final: Path, incident: int, number: int) -> Path:
     """
-    Return the directory in which the ranks write their parts of a periodic checkpoint
-    independently. Parts belong together when their state was copied after the same order to go on:
-    that of round `number` of the incident.
+    Return the directory in which all ranks write their parts of a periodic checkpoint, each on its
+    own. Parts belong together only if their state was copied after the same order to resume: the
+    order of round `number` of the incident.
     """
     return final.with_name(f"{final.name}.round-{incident}.{number}.partial")
 
 
 def open_round(final: Path, incident: int, number: int) -> Path:
     """
-    Return the directory of `round_of`, and make it when it does not exist.
+    Return the directory of `round_of`. Create it if it does not exist.
     """
     directory = round_of(final, incident, number)
     directory.mkdir(parents=True, exist_ok=True)
@@ -266,8 +266,8 @@ def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
 
 def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
-    Return the parts of all ranks to the one caller that must commit them. Return None to all other
-    callers, and while a part is missing.
+    Return the parts of all ranks to exactly one caller, which must commit them. Return None to all
+    other callers, and as long as a part is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
@@ -285,11 +285,11 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
-    Set the checkpoints of steps after `step` aside. The job goes on from `step` and may reach
+    Set the checkpoints of steps after `step` aside. The job continues from `step` and may reach
     another state, so no run may resume from these checkpoints. All ranks may call this at the same
     time.
 
-    Return whether there was any such checkpoint.
+    Return True if there was such a checkpoint.
     """
     found = False
     for later, mark, directory in store.held():
@@ -303,8 +303,8 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    Rename a checkpoint to `aside`, and remove an older checkpoint that has this name. The directory
-    in the way is hidden before it is examined, because another rank may just have renamed the same
+    Rename a checkpoint to `aside`, and remove an older checkpoint with this name. The older
+    directory is hidden before it is examined, because another rank may just have renamed the same
     checkpoint to `aside`.
     """
     own = directory.stat().st_ino
@@ -347,8 +347,8 @@ def sweep(store: CheckpointStore, step: int | None = None) -> None:
 def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
     Hide the checkpoints that are older than the newest `keep` whole checkpoints of steps up to
-    `step`. 0 keeps all. Each is hidden by one rename, so that a half removed directory is never
-    taken for a checkpoint. `sweep` removes the hidden directories.
+    `step`. With `keep` 0, hide none. Each is hidden by one rename, so that a half removed directory
+    never counts as a checkpoint. `sweep` removes the hidden directories.
     """
     whole = sorted(
         there
@@ -489,14 +489,15 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def newest(store: CheckpointStore) -> Path | None:
     """
-    Return the committed checkpoint of the highest step; None when there is none. It is not read.
+    Return the committed checkpoint of the highest step; None if there is none. Its files are not
+    read.
     """
     return next(iter(committed(store)), None)
 
 
 def committed(store: CheckpointStore) -> list[Path]:
     """
-    Return the committed checkpoints, that of the highest step first. They are not read.
+    Return the committed checkpoints, the highest step first. Their files are not read.
     """
     found = [
         (step, not mark, directory)
@@ -520,8 +521,8 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
 
 def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
-    Return the committed checkpoints of earlier steps from which the same job could go on: path and
-    step of each. Only their manifests are read. A reader of one finds out whether it is whole.
+    Return path and step of each committed checkpoint of an earlier step from which the same job
+    could continue. Only the manifests are read, so a checkpoint may still turn out to be damaged.
     """
     found: dict[int, Path] = {}
     for directory in committed(store):
@@ -552,8 +553,8 @@ def verify(directory: Path) -> Manifest:
 
 def damaged(directory: Path) -> list[str]:
     """
-    Return a sentence for each file of a checkpoint, also of the copies, that is not as it was
-    written.
+    Return one sentence for each file of a checkpoint, further copies included, whose content is not
+    what was written.
 
     Raises `CheckpointCorrupt` when the manifest cannot be read.
     """

@@ -1,5 +1,5 @@
 """
-Time. The only place that reads a clock; everything else is told.
+The clock. Only this module reads a clock; all other code gets the time from it.
 """
 
 import time
@@ -8,19 +8,20 @@ from typing import Protocol
 
 class Clock(Protocol):
     """
-    Where a shell takes its time from.
+    The source of the time for the controller, the agents and the workers.
     """
 
     def now(self) -> float:
         """
-        Seconds, monotonic, comparable between the processes of one machine.
+        Return the time in seconds. It never goes back, and can be compared between the processes of
+        one machine.
         """
         raise NotImplementedError
 
 
 class SystemClock:
     """
-    CLOCK_MONOTONIC, which Linux shares between processes until the machine restarts.
+    The clock CLOCK_MONOTONIC, which all processes of a machine share until the machine restarts.
     """
 
     def now(self) -> float:

@@ -1,9 +1,9 @@
 """
-Settings: each declared once, with its unit, its default and one sentence. The environment is
-read here and nowhere else.
+The settings of tft. Each is declared once, with its unit, its default and one sentence. Only this
+module reads the environment.
 
-`JobSettings` is what `tft run` was told and every part of the job is told in turn;
-`RankSettings` is what a training process finds in its environment.
+`JobSettings` has the options of `tft run`, which every process of the job gets. `RankSettings` has
+the values that a training process finds in its environment.
 """
 
 import os
@@ -28,7 +28,7 @@ CHECKPOINT_NAME = "step-{step:08d}"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """
-    One job, as its launcher was told.
+    The settings of one job, as they were given to its launcher.
     """
 
     job: str
@@ -77,14 +77,14 @@ class JobSettings:
     @property
     def world(self) -> int:
         """
-        How many ranks the job has.
+        Return the number of ranks of the job.
         """
         return self.nnodes * self.nproc_per_node
 
     @property
     def checkpoints(self) -> Path:
         """
-        Where checkpoints are.
+        Return the directory of the checkpoints.
         """
         return self.checkpoint_dir or self.run_dir / "checkpoints"
 
@@ -92,7 +92,7 @@ class JobSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
     """
-    One training process, as its agent started it.
+    The settings of one training process, as its agent has set them in the environment.
     """
 
     rank: int
@@ -133,13 +133,13 @@ class RankSettings:
     @property
     def checkpoints(self) -> Path:
         """
-        Where checkpoints are.
+        Return the directory of the checkpoints.
         """
         return self.checkpoint_dir or self.run_dir / "checkpoints"
 
     def environment(self) -> dict[str, str]:
         """
-        The variables that `rank_settings` reads back.
+        Return the environment variables from which `rank_settings` makes the same settings.
         """
         return {
             "RANK": str(self.rank),
@@ -164,8 +164,8 @@ class RankSettings:
 
 def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
     """
-    What this training process was told. Raises `UsageError` where it was started by something
-    other than a tft agent.
+    Read the settings of this training process from the environment. Raises `UsageError` if no agent
+    of tft has started the process.
     """
     try:
         return RankSettings(
@@ -198,14 +198,15 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
 
 def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Whether an agent of tft has started this process.
+    Return True if an agent of tft has started this process.
     """
     return "TFT_JOB" in environ
 
 
 def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """
-    The words of TFT_RUN_OPTIONS, cut as a shell cuts them. Raises `UsageError` where that cannot be.
+    Return the words of TFT_RUN_OPTIONS, split as a shell splits them. Raises `UsageError` if the
+    text cannot be split, for example because a quote is not closed.
     """
     try:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
@@ -219,7 +220,7 @@ def _path(text: str) -> Path | None:
 
 def inherited_environment() -> dict[str, str]:
     """
-    A copy of this process's environment, for the processes it starts.
+    Return a copy of the environment of this process, for the processes that it starts.
     """
     return dict(os.environ)
 
@@ -230,7 +231,7 @@ def inherited_environment() -> dict[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
     """
-    What a training process must know before its script runs.
+    The settings that a training process needs before its script runs.
     """
 
     rank: int
@@ -243,7 +244,8 @@ class LaunchSettings:
 
 def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
     """
-    What `tft.worker.launch` was told. Raises `UsageError` where no agent started it.
+    Read the settings for `tft.worker.launch` from the environment. Raises `UsageError` if no agent
+    of tft has started the process.
     """
     try:
         return LaunchSettings(
@@ -260,16 +262,16 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
 
 def descriptor_variables(*, page: int | str, words: int | str) -> dict[str, str]:
     """
-    TFT_PAGE and TFT_WORDS: under which numbers a training process has these descriptors, or by which
-    paths it opens them.
+    Return the variables TFT_PAGE and TFT_WORDS for a training process. They name the page and the
+    file for its last words, by the numbers of inherited descriptors or by paths.
     """
     return {"TFT_PAGE": str(page), "TFT_WORDS": str(words)}
 
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     """
-    Where a process can open the page and the file for its last words that could not inherit them, as
-    its agent's child would; None for one that has.
+    Return the paths of the page and of the file for the last words, for a process that could not
+    inherit their descriptors. Return None for a process that has inherited them.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
     return (page, words) if page.startswith("/") and words.startswith("/") else None
@@ -277,15 +279,15 @@ def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str]
 
 def aside_variables(mark: str) -> dict[str, str]:
     """
-    TFT_ASIDE and TFT_REAPER: for a process of the job that holds no rank, which is ended with what the
-    reaper that knows this mark ends.
+    Return the variables TFT_ASIDE and TFT_REAPER for a process of the job that holds no rank. The
+    reaper with the mark `mark` ends this process.
     """
     return {"TFT_ASIDE": "1", "TFT_REAPER": mark}
 
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Whether this process is part of a job and holds no rank.
+    Return True if this process belongs to a job but holds no rank.
     """
     return "TFT_ASIDE" in environ
 
@@ -295,8 +297,8 @@ def change_environment(
     changes: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
 ) -> Iterator[None]:
     """
-    While this is open, this process has these variables, and not those that are None. What somebody
-    else changes meanwhile stays as it is.
+    Set these variables while the context is open, and remove those whose value is None. Afterwards
+    restore the earlier values, except for variables that other code has changed meanwhile.
     """
     earlier = {name: environ.get(name) for name in changes}
     set_environment(changes, environ)
@@ -310,7 +312,8 @@ def set_environment(
     variables: Mapping[str, str | None], environ: MutableMapping[str, str] = os.environ
 ) -> None:
     """
-    From now on this process, its libraries in C too, has these variables, and not those that are None.
+    Set these variables for this process, including its C libraries, and remove those whose value is
+    None.
     """
     for name, value in variables.items():
         if value is None:
@@ -321,7 +324,7 @@ def set_environment(
 
 def replace_environment(variables: Mapping[str, str]) -> None:
     """
-    From now on this process, its libraries in C too, has these variables and no others.
+    Make `variables` the whole environment of this process, including its C libraries.
     """
     os.environ.clear()
     os.environ.update(variables)
@@ -329,15 +332,15 @@ def replace_environment(variables: Mapping[str, str]) -> None:
 
 def parent_variable(pid: int) -> dict[str, str]:
     """
-    TFT_PARENT: the process that the child to be started lives and dies with.
+    Return the variable TFT_PARENT for a process that must die when the process `pid` dies.
     """
     return {"TFT_PARENT": str(pid)}
 
 
 def take_parent(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """
-    The pid in TFT_PARENT, or None. Taken out of the environment: it is meant for this process,
-    not for those that it starts.
+    Return the pid in TFT_PARENT, or None. Remove the variable from the environment: it is meant for
+    this process, not for the processes that it starts.
     """
     parent = environ.pop("TFT_PARENT", "")
     return int(parent) if parent.isdigit() else None

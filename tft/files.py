@@ -1,5 +1,6 @@
 """
-Files that others read while we write, whole or as they were before; and what is to be on the disk.
+Writing of files that other processes read, so that a reader finds either the old or the new
+content; and syncing of files to the disk.
 """
 
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write a file that nobody sees half written. Raises `OSError` as any write.
+    Write a file so that no reader sees it half written. Raises `OSError` if it cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
@@ -17,7 +18,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """
-    Return when a file, or what a directory lists, is on the disk. Raises `OSError`.
+    Sync a file, or the list of files in a directory, to the disk. Returns when the data is on the
+    disk. Raises `OSError`.
     """
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -23,8 +23,8 @@ see `introduce`."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedTask:
     """
-    The task of a forked process. The numbers of the descriptors are those of the process that has
-    the object.
+    The task of a forked process. The numbers of descriptors are valid in the process that has this
+    object.
     """
 
     work: Literal["rank", "store"]
@@ -71,8 +71,8 @@ def give_task(channel: socket.socket, task: ForkedTask) -> None:
 
 def take_task(channel: socket.socket) -> ForkedTask | None:
     """
-    Wait for the task. Return None when there will be none. The caller must close the descriptors of
-    the task.
+    Wait for the task of this process. Return None if the agent will send none. The caller must
+    close the descriptors of the task.
     """
     said, received, _, _ = socket.recv_fds(channel, 16, 4)
     if not said:

@@ -1,7 +1,7 @@
 """
-Logging as the command line sets it up: one line per event, `key=value`, on stderr.
+The setup of logging: one line per event, `key=value`, on stderr.
 
-Only the command line calls this; everything else gets a logger and logs events with facts.
+Only the command line calls this. All other code gets a logger and logs events with their facts.
 """
 
 import logging

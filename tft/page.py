@@ -123,9 +123,9 @@ class Page:
 
     def has_tails(self) -> None:
         """
-        Write that the loop marks the end of its steps.
+        Record that the loop marks the end of its steps.
 
-        From now on, and in later processes of this rank, a step does not end with its window.
+        From now on, and in later processes of this rank, a step ends later than its window.
         """
         self._words[_TAILED] = 1
 

@@ -23,8 +23,8 @@ from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
 
 class Blow:
     """
-    One spec of chaos, in the process of the rank at which it is aimed. Decides when the fault is
-    due, and makes the fault.
+    One spec of chaos, in the process of the rank at which the spec is aimed. Decides when the fault
+    is due, and makes the fault.
     """
 
     def __init__(self, index: int, spec: Spec, session: SessionView, ledger: Ledger) -> None:
@@ -37,7 +37,7 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has fired as many times as it should.
+        True if the spec has made as many faults as it should.
         """
         return self._fired >= self.spec.count
 
@@ -272,9 +272,9 @@ def _own(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    Parameter groups that call `on_the_way` each time the optimizer has finished a group.
+    A list of parameter groups that calls `on_the_way` each time the optimizer has finished a group.
 
-    If only one group has parameters, it is split in the middle.
+    If only one group has parameters, the group is split in the middle.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """
-The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes that
-become ranks or the rendezvous store, and knows when no forked process can be expected. Both can
-always be started without the fork server, only slower.
+The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes, which
+become ranks or the rendezvous store, and knows when the fork server can send none. The agent can
+always start these processes without the fork server, but the start takes longer.
 """
 
 import asyncio
@@ -70,8 +70,9 @@ class ForkServer:
     """
     Runs the fork server of a node.
 
-    `changed` is called when the fork server is ready, when a forked process has come, and when none
-    can be expected. A forked process that `changed` does not `take` is dismissed.
+    `changed` is called when the fork server is ready, when a forked process has arrived, and when
+    no more can be expected. If `changed` does not `take` a forked process, the process is
+    dismissed.
     """
 
     def __init__(
@@ -115,8 +116,8 @@ class ForkServer:
 
     def want(self, count: int) -> None:
         """
-        Ask for forked processes until `count` of them are on their way. The count includes
-        processes that were asked for before and have not come yet.
+        Ask for forked processes until `count` of them are requested. The count includes processes
+        that were requested before and have not arrived yet.
         """
         if not self._ready or self._door is None:
             return

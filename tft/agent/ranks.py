@@ -248,7 +248,7 @@ class Ranks:
 
     def start_due(self) -> None:
         """
-        Start the processes that are due, as far as everything is there that they need.
+        Start the processes that are due and have everything that they need, such as an open store.
         """
         if self._store is None:
             return

@@ -1,14 +1,15 @@
 """
-The reaper: the process that cleans a node when the agent of the node can no longer do it.
+The reaper: a process that kills the remaining processes of a node when its agent has died.
 
 It is started as `python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end only the
 agent holds. When the agent ends, in whatever way, the kernel closes that end. The reaper then kills
 every process that was started with TFT_REAPER=MARKER in its environment, until none is left, and
 ends.
 
-The ranks die with their agent by themselves (`tft.parent_death`). The reaper is for the processes
-that the ranks started: they inherit the environment through `setsid` and any number of forks, while
-parents and sessions change. A process that was started with a cleared environment is not found.
+Ranks die with their agent by themselves (`tft.parent_death`). The reaper is for processes that the
+ranks have started: these inherit the environment through `setsid` and any number of forks, while
+their parents and sessions change. A process that was started with a cleared environment is not
+found.
 
 The reaper imports as few modules as possible: it must run before other processes, once per node.
 """

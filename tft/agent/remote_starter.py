@@ -1,6 +1,6 @@
 """
-The agent's side of `tft.spi.launcher`: ranks whose processes another program starts, kills and reaps.
-That program reports the end of a process as soon as the kernel does.
+The agent's side of `tft.spi.launcher`, for ranks whose processes another program starts, kills and
+reaps. That program reports the end of a process as soon as the kernel reports it.
 """
 
 import asyncio

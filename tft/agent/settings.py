@@ -13,7 +13,7 @@ from tft.parent_death import parent_death_tie
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """
-    The place of a rank among the ranks of its machine.
+    The place of one rank on its machine.
     """
 
     local_rank: int
@@ -146,7 +146,7 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
     """
-    The values that differ from one process of a rank to another.
+    The values that differ between the processes of a rank.
     """
 
     rank: int

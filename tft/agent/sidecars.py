@@ -59,8 +59,8 @@ class ReaperSidecar:
 
     async def dismiss(self) -> None:
         """
-        Close the pipe, as the end of the agent would, and wait until the reaper has killed all
-        marked processes and has ended.
+        Close the pipe, so that the reaper acts as if the agent had ended. Wait until the reaper has
+        killed all marked processes and has ended.
         """
         self._dismissed = True
         if self._child is not None and self._child.code is None:

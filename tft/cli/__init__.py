@@ -1,3 +1,3 @@
 """
-The command line: `tft run`, which supervises a job, and the parts it starts.
+The command line: `tft run`, which supervises a job, and the commands for its parts.
 """

@@ -78,7 +78,7 @@ def _held(layout: Layout, most: int | None) -> Iterator[str]:
 
 def _two(survival: Survival, what: str, most: int | None) -> Iterator[str]:
     """
-    Yield lines that say which two ranks or nodes cannot be lost together.
+    Yield lines that say which pairs of ranks or nodes cannot be lost together.
     """
     besides = " of the others" if survival.alone else ""
     if not survival.pairs:

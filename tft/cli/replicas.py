@@ -1,6 +1,6 @@
 """
-`tft replicas`: computes which rank will hold a copy of what, what can be lost and what the copies
-cost, from the sizes of the parallelism only.
+`tft replicas`: computes from the sizes of the parallelism alone which ranks will hold copies of
+each shard, which losses the job survives, and what the copies cost.
 """
 
 import json

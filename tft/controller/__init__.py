@@ -1,4 +1,4 @@
 """
-The controller: receives reports, lets the job machine judge them, and publishes orders. One
-controller leads at a time.
+The controller: it receives reports, passes them to the job machine, and publishes the machine's
+orders. Only one controller leads at a time.
 """

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 class Advisors:
     """
-    The plugins of this process, as far as they observe or advise a recovery.
+    The plugins of this process that observe a recovery or give advice on it.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -49,7 +49,7 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Send an event that is of interest to an operator to the plugins.
+        Send an event of interest to operators to the plugins.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 

@@ -315,8 +315,8 @@ class Controller:
 
     def _own(self, message: OutsideReport) -> None:
         """
-        Feed a report that comes from this process itself. The report is delivered exactly once, so
-        it needs no number.
+        Handle a report that comes from this process itself. It needs no number, because it cannot
+        be lost or repeated.
         """
         self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
@@ -362,8 +362,8 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
     """
-    End the process with status 70. A controller that could not act on an event must not go on; the
-    next controller continues from the story.
+    End the process with status 70. A controller that has failed to act on an event must not
+    continue; the next controller continues from the story.
     """
     log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)

@@ -1,3 +1,4 @@
 """
-What `tft run` does: its plan, the run directory, the processes and their exit codes.
+The code of `tft run`: its plan, the run directory, the processes that it starts, and their exit
+codes.
 """

@@ -1,5 +1,5 @@
 """
-What the end of a part means, and the exit code of `tft run`. This module decides only.
+Decides what the end of a part of the job means, and what the exit code of `tft run` is. Pure.
 """
 
 import signal
@@ -18,8 +18,8 @@ RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
 
 class Restarts:
     """
-    Limits how often a part may be restarted. Restarts are for accidents; a part that dies every
-    time is not one.
+    Limits how often a part may be restarted, because a part that dies again and again will not
+    recover.
     """
 
     def __init__(self, *, limit: int = 10, within: float = 60.0) -> None:

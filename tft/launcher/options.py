@@ -42,7 +42,7 @@ class Setting:
 
 class Names(click.ParamType[tuple[str, ...]]):
     """
-    A tuple of words, written with commas between them.
+    The type of an option whose value is a list of words with commas between them.
     """
 
     name = "name,…"
@@ -133,8 +133,8 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
 
 def _sentences(declared: type) -> dict[str, str]:
     """
-    Return the string under each field. These strings do not exist at run time, so the source is
-    read.
+    Return the string below each field of a settings class. These strings do not exist at run time,
+    so the source is read.
     """
     [tree] = ast.parse(inspect.getsource(declared)).body
     assert isinstance(tree, ast.ClassDef)

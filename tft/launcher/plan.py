@@ -219,8 +219,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
 
 def _another(settings: JobSettings, node: int) -> int:
     """
-    Return a number for a further node, next to the node `node`. The number is beyond the numbers of
-    the nodes that have ranks of their own, and no launcher uses it.
+    Return a number for a further node that runs beside the node `node`. The number is beyond the
+    numbers of the nodes that have ranks, and no launcher uses it.
     """
     numbers = count(settings.nnodes + node, settings.nnodes)
     return next(number for number in numbers if not in_use(settings.run_dir, number))

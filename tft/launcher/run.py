@@ -132,7 +132,7 @@ def _turn_back(store: CheckpointStore) -> None:
 
 def _beginning(plan: Plan) -> str:
     """
-    Return the end of a sentence that says where the run begins; empty for a new run.
+    Return the end of a sentence that says from which step the run begins; empty for a new run.
     """
     settings = plan.settings
     if plan.goes_on:
@@ -409,7 +409,7 @@ class NodeLauncher:
 
     async def _say_what_is_awaited(self) -> None:
         """
-        Say once what this node waits for, when no controller has been heard for `_UNHEARD` seconds.
+        Say once for what this node waits, when no controller has been heard for `_UNHEARD` seconds.
 
         A node waits without limit for the node that leads. If the leader failed to start, the
         leader's terminal says why.

@@ -298,7 +298,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobThere:
     """
-    How to reach the job of a run directory.
+    The address and the keys of the job that runs in a run directory.
     """
 
     job: str
@@ -352,7 +352,8 @@ def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
 
 class FreshReport:
     """
-    The report of the run that begins now, not the report of an earlier run in the same directory.
+    The report of the run that begins now. The report of an earlier run in the same directory is
+    ignored.
     """
 
     def __init__(self, run_dir: Path) -> None:

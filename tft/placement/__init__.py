@@ -1,3 +1,3 @@
 """
-From the sizes of parallelism to shard groups: redundancy and memory cost.
+Derives shard groups from the sizes of a job's parallelism, with their redundancy and memory cost.
 """

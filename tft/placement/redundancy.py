@@ -1,6 +1,6 @@
 """
-Find what can be lost at once without losing state: the ranks or nodes that cannot be lost alone,
-and the pairs that cannot be lost together.
+Find which ranks or nodes a job can lose at once without losing state: those that it cannot lose
+alone, and the pairs that it cannot lose together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,8 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
     """
-    The ranks or nodes that hold all copies of some shard, each with a shard that is lost with it.
-    Everything that is not named here can be lost, alone or as one of two.
+    The ranks or nodes that hold all copies of some shard, each with one shard that would be lost
+    with it. All others can be lost, alone or as one of two.
     """
 
     alone: Mapping[int, str]
@@ -24,15 +24,15 @@ class Survival:
 
 def of_ranks(topology: Topology) -> Survival:
     """
-    Return what state is lost when one rank or two ranks are lost.
+    Return which losses of one rank or two ranks lose state.
     """
     return _survival((shard, set(ranks)) for shard, ranks in topology.groups.items())
 
 
 def of_nodes(topology: Topology) -> Survival:
     """
-    Return what state is lost when one node or two nodes are lost with all their ranks. The topology
-    has to know the node of every rank.
+    Return which losses of one node or two nodes, with all their ranks, lose state. The topology
+    must know the node of every rank.
     """
     nodes = topology.nodes
     return _survival(
@@ -42,8 +42,8 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Return the result for shards and their holders. Only a shard with one or two holders matters, so
-    the time is linear in the size of the groups.
+    Return the result for shards with these holders. Only shards with one or two holders matter, so
+    the time is linear in the number of holders.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}

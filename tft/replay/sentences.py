@@ -222,7 +222,7 @@ def _signal(number: int) -> str:
 
 def plainly(message: object) -> str:
     """
-    Return a message as its name and fields.
+    Return a message as text: its name and its fields.
     """
     rank = getattr(message, "rank", None)
     who = "" if rank is None else f"rank {rank}: "

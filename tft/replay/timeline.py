@@ -58,7 +58,7 @@ def timeline(replay: Replay) -> list[str]:
 @dataclass(slots=True, kw_only=True)
 class _Chorus:
     """
-    Reports of several ranks that the timeline shows in one line.
+    Several reports that the timeline shows in one line, because many ranks answered one order.
     """
 
     last: Turn
