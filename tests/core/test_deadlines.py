@@ -38,11 +38,9 @@ from tft.testing.scripted import (
 @pytest.mark.parametrize(
     "order", ["freeze", "stop", "regroup", "fetch", "rebuild", "rollback", "resume"]
 )
-def test_a_limit_that_is_not_over_changes_nothing(order: OrderName) -> None:
-    """
-    When the machine is told that time has passed, and what it waits for has time left, then nothing
-    is done, and it goes on waiting until the same moment.
-    """
+def test_deadline_event_before_the_limit_changes_nothing(order: OrderName) -> None:
+    """When the machine gets `DeadlinePassed` before a limit is over, then it issues no command, and
+    its deadline stays the same."""
     job = trained()
     job.script.muted = {(1, order)}
     job.fault(1, "memory")
@@ -57,12 +55,11 @@ def test_a_limit_that_is_not_over_changes_nothing(order: OrderName) -> None:
     ("promises", "repair", "limit"),
     [(False, 300.0, 120.0), (True, 300.0, 300.0), (True, 30.0, 120.0)],
 )
-def test_state_that_comes_in_a_rebuild_has_the_time_of_a_repair(
+def test_rebuild_that_brings_state_has_the_limit_of_a_repair(
     promises: bool, repair: float, limit: float
 ) -> None:
-    """
-    When a rank holds nothing after its fetch, because its state comes when all rebuild, then the rebuild may take as
-    long as a repair may; else, or if a repair may take less, it may take as long as building wrappers may.
+    """When a rank gets its state only in the rebuild, then the rebuild has the larger one of the
+    limits for a repair and for building wrappers. Otherwise it has the limit for building wrappers.
     """
     job = trained(promises=promises, repair=repair)
     job.script.muted = {(1, "rebuild")}
@@ -74,10 +71,8 @@ def test_state_that_comes_in_a_rebuild_has_the_time_of_a_repair(
     assert deadline - job.now == pytest.approx(limit, abs=0.1)  # each message takes a moment
 
 
-def test_a_pause_that_is_not_over_goes_on() -> None:
-    """
-    When the machine is told that time has passed in a pause that has some left, then it goes on.
-    """
+def test_pause_continues_before_its_deadline() -> None:
+    """When the machine gets `DeadlinePassed` before a pause is over, then the pause continues."""
     job = trained()
     job.pause()
     job.settle()
@@ -86,11 +81,9 @@ def test_a_pause_that_is_not_over_goes_on() -> None:
     assert (job.state, job.machine.next_deadline()) == (State.PAUSED, deadline)
 
 
-def test_those_who_are_late_are_named_in_order() -> None:
-    """
-    When several ranks do not answer an order, then they are named, and ended, in the order of their
-    numbers: a story reads the same each time.
-    """
+def test_late_ranks_are_listed_in_order() -> None:
+    """When several ranks do not answer an order, then they are listed and ended in the order of
+    their ranks, so that each story is the same."""
     job = trained(10)
     job.script.muted = {(1, "fetch"), (8, "fetch")}
     job.fault(8, "memory")
@@ -101,11 +94,9 @@ def test_those_who_are_late_are_named_in_order() -> None:
     assert [kill.rank for kill in job.orders(Kill)] == [1, 8]
 
 
-def test_those_who_do_not_finish_are_named_in_an_incident_of_their_own() -> None:
-    """
-    When all but two ranks have finished, and these are not heard of in time, then an incident opens
-    and everyone is asked where they stand, because of these two.
-    """
+def test_ranks_that_do_not_finish_open_an_incident() -> None:
+    """When all but two ranks have finished, and these two are not heard of in time, then an
+    incident opens that names them, and all ranks are asked for their positions."""
     job = trained(10, max_incidents=1)
     job.finish(*(rank for rank in range(10) if rank not in (1, 8)))
     job.wait()
@@ -114,11 +105,9 @@ def test_those_who_do_not_finish_are_named_in_an_incident_of_their_own() -> None
     assert freeze.cause == "ranks [1, 8] have not finished, 3600 s after other ranks have"
 
 
-def test_what_is_given_up_is_held_against_nobody() -> None:
-    """
-    When the limits of two orders are over at the same moment, and the first of them has everyone
-    begin anew, then nobody is ended for not having answered the second.
-    """
+def test_second_late_order_is_dropped_when_a_new_round_begins() -> None:
+    """When the limits of two orders are over at the same time and the first begins a new round,
+    then no rank is ended for not answering the second order."""
     job = trained(repair=60.0)
     job.script.muted = {(1, "regroup"), (1, "fetch")}
     job.fault(1, "memory")
@@ -129,11 +118,9 @@ def test_what_is_given_up_is_held_against_nobody() -> None:
     assert job.orders(Kill) == []
 
 
-def test_groups_that_are_never_formed_are_told_with_who_did_not_come() -> None:
-    """
-    When the same rank does not come to form groups three times, then retry is over, for a reason
-    that names it.
-    """
+def test_reason_names_the_rank_that_never_forms_groups() -> None:
+    """When the same rank does not form groups three times, then `retry` has failed, and the reason
+    names this rank."""
     job = trained()
     job.script.muted = {(2, "regroup")}
     job.fault(1, "memory")
@@ -150,11 +137,9 @@ def test_groups_that_are_never_formed_are_told_with_who_did_not_come() -> None:
     assert tried(job)["retry"] == "ranks [2]: no answer to regroup in time"
 
 
-def test_a_rank_that_computes_is_not_suspected_because_another_is_not_heard() -> None:
-    """
-    When one rank does not answer the order to resume, and another one computes, as it should, when
-    all are asked where they stand, then nobody is ended.
-    """
+def test_computing_rank_is_not_suspected_for_another_silent_rank() -> None:
+    """When one rank does not answer the order to resume and another rank computes, then no rank is
+    ended in the freeze that follows."""
     job = trained()
     job.script.muted = {(3, "resume")}
     job.ranks[0].loop.waiting = False
@@ -168,11 +153,9 @@ def test_a_rank_that_computes_is_not_suspected_because_another_is_not_heard() ->
 
 
 @pytest.mark.parametrize("order", ["load", "restore"])
-def test_a_rank_that_is_not_done_with_its_state_in_time_is_ended(order: OrderName) -> None:
-    """
-    When a rank does not come to an end with loading a checkpoint, or with taking back a copy of its
-    own, then it hangs: it is ended for that, and replaced.
-    """
+def test_rank_that_loads_or_restores_for_too_long_is_replaced(order: OrderName) -> None:
+    """When a rank does not finish loading a checkpoint, or restoring its own copy, within the
+    limit, then it is ended with a hang fault and replaced."""
     if order == "load":
         job = ScriptedJob(4, Policy(), resume=("/old/step-7", 7))
         job.script.muted = {(1, order)}
@@ -193,11 +176,9 @@ def test_a_rank_that_is_not_done_with_its_state_in_time_is_ended(order: OrderNam
     assert incident["strategy"] == "recover"
 
 
-def test_the_end_of_a_process_is_waited_for_before_advice() -> None:
-    """
-    When the time for advice is over before the end of a process that was told to end, then its end
-    is waited for, for as long as that may take, and the advice is done without then.
-    """
+def test_choice_waits_for_terminating_processes_before_advice() -> None:
+    """When the time for advice is over before a terminating process has ended, then the machine
+    waits for that end within its own limit, and then decides without advice."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, advised=True)
     job.fault(1, "network")
     job.settle()
@@ -212,11 +193,9 @@ def test_the_end_of_a_process_is_waited_for_before_advice() -> None:
     assert [facts["rank"] for facts in job.facts("rank_not_ended")] == [3]
 
 
-def test_a_job_that_ends_waits_for_the_leaving_and_for_nothing_else() -> None:
-    """
-    When a job ends while processes start, and others cannot be ended, then nobody is ended or given
-    up for being late any more: the nodes end them all, and the job is over in time.
-    """
+def test_ending_job_has_no_other_deadlines() -> None:
+    """When a job ends while processes start and other processes cannot be ended, then only the
+    limit for leaving counts. No other limit ends a process, and the job is over in time."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups, join=8.0, leave=5.0)
     job.script.slow, job.script.deaf = {1}, {1}
@@ -239,11 +218,9 @@ def test_a_job_that_ends_waits_for_the_leaving_and_for_nothing_else() -> None:
     assert job.over.result == "failed"
 
 
-def test_a_script_may_take_its_time_before_the_first_rank_joins() -> None:
-    """
-    When no rank has called `tft.init`, then nobody is late: it may be a script that never will. As
-    soon as one has, the others have to come.
-    """
+def test_start_limit_begins_when_the_first_rank_has_joined() -> None:
+    """When no rank has called `tft.init`, then no start limit counts, because the script may never
+    call it. After the first call the other ranks have to join in time."""
     job = ScriptedJob(2, Policy(join=300.0))
     job.script.slow = {0, 1}
     job.start()
@@ -255,11 +232,9 @@ def test_a_script_may_take_its_time_before_the_first_rank_joins() -> None:
     assert [kill.rank for kill in job.orders(Kill)] == [1]
 
 
-def test_the_last_holder_of_a_shard_is_not_ended_for_a_late_stop() -> None:
-    """
-    When the only rank that still has a shard does not leave its loop in time, then it is waited for as long as a repair
-    may take: ended it would take the shard along.
-    """
+def test_last_holder_of_a_shard_has_more_time_to_stop() -> None:
+    """When the only holder of a shard does not leave its loop in time, then it has the time of a
+    repair, because its end would lose the shard."""
     job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
     job.script.muted = {(1, "stop")}
     job.fault(0, "memory")
@@ -273,10 +248,9 @@ def test_the_last_holder_of_a_shard_is_not_ended_for_a_late_stop() -> None:
     assert [kill.rank for kill in job.orders(Kill)] == [1]
 
 
-def test_a_late_stop_ends_a_rank_whose_shards_others_have() -> None:
-    """
-    When a rank does not leave its loop in time and others have all that it has, then it is ended at once.
-    """
+def test_rank_with_replicas_is_ended_for_a_late_stop() -> None:
+    """When a rank does not leave its loop in time and other ranks hold all of its shards, then it
+    is ended at once."""
     job = trained(3, steps=3, strategies=("retry", "recover", "dump"))
     job.script.muted = {(1, "stop")}
     job.fault(0, "memory")
@@ -286,11 +260,9 @@ def test_a_late_stop_ends_a_rank_whose_shards_others_have() -> None:
     assert job.machine.incident.faults[-1].evidence == f"no answer to stop in time. {ALONE}"
 
 
-def test_a_checkpoint_is_enough_to_end_the_last_holder_of_a_shard_for_a_late_stop() -> None:
-    """
-    When the only rank that still has a shard does not leave its loop in time, and there is a checkpoint to go back
-    to, then the rank is ended at once.
-    """
+def test_last_holder_is_ended_for_a_late_stop_when_a_checkpoint_exists() -> None:
+    """When the only holder of a shard does not leave its loop in time and there is a checkpoint,
+    then the rank is ended at once."""
     job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
     job.checkpointed(2)
     job.script.muted = {(1, "stop")}
@@ -300,11 +272,9 @@ def test_a_checkpoint_is_enough_to_end_the_last_holder_of_a_shard_for_a_late_sto
     assert [kill.rank for kill in job.orders(Kill)] == [1]
 
 
-def test_a_replacement_that_is_not_ready_in_time_is_no_fault_of_its_own() -> None:
-    """
-    When the process that replaces a lost one is not ready in time, then it is ended and replaced in turn. That adds to
-    the evidence of the fault that is known already.
-    """
+def test_late_replacement_adds_evidence_to_the_known_fault() -> None:
+    """When the process that replaces a lost one is not ready in time, then it is replaced too. No
+    new fault is added; the known fault gets more evidence."""
     job = trained(join=8.0)
     job.script.slow = {1}
     job.kill(1)

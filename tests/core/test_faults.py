@@ -41,11 +41,9 @@ def not_taken(job: ScriptedJob) -> list[object]:
     return [facts["why_not"] for facts in job.facts("notice_not_taken")]
 
 
-def test_a_notice_of_a_rank_that_takes_no_part_is_told_and_not_taken() -> None:
-    """
-    When something is seen of a rank outside the world, or of one that has left with its column,
-    then nothing follows, and the log says why.
-    """
+def test_notice_about_a_rank_outside_the_job_is_only_logged() -> None:
+    """When a fault is noticed of a rank outside the world, or of a rank that has left with its
+    column, then nothing happens, and the log says why."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"scale_in", "dump"}))
     job.kill(3)
     job.settle()
@@ -66,11 +64,9 @@ def test_a_notice_of_a_rank_that_takes_no_part_is_told_and_not_taken() -> None:
     ]
 
 
-def test_a_notice_of_a_process_that_is_starting_is_told_and_not_taken() -> None:
-    """
-    When a fault is seen of a rank whose next process is only on its way, then the new process is
-    left in peace, and the log says why.
-    """
+def test_notice_about_a_starting_process_is_only_logged() -> None:
+    """When a fault is noticed of a rank whose new process is still starting, then that process is
+    kept, and the log says why."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -81,11 +77,9 @@ def test_a_notice_of_a_process_that_is_starting_is_told_and_not_taken() -> None:
     assert not_taken(job) == ["its process is starting, and has no state yet that could be wrong"]
 
 
-def test_a_node_is_given_up_though_its_process_is_only_starting() -> None:
-    """
-    When it is the node that is wrong, then the process that starts there is ended and comes up on
-    another; it is no member's state that is lost.
-    """
+def test_faulty_node_is_given_up_while_its_process_starts() -> None:
+    """When the notice says that the node is faulty, then the process that starts there is ended and
+    started on another node. No member's state is lost."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     job.kill(3)
@@ -100,11 +94,9 @@ def test_a_node_is_given_up_though_its_process_is_only_starting() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_notice_of_a_rank_without_a_process_is_told_and_not_taken() -> None:
-    """
-    When a rank has lost its process and nobody may start another yet, then there is nothing that a
-    notice could be about; nor where none was asked for yet.
-    """
+def test_notice_about_a_rank_without_a_process_is_only_logged() -> None:
+    """When a rank has no process, because it was lost or was never ordered, then a notice about it
+    is only logged."""
     job = trained(enable=frozenset({"scale_in", "dump"}))
     job.kill(3)
     job.notice(3, "process")
@@ -114,10 +106,9 @@ def test_a_notice_of_a_rank_without_a_process_is_told_and_not_taken() -> None:
     assert not_taken(job) == not_taken(fresh) == ["the rank has no process"]
 
 
-def test_a_notice_of_a_process_that_is_being_ended_is_told_and_not_taken() -> None:
-    """
-    When the same is said once more, then the process is not ended twice, and it is one fault.
-    """
+def test_second_notice_about_a_terminating_process_is_only_logged() -> None:
+    """When the same fault is noticed again while the process is being ended, then the process is
+    not ended twice, and there is one fault."""
     job = trained()
     job.notice(1, "process", "its card is gone")
     job.notice(1, "process", "its card is gone")
@@ -130,11 +121,9 @@ def test_a_notice_of_a_process_that_is_being_ended_is_told_and_not_taken() -> No
 
 
 @pytest.mark.parametrize("kind", ["process", "hang"])
-def test_what_is_seen_of_a_rank_while_the_job_starts_counts_against_it(kind: FaultKind) -> None:
-    """
-    When a rank may cause no incident, and something is seen of it while others still start, then it
-    is not given another process.
-    """
+def test_notice_during_the_start_counts_against_the_rank(kind: FaultKind) -> None:
+    """When a rank may cause no incident and a fault of it is noticed while other ranks still start,
+    then it gets no other process."""
     job = ScriptedJob(3, Policy(flaps=0))
     job.script.slow = {2}
     job.lead(1)
@@ -147,11 +136,9 @@ def test_what_is_seen_of_a_rank_while_the_job_starts_counts_against_it(kind: Fau
 
 
 @pytest.mark.parametrize("kind", ["memory", "corruption"])
-def test_where_memory_is_bad_the_kept_copies_are_not_trusted(kind: FaultKind) -> None:
-    """
-    When the memory of a rank is suspect, then it takes its state from others, though it keeps a
-    copy of the step before; so it is for what it has sent out as for what it says itself.
-    """
+def test_kept_copies_of_a_rank_with_bad_memory_are_not_used(kind: FaultKind) -> None:
+    """When the memory of a rank is faulty, by its own report or by a notice, then it fetches its
+    state from other ranks, although it keeps a copy of the step before."""
     job = trained(keeps=1, groups={"a": (0, 1), "b": (2, 3)})
     job.notice(1, kind)
     job.window(3)
@@ -298,12 +285,9 @@ def after(job: ScriptedJob) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process"])
-def test_a_rank_that_has_lost_its_context_gets_another_process(kind: FaultKind) -> None:
-    """
-    When an exception has taken the context of its device with it, then the rank is not asked to go on:
-    its process is ended with the exception's words, another one takes its place, and the report
-    has one fault, of the kind that it was.
-    """
+def test_rank_with_a_lost_device_context_is_replaced(kind: FaultKind) -> None:
+    """When an exception has destroyed the device context of a rank, then its process is ended and
+    replaced. The report has one fault with the kind and the words of the exception."""
     job = trained()
     job.fault(1, kind, ECC, context_lost=True)
     after(job)
@@ -317,10 +301,8 @@ def test_a_rank_that_has_lost_its_context_gets_another_process(kind: FaultKind) 
     assert job.doing == "healthy"
 
 
-def test_a_fault_that_leaves_the_context_is_retried() -> None:
-    """
-    When the same words come and the context is intact, then the process is kept.
-    """
+def test_rank_with_an_intact_device_context_is_retried() -> None:
+    """When the same exception leaves the device context intact, then the process is kept."""
     job = trained()
     job.fault(1, "memory", ECC)
     after(job)
@@ -328,11 +310,9 @@ def test_a_fault_that_leaves_the_context_is_retried() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_a_broken_connection_that_took_the_context_is_no_symptom() -> None:
-    """
-    When a rank says, while everyone is being stopped for the fault of another, that a broken connection
-    took the context of its device, then it gets another process, too.
-    """
+def test_connection_error_with_a_lost_context_replaces_the_rank() -> None:
+    """When a rank reports, while all ranks stop for another fault, that a broken connection has
+    destroyed its device context, then this rank is replaced too."""
     job = trained()
     job.fault(0, "memory")
     assert job.doing == "freezing"
@@ -343,11 +323,9 @@ def test_a_broken_connection_that_took_the_context_is_no_symptom() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_context_that_is_found_lost_later_has_its_process_replaced_at_once() -> None:
-    """
-    When a rank finds out only on the way back into the loop that its context is lost, then nobody has it
-    try again: its process is replaced, and the report says which order it was.
-    """
+def test_context_lost_during_the_repair_replaces_the_rank_at_once() -> None:
+    """When a rank finds during the repair that its device context is lost, then the order is not
+    tried again. Its process is replaced, and the report names the order."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
     job.fault(1, "memory")
@@ -364,11 +342,9 @@ def test_a_context_that_is_found_lost_later_has_its_process_replaced_at_once() -
     assert job.doing == "healthy"
 
 
-def test_nobody_fetches_from_a_rank_whose_context_is_lost() -> None:
-    """
-    When the rank whose context is lost had a copy that another needs, then that one is given the copy
-    of a third.
-    """
+def test_rank_with_a_lost_context_is_no_source() -> None:
+    """When the rank with the lost device context has a copy that another rank needs, then that rank
+    fetches from a third rank."""
     job = trained(groups={"a": (0, 1, 2), "b": (3,)})
     job.fault(0, "memory")
     job.fault(1, "memory", ECC, context_lost=True)
@@ -383,11 +359,9 @@ def test_nobody_fetches_from_a_rank_whose_context_is_lost() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_bug_that_takes_the_context_leaves_a_checkpoint_of_the_others() -> None:
-    """
-    When a script's own bug has taken the context of a device, then the others write the last
-    checkpoint, and that rank is not asked for a part of it.
-    """
+def test_last_checkpoint_is_written_without_a_rank_that_lost_its_context() -> None:
+    """When a bug of the script has destroyed a device context, then the other ranks write the last
+    checkpoint, and this rank writes no part of it."""
     job = trained()
     text = "AcceleratorError: CUDA error: an illegal memory access was encountered"
     job.fault(0, "software", text, context_lost=True)
@@ -398,11 +372,9 @@ def test_a_bug_that_takes_the_context_leaves_a_checkpoint_of_the_others() -> Non
     assert job.orders(Spawn) == []
 
 
-def test_a_context_that_is_found_lost_while_saving_is_no_reason_to_replace() -> None:
-    """
-    When a rank that is to write a part of the last checkpoint finds its context lost, then another
-    one writes it, and no process is started for that.
-    """
+def test_context_lost_while_saving_starts_no_process() -> None:
+    """When a rank finds its device context lost while it writes its part of the last checkpoint,
+    then another rank writes that part, and no process is started."""
     job = trained()
     job.ranks[0].context_lost = True
     job.fault(3, "software")
@@ -412,11 +384,9 @@ def test_a_context_that_is_found_lost_while_saving_is_no_reason_to_replace() -> 
     assert job.orders(Spawn) == []
 
 
-def test_everyone_stands_still_while_such_a_process_is_being_ended() -> None:
-    """
-    When the process of a rank that has found its context lost does not end at once, then the fault is
-    known all the same, with its step, and nobody goes on without it.
-    """
+def test_job_waits_while_a_rank_with_a_lost_context_is_ended() -> None:
+    """When the process of a rank with a lost device context does not end at once, then the fault
+    and its step are known, and the other ranks wait."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
     job.script.deaf = {0}
@@ -427,11 +397,10 @@ def test_everyone_stands_still_while_such_a_process_is_being_ended() -> None:
     assert faults == [("memory", 1, 4), ("process", 2, 4)]
 
 
-def test_who_takes_no_copy_back_for_the_last_checkpoint_is_not_replaced() -> None:
-    """
-    When a rank finds its context lost as it takes back the copy that it is to save, then another one saves
-    that, and the rank what is its own: nobody else has it.
-    """
+def test_context_lost_while_restoring_a_copy_to_save_starts_no_process() -> None:
+    """When a rank finds its device context lost while it restores the copy to be saved, then
+    another rank saves that shard. The rank still saves its rank-local state, which no other rank
+    has."""
     job = trained(world=3, keeps=1, enable=frozenset({"dump"}))
     job.ranks[0].context_lost = True
     job.fault(2, "numeric", polluted=True)
@@ -443,11 +412,9 @@ def test_who_takes_no_copy_back_for_the_last_checkpoint_is_not_replaced() -> Non
     assert job.over.result == "dumped"
 
 
-def test_a_context_that_is_lost_when_all_is_done_is_nobodys_loss() -> None:
-    """
-    When a rank that has done all its steps finds its context lost as it is told that the job is complete,
-    then the job is.
-    """
+def test_context_lost_after_the_last_step_does_not_fail_the_job() -> None:
+    """When a rank has done all its steps and finds its device context lost when the job is
+    complete, then the job is complete."""
     job = trained()
     job.ranks[2].context_lost = True
     job.script.failures[2, "complete"] = ["AcceleratorError: CUDA error: unknown error"]
@@ -457,11 +424,9 @@ def test_a_context_that_is_lost_when_all_is_done_is_nobodys_loss() -> None:
     assert job.orders(Kill) == []
 
 
-def test_every_rank_whose_device_a_bug_has_stopped_is_ended() -> None:
-    """
-    When the same bug has taken the contexts of two devices, then that is one fault, and neither of the two
-    is asked for a part of the last checkpoint.
-    """
+def test_one_bug_that_destroys_two_contexts_is_one_fault() -> None:
+    """When the same bug has destroyed two device contexts, then there is one fault, and neither
+    rank writes a part of the last checkpoint."""
     job = trained()
     for rank in (0, 2):
         job.fault(rank, "software", "CUDA error: device-side assert triggered", context_lost=True)

@@ -60,19 +60,16 @@ def learnt(seconds: float) -> tuple[HangDetection, float]:
     return watch, at
 
 
-def test_the_limit_is_learnt_from_the_steps_of_the_job() -> None:
-    """
-    When steps take half a second, then twenty of them are the limit; short ones have a floor.
-    """
+def test_limit_is_learnt_from_the_step_times() -> None:
+    """When steps take half a second, then the limit is twenty steps. For short steps the limit has
+    a minimum."""
     assert learnt(0.5)[0].limit() == 10.0
     assert learnt(0.001)[0].limit() == 1.0
 
 
-def test_a_step_that_is_three_times_as_long_as_the_longest_recent_one_is_no_stall() -> None:
-    """
-    When one of the last 64 steps was long, then three times its length is the limit; when 64 more
-    steps have followed, then that step is forgotten.
-    """
+def test_limit_is_three_times_the_longest_recent_step() -> None:
+    """When one of the last 64 steps was long, then the limit is three times its length. After 64
+    more steps the long step no longer counts."""
     watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     for step in range(1, 65):
@@ -83,31 +80,26 @@ def test_a_step_that_is_three_times_as_long_as_the_longest_recent_one_is_no_stal
     assert round(watch.limit(), 6) == 2.0
 
 
-def test_steps_that_end_between_two_beats_share_the_time_between_them() -> None:
-    """
-    When ten steps of 0.05 s end between two beats, then steps of 0.05 s are learnt.
-    """
+def test_several_steps_between_two_beats_share_the_time() -> None:
+    """When ten steps end within 0.5 s between two beats, then a step time of 0.05 s is learnt."""
     watch = HangDetection(POLICY)
     for count in range(8):
         watch.heard(beat(count * 0.5, count * 10), count * 0.5)
     assert watch.limit() == 1.0
 
 
-def test_a_step_lasts_until_the_next_one_although_the_rank_moves_within_it() -> None:
-    """
-    When a rank is seen to move twice in each step of half a second, then steps of half a second
-    are learnt.
-    """
+def test_movement_within_a_step_does_not_shorten_the_step_time() -> None:
+    """When a rank moves twice in each step of half a second, then a step time of half a second is
+    learnt."""
     watch = HangDetection(POLICY)
     for count in range(20):
         watch.heard(beat(count * 0.25, count // 2), count * 0.25)
     assert watch.limit() == 10.0
 
 
-def test_the_limit_is_learnt_from_five_steps() -> None:
-    """
-    When four steps are done, then the limit is that of a first step; when five are, it is learnt.
-    """
+def test_limit_is_learnt_after_five_steps() -> None:
+    """When four steps are done, then the limit is the limit of a first step. After five steps the
+    learnt limit applies."""
     watch = HangDetection(POLICY)
     for step in range(5):
         watch.heard(beat(step * 0.5, step), step * 0.5)
@@ -116,11 +108,9 @@ def test_the_limit_is_learnt_from_five_steps() -> None:
     assert watch.limit() == 10.0
 
 
-def test_the_time_in_which_a_process_is_replaced_is_no_step_time() -> None:
-    """
-    When a rank goes on in another process after 50 s, then the limit is not learnt from these
-    50 s, but the next step of the new process counts.
-    """
+def test_time_of_a_replacement_is_not_learnt_as_a_step_time() -> None:
+    """When a rank continues in another process after 50 s, then these 50 s are not learnt, but the
+    next step of the new process is."""
     watch = HangDetection(POLICY)
     for step in range(5):
         watch.heard(beat(step * 0.5, step), step * 0.5)
@@ -131,19 +121,16 @@ def test_the_time_in_which_a_process_is_replaced_is_no_step_time() -> None:
     assert watch.limit() == 10.0
 
 
-def test_before_step_times_are_known_the_limit_is_that_of_a_first_step() -> None:
-    """
-    When nothing has been learnt, then compilation gets its time.
-    """
+def test_limit_before_any_step_allows_compilation() -> None:
+    """When no step time is known, then the limit is the limit of a first step, which may include
+    compilation."""
     watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     assert watch.limit() == 600.0
 
 
 def test_silence_beyond_the_limit_is_a_stall() -> None:
-    """
-    When nobody has moved for longer than the limit, then the silence is returned.
-    """
+    """When no rank has moved for longer than the limit, then the seconds of silence are returned."""
     watch, at = learnt(0.1)
     silences = [
         watch.heard(beat(at + after, 11, moved=at), at + after) for after in (0.5, 1.0, 1.9, 2.5)
@@ -153,21 +140,17 @@ def test_silence_beyond_the_limit_is_a_stall() -> None:
     assert silences[3] > 2.0
 
 
-def test_a_machine_that_was_paused_is_not_a_rank_that_hangs() -> None:
-    """
-    When the agent itself was silent, then everyone on its node stood still with it, and the
-    silence begins anew.
-    """
+def test_paused_machine_is_not_a_hang() -> None:
+    """When the agent itself was silent, then all ranks of its node stood still with it, and the
+    silence is counted anew."""
     watch, at = learnt(0.1)
     assert watch.heard(beat(at + 30.0, 11, moved=at), at + 30.0) is None
     assert watch.heard(beat(at + 30.9, 11, moved=at), at + 30.9) is None
 
 
-def test_a_node_that_was_paused_for_two_seconds_begins_anew() -> None:
-    """
-    When two seconds lie between the beats of a node whose steps take less, then its silence counts
-    from the second beat, whatever the clock of the node shows.
-    """
+def test_silence_begins_anew_after_two_seconds_without_a_beat() -> None:
+    """When two seconds lie between two beats of a node with shorter steps, then its silence counts
+    from the second beat, with any node clock."""
     for ours in (0.0, 1_000_000.0, -1_000_000.0):
         watch = HangDetection(POLICY)
         for step in range(100, 112):
@@ -179,11 +162,9 @@ def test_a_node_that_was_paused_for_two_seconds_begins_anew() -> None:
         assert [silence is not None for silence in silences] == [False, False, False, True]
 
 
-def test_a_beat_that_comes_late_or_twice_does_not_hide_a_hang() -> None:
-    """
-    When a beat arrives 500 s after it was sent, or once more 30 s after it arrived, then the hang
-    that follows it is noticed as soon as the limit allows.
-    """
+def test_late_or_repeated_beat_does_not_hide_a_hang() -> None:
+    """When a beat arrives 500 s after it was sent, or is repeated after 30 s, then the hang that
+    follows is detected as early as the limit allows."""
     late, at = learnt(0.1)
     assert late.heard(beat(at + 0.5, 11, moved=at), at + 500.0) is None
     twice, at = learnt(0.1)
@@ -194,28 +175,22 @@ def test_a_beat_that_comes_late_or_twice_does_not_hide_a_hang() -> None:
         assert watch.heard(beat(at + 2.5, 11, moved=at), at + 2.5) is not None
 
 
-def test_a_hang_is_noticed_on_a_node_that_has_started_again() -> None:
-    """
-    When a node starts again and its clock with it, then a hang that follows is noticed.
-    """
+def test_hang_on_a_restarted_node_is_detected() -> None:
+    """When a node and its clock start again, then a hang that follows is detected."""
     watch, at = learnt(0.1)
     for sent in (0.2, 1.0, 1.9):
         assert watch.heard(beat(sent, 11, moved=0.2), at + 30.0 + sent) is None
     assert watch.heard(beat(2.5, 11, moved=0.2), at + 32.5) is not None
 
 
-def test_a_beat_that_comes_late_is_not_a_rank_that_hangs() -> None:
-    """
-    When the broker was away, then what counts is how old the movement was when the beat left.
-    """
+def test_late_beat_is_not_a_hang() -> None:
+    """When the broker was away, then the age of the movement at the time the beat was sent counts."""
     watch, at = learnt(0.1)
     assert watch.heard(beat(at + 0.1, 12), at + 500.0) is None
 
 
-def test_ranks_that_are_out_of_the_loop_cannot_stall() -> None:
-    """
-    When everyone is parked in an incident, then silence means nothing.
-    """
+def test_ranks_outside_the_loop_do_not_stall() -> None:
+    """When all ranks are outside the loop in an incident, then silence is no stall."""
     watch, at = learnt(0.1)
     for _ in range(20):
         at += 0.5
@@ -223,11 +198,9 @@ def test_ranks_that_are_out_of_the_loop_cannot_stall() -> None:
         assert watch.heard(Beat(node=1, pulses=(), at=at), at) is None
 
 
-def test_a_rank_that_moves_out_of_the_loop_does_not_hide_a_hang() -> None:
-    """
-    When one rank moves out of the loop and another one stands still in it, then the silence of the
-    second one is a stall.
-    """
+def test_rank_that_leaves_the_loop_does_not_hide_a_hang() -> None:
+    """When one rank leaves the loop and another one stands still inside the loop, then the silence
+    of the second rank is a stall."""
     watch, at = learnt(0.1)
     for after in (0.5, 1.0, 1.5, 2.0, 2.5):
         (hangs,) = beat(at + after, 11, moved=at).pulses
@@ -236,20 +209,17 @@ def test_a_rank_that_moves_out_of_the_loop_does_not_hide_a_hang() -> None:
     assert silence is not None
 
 
-def test_after_a_resume_silence_counts_from_there() -> None:
-    """
-    When training goes on after an incident, then the incident is not held against it.
-    """
+def test_silence_counts_from_the_resume() -> None:
+    """When training continues after an incident, then the time of the incident does not count as
+    silence."""
     watch, at = learnt(0.1)
     watch.resumed(at + 50.0)
     assert watch.heard(beat(at + 51.0, 11, moved=at), at + 51.0) is None
 
 
-def test_silence_counts_from_a_resume_by_the_clock_of_every_node() -> None:
-    """
-    When no rank moves after an incident of ten seconds, then the stall is noticed when the limit
-    has passed since the resume, whatever the clock of the node shows.
-    """
+def test_silence_counts_from_the_resume_with_any_node_clock() -> None:
+    """When no rank moves after an incident of ten seconds, then the stall is detected when the
+    limit has passed since the resume, with any node clock."""
     for ours in (0.0, 1_000_000.0, -1_000_000.0):
         watch = HangDetection(POLICY)
         for step in range(100, 112):
@@ -264,10 +234,8 @@ def test_silence_counts_from_a_resume_by_the_clock_of_every_node() -> None:
         assert silences == [None] * 50 + [25.5]
 
 
-def test_a_resume_does_not_take_back_progress_that_was_heard() -> None:
-    """
-    When a rank has moved after the moment of the resume, then silence counts from that movement.
-    """
+def test_silence_counts_from_a_movement_after_the_resume() -> None:
+    """When a rank has moved after the time of the resume, then silence counts from that movement."""
     watch, at = learnt(0.1)
     watch.resumed(at - 1.0)
     assert watch.heard(beat(at + 0.5, 12), at + 0.5) is None
@@ -279,11 +247,9 @@ def test_a_resume_does_not_take_back_progress_that_was_heard() -> None:
     assert silences == [None] * 22
 
 
-def test_the_first_step_after_a_resume_may_take_ten_times_as_long() -> None:
-    """
-    When training has just gone on, then the limit is ten times the learnt one until a step is done.
-    The time of the incident is no step time.
-    """
+def test_first_step_after_a_resume_has_ten_times_the_limit() -> None:
+    """When training has just continued, then the limit is ten times the learnt limit until a step
+    is done. The time of the incident is not learnt."""
     watch, at = learnt(0.5)
     watch.resumed(at + 100.0)
     assert watch.limit() == 100.0
@@ -293,10 +259,9 @@ def test_the_first_step_after_a_resume_may_take_ten_times_as_long() -> None:
     assert watch.limit() == 10.0
 
 
-def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
-    """
-    When all nodes are silent, that is the bus; when one is, that is the node.
-    """
+def test_node_is_lost_only_while_another_node_is_heard() -> None:
+    """When all nodes are silent, then the bus is the cause and no node is lost. When one node is
+    silent, then that node is lost."""
     watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 1), 0.0)
     assert watch.silent(60.0) == []
@@ -306,26 +271,20 @@ def test_a_node_is_lost_only_while_another_one_is_heard() -> None:
     assert watch.silent(60.0) == []
 
 
-def test_before_the_first_beat_no_node_is_lost() -> None:
-    """
-    When no node has sent a beat yet, then no node is lost.
-    """
+def test_no_node_is_lost_before_the_first_beat() -> None:
+    """When no node has sent a beat, then no node is lost."""
     assert HangDetection(POLICY).silent(60.0) == []
 
 
-def test_node_silence_is_that_of_the_policy() -> None:
-    """
-    When the policy sets the limit for a silent node, then the hang detection names this limit, for
-    the sentence in which the node is reported as lost.
-    """
+def test_limit_for_a_silent_node_comes_from_the_policy() -> None:
+    """When the policy sets the limit for a silent node, then the hang detection returns this limit,
+    which the report of a lost node states."""
     assert HangDetection(Policy(node_silence=7.0)).node_silence == 7.0
 
 
-def test_a_node_that_never_sends_a_beat_is_lost() -> None:
-    """
-    When a node is up, and after ten seconds only another one has sent beats, then it is lost. A
-    beat that has arrived meanwhile counts.
-    """
+def test_node_that_never_sends_a_beat_is_lost() -> None:
+    """When a node has joined and only another node has sent beats for ten seconds, then the first
+    node is lost. A beat that has arrived in between counts."""
     watch = HangDetection(Policy(node_silence=10.0))
     for node in (0, 1, 2):
         watch.expect(node, 0.0)
@@ -336,11 +295,9 @@ def test_a_node_that_never_sends_a_beat_is_lost() -> None:
     assert watch.silent(10.5) == [2]
 
 
-def test_a_second_without_any_beat_is_not_the_fault_of_a_node() -> None:
-    """
-    When the last beat of any node came one second ago, then a silent node is lost; when it came
-    earlier, then the bus or the controller may be the cause.
-    """
+def test_second_without_any_beat_is_no_lost_node() -> None:
+    """When the last beat of any node is at most one second old, then a silent node is lost. When it
+    is older, then the bus or the controller may be the cause."""
     watch = HangDetection(Policy(node_silence=10.0))
     for node, at in ((0, 0.0), (1, 60.0)):
         watch.heard(Beat(node=node, pulses=(), at=at), at)
@@ -348,11 +305,9 @@ def test_a_second_without_any_beat_is_not_the_fault_of_a_node() -> None:
     assert watch.silent(61.0) == [0]
 
 
-def test_a_node_may_have_a_clock_of_its_own() -> None:
-    """
-    When a node's clock began at another time than ours, then a hang is noticed as on any other,
-    also after training has gone on from a moment of our clock, and after its clock began anew.
-    """
+def test_hang_is_detected_with_any_node_clock() -> None:
+    """When the clock of a node began at another time than the controller's, then a hang is detected
+    as on other nodes, also after a resume and after the node's clock was reset."""
     for ours in (1_000_000.0, -1_000_000.0):
         watch = HangDetection(POLICY)
         for step in range(12):
@@ -367,11 +322,9 @@ def test_a_node_may_have_a_clock_of_its_own() -> None:
         assert hang is None
 
 
-def test_whoever_came_first_does_not_hide_who_falls_silent() -> None:
-    """
-    When of four nodes the first and the last are heard on, then the two between them are named in order,
-    whichever of them was heard last.
-    """
+def test_all_silent_nodes_are_found_in_order() -> None:
+    """When only the first and the last of four nodes are still heard, then the two nodes between
+    them are returned in order."""
     watch = HangDetection(Policy(node_silence=10.0))
     for at, nodes in ((0.0, (0, 1, 2, 3)), (1.0, (0, 2, 3)), (2.0, (0, 1, 3)), (12.5, (0, 3))):
         for node in nodes:

@@ -49,11 +49,9 @@ def open_one(**facts: Any) -> Incident:  # Any: fields, by name
     return Incident(number=1, opened=1.0, **facts)
 
 
-def test_an_incident_begins_with_nothing_tried_and_nothing_lost() -> None:
-    """
-    When an incident opens, then nothing is known, decided or done about it, and `retry` is what the
-    first strategy is based on.
-    """
+def test_new_incident_is_empty() -> None:
+    """When an incident opens, then it has no facts, decisions or actions, and `retry` is the base
+    of its first strategy."""
     incident = open_one()
     assert incident.is_open
     assert (incident.decision.strategy, incident.decision.base, incident.round, incident.decision.attempts) == (
@@ -74,20 +72,16 @@ def test_an_incident_begins_with_nothing_tried_and_nothing_lost() -> None:
     assert (incident.faulty(), incident.numeric_step()) == (set(), 0)
 
 
-def test_the_start_is_no_incident_until_something_goes_wrong() -> None:
-    """
-    When the job has just started, or an incident is over, then nothing is open.
-    """
+def test_start_of_the_job_is_no_open_incident() -> None:
+    """When the job has just started, or an incident is closed, then no incident is open."""
     assert not Incident(number=0, opened=1.0).is_open
     assert not open_one(closed=2.0).is_open
     assert open_one().is_open
 
 
-def test_broken_connections_are_the_fault_only_when_there_is_no_other() -> None:
-    """
-    When connections break, then that is the fault; when something else is wrong as well, then they
-    are the same fault seen from the other side, and nobody is held to be at fault for them.
-    """
+def test_network_faults_are_causes_only_without_another_fault() -> None:
+    """When connections break and there is no other fault, then the network faults are the causes.
+    With another fault they are its consequences, and no rank is at fault for them."""
     network = fault("network", 0)
     incident = open_one(faults=[network])
     assert incident.roots() == [network]
@@ -98,21 +92,17 @@ def test_broken_connections_are_the_fault_only_when_there_is_no_other() -> None:
     assert incident.faulty() == {2}
 
 
-def test_numbers_went_wrong_at_the_last_step_they_did() -> None:
-    """
-    When numbers went wrong at several steps, then the last of these counts, whatever else went
-    wrong later.
-    """
+def test_last_step_with_a_numeric_fault_counts() -> None:
+    """When there were numeric faults at several steps, then the last of these steps counts,
+    whatever other faults came later."""
     faults = [fault("numeric", 1, 6), fault("numeric", 2, 8), fault("memory", 3, 9)]
     assert open_one(faults=faults).numeric_step() == 8
     assert open_one(faults=faults[2:]).numeric_step() == 0
 
 
-def test_a_ceiling_is_only_ever_lowered() -> None:
-    """
-    When several things say how far back is sound, then the lowest of them counts; what was a guess
-    is none any more; and nothing is before the first state.
-    """
+def test_ceiling_is_only_lowered() -> None:
+    """When several faults set a ceiling, then the lowest one counts and replaces a guess. A ceiling
+    is never below step 0."""
     incident = open_one(spread=Spread(tentative=True))
     incident.spread.lower(5)
     assert incident == open_one(spread=Spread(ceiling=5))
@@ -127,11 +117,9 @@ def test_a_ceiling_is_only_ever_lowered() -> None:
     assert incident == open_one()
 
 
-def test_an_update_that_has_begun_reaches_further_than_it_is_done() -> None:
-    """
-    When a rank is in the update of step 4, then step 3 is done and 4 is reached; a rank behind it
-    changes neither.
-    """
+def test_open_window_counts_as_reached_but_not_as_completed() -> None:
+    """When a rank is in the update of step 4, then step 3 is completed and step 4 is reached. A
+    rank behind it changes neither."""
     incident = open_one()
     incident.progress.saw(Position(step=3, window=True))
     incident.progress.saw(Position(step=2, window=True))
@@ -141,11 +129,9 @@ def test_an_update_that_has_begun_reaches_further_than_it_is_done() -> None:
 
 
 @pytest.mark.parametrize(("step", "lost"), [(None, 0), (9, 0), (8, 1), (3, 6), (12, 0)])
-def test_steps_that_are_computed_again_are_lost(step: int | None, lost: int) -> None:
-    """
-    When somebody had done 8 steps, then each of these that is computed again is lost; the one that
-    was interrupted is not.
-    """
+def test_steps_lost_are_the_completed_steps_computed_again(step: int | None, lost: int) -> None:
+    """When some rank had completed 8 steps, then each of these steps that is computed again is
+    lost. The interrupted step is not."""
     assert Progress(furthest=8, step=step).steps_lost == lost
 
 
@@ -167,11 +153,9 @@ def phases(job: ScriptedJob) -> list[str]:
     return [word for word, before in zip(words, ["", *words], strict=False) if word != before]
 
 
-def test_an_incident_has_its_parts_in_the_report() -> None:
-    """
-    When a rank is replaced, then the report has the parts of that by their names; the orders that
-    bring state are one part, and forming groups and building wrappers are another.
-    """
+def test_report_has_the_phases_of_a_replacement() -> None:
+    """When a rank is replaced, then the report has the phases by name. Orders that bring state are
+    one phase, and forming groups and building wrappers is another."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -182,10 +166,9 @@ def test_an_incident_has_its_parts_in_the_report() -> None:
 
 
 @pytest.mark.parametrize("way", ["restore", "load"])
-def test_to_go_back_is_a_repair(way: str) -> None:
-    """
-    When everyone takes back a copy of its own, or loads a checkpoint, then that is a repair, too.
-    """
+def test_restoring_and_loading_count_as_repair(way: str) -> None:
+    """When all ranks restore their own copies or load a checkpoint, then this counts as the phase
+    `repair`."""
     job = trained(steps=6, keeps=2 if way == "restore" else 0)
     if way == "load":
         job.checkpointed(4)
@@ -195,10 +178,8 @@ def test_to_go_back_is_a_repair(way: str) -> None:
     assert set(phases(job)) == {"freeze", "clear", "rebuild", "repair", "rollback", "resume"}
 
 
-def test_to_write_and_to_commit_is_to_save() -> None:
-    """
-    When a last checkpoint is written, then its writing and its commit are one part of the incident.
-    """
+def test_writing_and_committing_are_one_phase() -> None:
+    """When a last checkpoint is written, then writing and committing are one phase of the incident."""
     job = ScriptedJob(4, Policy(enable=frozenset({"dump"}))).start()
     job.train(3)
     job.fault(1, "network")

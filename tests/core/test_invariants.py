@@ -85,13 +85,11 @@ ALWAYS = tuple(State)
         (has_no_outcome, (State.ENDED,), "the job has ended without an outcome"),
     ],
 )
-def test_a_promise_is_kept_where_it_was_given(
+def test_invariant_is_checked_in_its_states(
     deed: Callable[[Job], None], where: tuple[State, ...], sentence: str
 ) -> None:
-    """
-    When a job is as it must never be in some states, then that is told in these, in a sentence that
-    says who and what; in all others nothing is wrong with it.
-    """
+    """When a job violates an invariant, then one sentence names the violation and the ranks, in
+    exactly the states in which the invariant holds."""
     for state in State:
         job = somewhere(state)
         assert list(broken(job)) == []
@@ -100,21 +98,18 @@ def test_a_promise_is_kept_where_it_was_given(
         assert list(broken(job)) == expected
 
 
-def test_nobody_outside_trains() -> None:
-    """
-    When a rank trains that is no member, then that is told in every state, for that rank alone.
-    """
+def test_rank_outside_the_job_must_not_train() -> None:
+    """When a rank trains that is no member, then this is reported in every state, for that rank
+    only."""
     for state in State:
         job = somewhere(state)
         trains_outside(job)
         assert "ranks [1] train and are not members" in broken(job)
 
 
-def test_a_machine_with_a_broken_promise_says_so() -> None:
-    """
-    When the incident of a healthy job is opened behind the machine's back, with an order in it, then
-    its next look at itself raises an error that says all of it; before, it raised none.
-    """
+def test_machine_raises_when_an_invariant_is_broken() -> None:
+    """When a test opens the incident of a healthy job with an order in it, then the next check
+    raises an error that names all violations. Before that the check raises nothing."""
     job = trained()
     job.fault(1, "network")
     job.settle()

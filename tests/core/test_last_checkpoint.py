@@ -11,11 +11,9 @@ from tft.testing.scripted import ScriptedJob
 CAN_ONLY_DUMP = frozenset({"dump"})
 
 
-def test_who_cannot_write_holds_nothing_that_could_be_saved() -> None:
-    """
-    When the only rank that is left of a shard cannot write, then the others, who could, write
-    nothing more: the shard is named as missing, and so is why.
-    """
+def test_job_fails_when_the_last_holder_of_a_shard_cannot_write() -> None:
+    """When the only remaining holder of a shard cannot write, then the other ranks write nothing
+    more. The reason names the missing shard and why."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=CAN_ONLY_DUMP)
     job.script.failures[2, "save"] = ["OSError: no space left on device"]
     job.kill(3)
@@ -29,11 +27,9 @@ def test_who_cannot_write_holds_nothing_that_could_be_saved() -> None:
     assert job.over.why.endswith("; rank 2 could not write: OSError: no space left on device")
 
 
-def test_a_shard_that_nobody_has_is_named_though_nobody_could_commit_either() -> None:
-    """
-    When the only rank that is left cannot write, then the shard that nobody else has is the reason,
-    not that nobody is left.
-    """
+def test_missing_shard_is_the_reason_before_a_missing_committer() -> None:
+    """When the only remaining rank cannot write, then the reason is the shard that no other rank
+    has, and not that no rank can commit."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
@@ -41,10 +37,9 @@ def test_a_shard_that_nobody_has_is_named_though_nobody_could_commit_either() ->
     assert "shard 'dense'" in tried(job)["dump"]
 
 
-def test_where_nobody_can_commit_that_is_the_reason() -> None:
-    """
-    When everyone who is left can write but not commit, then that is said, with the reason of each.
-    """
+def test_job_fails_when_no_rank_can_commit() -> None:
+    """When all remaining ranks can write but none can commit, then the reason says so, with the
+    cause for each rank."""
     job = trained(world=3, enable=CAN_ONLY_DUMP)
     job.script.failures[1, "commit"] = job.script.failures[2, "commit"] = [
         "OSError: stale file handle"
@@ -58,10 +53,9 @@ def test_where_nobody_can_commit_that_is_the_reason() -> None:
     assert job.reports()[-1]["strategy"] == "exit"
 
 
-def test_whoever_has_to_take_a_copy_back_is_named_in_order() -> None:
-    """
-    When several ranks save shards from copies that they keep, then they are told in order.
-    """
+def test_ranks_that_restore_copies_to_save_are_listed_in_order() -> None:
+    """When several ranks save shards from kept copies, then they are ordered to restore in the
+    order of their ranks."""
     job = trained(groups={"a": (0, 2), "b": (1, 3)}, keeps=1, enable=CAN_ONLY_DUMP)
     job.fault(3, "numeric", polluted=True)
     job.kill(0)
@@ -69,11 +63,9 @@ def test_whoever_has_to_take_a_copy_back_is_named_in_order() -> None:
     assert [(r.to, r.step) for r in job.orders(Restore)] == [((1, 2), 2)]
 
 
-def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
-    """
-    When a node is lost that had written its part already, then what is committed is what the others
-    have written since.
-    """
+def test_commit_lists_only_files_of_the_new_plan() -> None:
+    """When a node is lost that had written its part, then the commit lists only the files that the
+    other ranks have written since then."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=CAN_ONLY_DUMP)
     job.script.muted = {(2, "save")}
     job.stop(0)
@@ -85,11 +77,9 @@ def test_what_was_written_before_it_was_planned_anew_is_not_counted() -> None:
     assert [file.name for file in commit.files] == ["dense", "local-state-2", "local-state-3"]
 
 
-def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() -> None:
-    """
-    When all processes are lost, and the end is asked for before one of the new ones is ready, then
-    there is nothing to save, and the report does not claim what was only begun.
-    """
+def test_report_of_an_unfinished_recovery_has_no_strategy() -> None:
+    """When all processes are lost and the end is requested before a new one is ready, then nothing
+    can be saved, and the report does not claim a recovery."""
     job = trained(2)
     job.checkpointed(2)
     job.script.slow = {0, 1}
@@ -105,11 +95,9 @@ def test_an_incident_that_is_cut_short_by_the_end_has_not_been_recovered_from() 
     assert (incident["strategy"], incident["pids_kept"]) == ("exit", None)
 
 
-def test_a_last_checkpoint_of_an_earlier_step_has_no_reservation_about_a_later_one() -> None:
-    """
-    When a copy could not be read at the end of a step, and then an earlier step is saved, then the report says nothing
-    of that copy, and it says what the loops do in their tails.
-    """
+def test_last_checkpoint_has_no_reservation_about_a_later_step() -> None:
+    """When a copy could not be read at the end of a step and an earlier step is saved, then the
+    report does not mention that copy. It mentions the habits of the loops in their tails."""
     job = trained(keeps=2)
     job.ranks[2].state.content = ""
     job.kill(1)
@@ -125,11 +113,9 @@ def test_a_last_checkpoint_of_an_earlier_step_has_no_reservation_about_a_later_o
     assert job.reports()[-1]["inexact"] == ["ranks [0, 1, 2, 3]: the loop draws"]
 
 
-def test_a_rank_with_another_process_saves_what_is_its_own_itself() -> None:
-    """
-    When a rank has got another process, and then all is saved, then the rank saves its own RNG and data position, and
-    no other rank saves what the lost process had captured.
-    """
+def test_replaced_rank_saves_its_own_rank_local_state() -> None:
+    """When a rank has a new process and a last checkpoint is written, then the rank saves its own
+    RNG and data position. No other rank saves the captures of the lost process."""
     job = trained()
     job.kill(3)
     while not job.orders(Rebuild):
@@ -140,11 +126,9 @@ def test_a_rank_with_another_process_saves_what_is_its_own_itself() -> None:
     assert saves == [((rank,), {}) for rank in range(4)]
 
 
-def test_a_process_that_joins_a_job_that_is_over_is_told_so_with_those_who_leave() -> None:
-    """
-    When a process calls `tft.init` after the end was decided, then it is told to leave like the others that have not
-    left yet, in the order of the ranks.
-    """
+def test_process_that_joins_an_ending_job_is_ordered_to_end() -> None:
+    """When a process calls `tft.init` after the end was decided, then it gets the order to end like
+    the other remaining ranks, in the order of the ranks."""
     job = trained(world=9)
     job.script.slow = {8}
     job.kill(8)
@@ -157,10 +141,9 @@ def test_a_process_that_joins_a_job_that_is_over_is_told_so_with_those_who_leave
     assert job.orders(End)[-1].to == (1, 8)
 
 
-def test_a_last_checkpoint_is_called_as_the_job_was_told() -> None:
-    """
-    When checkpoints have a name of the user's own, then the last one has it, wherever they are.
-    """
+def test_last_checkpoint_has_the_configured_name() -> None:
+    """When the user has configured a name and a directory for checkpoints, then the last checkpoint
+    has them."""
     job = ScriptedJob(2, checkpoint_name="gpt-{step}").start()
     job.train(3)
     job.stop()
@@ -169,11 +152,9 @@ def test_a_last_checkpoint_is_called_as_the_job_was_told() -> None:
     assert {commit.directory for commit in job.orders(Commit)} == {"/run/checkpoints/gpt-3"}
 
 
-def test_savers_are_spread_over_the_nodes_that_the_ranks_have_moved_to() -> None:
-    """
-    When another process has taken over from a straggler, on a node of its own, then what is left on
-    the node that it had before saves there.
-    """
+def test_savers_are_spread_over_the_new_nodes_after_a_migration() -> None:
+    """When a successor has taken over from a straggler on another node, then the remaining rank of
+    the old node saves there."""
     job = trained(
         placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, spread_savers=True,
         groups={"a": (0, 3), "b": (1, 2)},
@@ -211,11 +192,9 @@ def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
 
 
 @pytest.mark.parametrize("goes", ["it is late", "it ends", "its node is lost"])
-def test_what_one_outside_does_not_save_itself_the_others_save(goes: str) -> None:
-    """
-    When a rank that has left the job is lost while it writes its part of the last checkpoint, however
-    that comes, then the others write it, and what the rank has captured, where that is known.
-    """
+def test_members_save_for_a_lost_rank_outside_the_job(goes: str) -> None:
+    """When a rank outside the job is lost while it writes its part of the last checkpoint, then
+    members write this part, and its captured rank-local state if it is known."""
     job = outside((0, "save"))
     match goes:
         case "it is late":
@@ -235,11 +214,9 @@ def test_what_one_outside_does_not_save_itself_the_others_save(goes: str) -> Non
     assert job.over.result == "dumped"
 
 
-def test_where_one_outside_does_not_commit_another_one_does() -> None:
-    """
-    When a rank that has left the job ends before it has committed the last checkpoint, then that is
-    saved and committed by the others.
-    """
+def test_member_commits_when_a_rank_outside_is_lost() -> None:
+    """When a rank outside the job ends before it has committed the last checkpoint, then other
+    ranks save and commit it."""
     job = outside((0, "commit"))
     job.kill(0)
     job.settle()
@@ -248,11 +225,9 @@ def test_where_one_outside_does_not_commit_another_one_does() -> None:
     assert job.over.result == "dumped"
 
 
-def test_once_all_is_saved_one_outside_that_does_not_commit_may_go() -> None:
-    """
-    When a rank that has left the job ends after all have saved, and another one commits, then that
-    goes on: what is saved is not saved again.
-    """
+def test_saved_files_are_kept_when_a_rank_outside_ends_later() -> None:
+    """When a rank outside the job ends after all files are saved and another rank commits, then the
+    commit continues and nothing is saved again."""
     job = trained(
         placement={0: (0, 1), 1: (2,), 2: (3,)}, columns={2: (2, 3), 3: (2, 3)},
         enable=frozenset({"scale_in", "dump"}),
@@ -272,10 +247,9 @@ def test_once_all_is_saved_one_outside_that_does_not_commit_may_go() -> None:
     assert job.over.result == "dumped"
 
 
-def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() -> None:
-    """
-    When all who hold a shard fail to write it, then the job ends, and nobody is told to save after that.
-    """
+def test_no_save_order_follows_when_a_shard_cannot_be_saved() -> None:
+    """When all holders of a shard fail to write it, then the job ends, and no rank gets an order to
+    save after that."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=frozenset({"dump"}))
     job.script.failures = {(rank, "save"): ["the disk is full"] * 4 for rank in (2, 3)}
     job.script.muted = {(0, "save"), (0, "end")}
@@ -288,11 +262,9 @@ def test_nothing_is_saved_any_more_when_it_has_turned_out_that_nothing_can_be() 
     assert job.orders(Save)
 
 
-def test_nothing_is_saved_any_more_when_one_outside_had_the_last_copy() -> None:
-    """
-    When no member can write a shard, and the rank outside the job that could ends, then the job ends, and nobody is told
-    to save after that.
-    """
+def test_no_save_order_follows_when_the_last_holder_outside_ends() -> None:
+    """When no member can write a shard and the rank outside the job that can write it ends, then
+    the job ends, and no rank gets an order to save after that."""
     job = trained(
         placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
         enable=frozenset({"scale_in", "dump"}),
@@ -311,11 +283,9 @@ def test_nothing_is_saved_any_more_when_one_outside_had_the_last_copy() -> None:
     assert kinds == sorted(kinds, key=[Save, End].index)
 
 
-def test_who_cannot_take_its_copy_back_still_saves_what_is_its_own() -> None:
-    """
-    When a rank that is to save a shard cannot take back the copy of it, then another one saves that,
-    and the rank what is its own: nobody else has it.
-    """
+def test_rank_that_cannot_restore_its_copy_saves_its_rank_local_state() -> None:
+    """When a rank cannot restore the copy that it should save, then another rank saves the shard.
+    The first rank saves its rank-local state, which no other rank has."""
     job = trained(world=3, keeps=1, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "restore"] = ["its digest is another"]
     job.fault(2, "numeric", polluted=True)
@@ -335,11 +305,9 @@ def test_who_cannot_take_its_copy_back_still_saves_what_is_its_own() -> None:
     assert job.over.result == "dumped"
 
 
-def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
-    """
-    When every rank that keeps a copy fails to take it back, then nothing is saved, and the reason of
-    each is said.
-    """
+def test_job_fails_when_no_rank_can_restore_its_copy() -> None:
+    """When every rank that keeps a copy fails to restore it, then nothing is saved, and the reason
+    names the failure of each rank."""
     job = trained(world=2, keeps=1, enable=CAN_ONLY_DUMP)
     job.script.failures = {(rank, "restore"): [f"bit {rank} is another"] * 3 for rank in (0, 1)}
     job.fault(1, "numeric", polluted=True)
@@ -351,11 +319,9 @@ def test_where_nobody_can_take_a_copy_back_that_is_the_reason() -> None:
     )
 
 
-def test_what_is_a_ranks_own_is_saved_of_another_step_than_it_was_asked_for() -> None:
-    """
-    When the only rank that has done the last step cannot write it, then the step before is saved,
-    which another holds, and with it what the rank had captured of its own then.
-    """
+def test_rank_local_state_of_the_step_before_is_saved() -> None:
+    """When the only rank that has completed the last step cannot write it, then the step before is
+    saved from another rank, together with the first rank's captures of that step."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.script.stuck = {1}
@@ -372,11 +338,10 @@ def test_what_is_a_ranks_own_is_saved_of_another_step_than_it_was_asked_for() ->
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
-def test_whoever_has_a_sound_shard_writes_it_once_more(*, all_of_them: bool) -> None:
-    """
-    When all copies are to be saved, then each rank writes what it holds, once it has to and once it may;
-    what a rank has whose memory failed is not written, and without that wish each shard is written once.
-    """
+def test_all_sound_copies_are_saved_when_enabled(*, all_of_them: bool) -> None:
+    """When all copies are to be saved, then each rank with a sound copy writes its shards, required
+    and further copies. A rank with faulty memory writes none. Without this setting each shard is
+    written once."""
     job = trained(
         groups={"a": (0, 1, 2), "b": (2, 3), "c": (3,)},
         save_copies=all_of_them,
@@ -392,11 +357,9 @@ def test_whoever_has_a_sound_shard_writes_it_once_more(*, all_of_them: bool) -> 
     assert job.over.result == "dumped"
 
 
-def test_what_is_planned_anew_is_written_without_further_copies() -> None:
-    """
-    When a rank cannot write its part of a last checkpoint, which may be because the copies of others have
-    taken the room, then it is written anew without any.
-    """
+def test_second_plan_of_a_last_checkpoint_has_no_further_copies() -> None:
+    """When a rank cannot write its part of a last checkpoint, then it is planned again without
+    further copies, because these may have filled the disk."""
     job = trained(save_copies=True, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.kill(3)

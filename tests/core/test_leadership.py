@@ -37,11 +37,9 @@ from tft.testing.scripted import (
 # ---------------------------------------------------------------- a new controller
 
 
-def test_a_leader_speaks_in_its_own_epoch() -> None:
-    """
-    When another controller leads, then what is unanswered, to ranks and to agents, is said again in
-    its epoch, which the machine knows.
-    """
+def test_new_leader_repeats_open_orders_in_its_epoch() -> None:
+    """When another controller leads, then it repeats the unanswered orders to ranks and agents in
+    its own epoch."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.gone = {1}  # its agent hears nothing
     job.kill(3)
@@ -127,13 +125,11 @@ def waits_for_a_node() -> ScriptedJob:
         (is_paused, 3600.0),
     ],
 )
-def test_every_limit_begins_anew_with_a_leader(
+def test_limits_begin_anew_with_a_new_leader(
     waits: Callable[[], ScriptedJob], limit: float
 ) -> None:
-    """
-    When another controller leads just before a limit is over, then nobody could answer meanwhile:
-    the limit begins anew, and nothing is done about it before.
-    """
+    """When another controller leads just before a limit is over, then the limit begins anew,
+    because no rank could answer meanwhile."""
     job = waits()
     state, orders = job.state, len(job.said)
     job.now += limit - 1.0
@@ -147,11 +143,9 @@ def test_every_limit_begins_anew_with_a_leader(
     assert len(job.said) > orders
 
 
-def test_a_job_whose_ranks_are_leaving_is_not_over_for_a_leader() -> None:
-    """
-    When another controller leads while the ranks are told to leave, then the job is over when they
-    have left, and not before.
-    """
+def test_new_leader_waits_until_the_ranks_have_left() -> None:
+    """When another controller leads while the ranks leave, then the job is over when they have
+    left, and not before."""
     job = trained(enable=set())
     job.script.muted = {(2, "end")}
     job.kill(1)
@@ -166,11 +160,9 @@ def test_a_job_whose_ranks_are_leaving_is_not_over_for_a_leader() -> None:
     assert (over.result, over.code) == ("failed", 4)
 
 
-def test_a_leader_of_a_job_that_is_over_says_so() -> None:
-    """
-    When the controller is lost as soon as the job is over, then the next one says it again, and has
-    the nodes end, in its own epoch.
-    """
+def test_new_leader_of_a_finished_job_repeats_its_end() -> None:
+    """When the controller is lost just after the job is over, then the next controller repeats
+    this, and ends the nodes in its own epoch."""
     job = trained()
     job.finish()
     assert job.over is not None
@@ -181,11 +173,9 @@ def test_a_leader_of_a_job_that_is_over_says_so() -> None:
     assert job.machine.next_deadline() is None
 
 
-def test_a_leader_waits_for_nothing_that_has_been_answered() -> None:
-    """
-    When another controller leads while everyone trains, then nobody is asked anything, and no limit
-    is set.
-    """
+def test_new_leader_of_a_healthy_job_asks_nothing() -> None:
+    """When another controller leads while all ranks train, then no order is sent and no deadline is
+    set."""
     job = trained()
     job.lead(2)
     assert (job.orders(Freeze), job.orders(Kill)) == ([], [])
@@ -196,10 +186,8 @@ def test_a_leader_waits_for_nothing_that_has_been_answered() -> None:
 # ---------------------------------------------------------------- the lease
 
 
-def test_a_leader_that_is_heard_is_left_alone() -> None:
-    """
-    When the leader is heard again and again, then nobody claims anything.
-    """
+def test_no_epoch_is_claimed_while_the_leader_is_heard() -> None:
+    """When the leader is heard again and again, then no epoch is claimed."""
     lease = Lease(patience=3.0, at=0.0)
     for at in (1.0, 2.0, 4.5, 7.0):
         lease.heard(1, at)
@@ -207,31 +195,26 @@ def test_a_leader_that_is_heard_is_left_alone() -> None:
     assert lease.next_deadline() == 10.0
 
 
-def test_silence_is_answered_with_the_next_epoch() -> None:
-    """
-    When the leader of epoch 4 is silent for longer than the patience, then epoch 5 is claimed.
-    """
+def test_next_epoch_is_claimed_when_the_leader_is_silent() -> None:
+    """When the leader of epoch 4 is silent for longer than the patience, then epoch 5 is claimed."""
     lease = Lease(patience=3.0, at=0.0)
     lease.heard(4, 1.0)
     assert lease.claim(3.9) is None
     assert lease.claim(4.0) == 5
 
 
-def test_a_leader_of_an_older_epoch_does_not_count() -> None:
-    """
-    When one that was followed by another still talks, then it does not pass for the leader.
-    """
+def test_leader_of_an_older_epoch_is_ignored() -> None:
+    """When a controller of an older epoch still sends messages, then it does not count as the
+    leader."""
     lease = Lease(patience=3.0, at=0.0)
     lease.heard(2, 1.0)
     lease.heard(1, 3.5)
     assert lease.claim(4.0) == 3
 
 
-def test_of_two_claims_one_is_taken_and_the_other_waits_again() -> None:
-    """
-    When two claim the same epoch, then the story takes the first, and the second goes on waiting,
-    for the patience and for the epoch after that.
-    """
+def test_first_of_two_claims_is_accepted() -> None:
+    """When two controllers claim the same epoch, then the story accepts the first. The second waits
+    again for the patience, and then for the epoch after that."""
     story, second = SharedStory(), Lease(patience=3.0, at=0.0)
     assert story.append(Led(at=3.0, epoch=1), 1)
     epoch = second.claim(3.0)
@@ -242,10 +225,8 @@ def test_of_two_claims_one_is_taken_and_the_other_waits_again() -> None:
     assert second.claim(6.0) == 2
 
 
-def test_whoever_was_followed_writes_nothing_more() -> None:
-    """
-    When another epoch has begun, then the story takes nothing from the older one.
-    """
+def test_story_refuses_events_of_an_older_epoch() -> None:
+    """When another epoch has begun, then the story accepts no event of the older epoch."""
     story = SharedStory()
     assert story.append(Led(at=0.0, epoch=1), 1)
     assert story.append(Led(at=1.0, epoch=2), 2)

@@ -44,11 +44,9 @@ def trained(world: int = 4, steps: int = 3, **settings: object) -> ScriptedJob:
     return job
 
 
-def test_a_job_starts_trains_and_completes() -> None:
-    """
-    When all ranks come up, train and finish, then the outcome is `completed` and nothing else
-    was ever an incident.
-    """
+def test_job_starts_trains_and_completes() -> None:
+    """When all ranks start, train and finish, then the outcome is `completed`, and there is no
+    incident."""
     job = trained()
     job.finish()
     assert job.over is not None
@@ -59,11 +57,9 @@ def test_a_job_starts_trains_and_completes() -> None:
 
 
 @pytest.mark.parametrize("victim", range(4))
-def test_a_killed_rank_is_replaced_and_its_state_copied(victim: int) -> None:
-    """
-    When any rank dies between steps, then one process is started, it alone fetches, from the
-    others, and everyone goes on at the step that was interrupted.
-    """
+def test_killed_rank_is_replaced_and_fetches_its_state(victim: int) -> None:
+    """When any rank dies between steps, then one process is started. Only this rank fetches, from
+    the others, and all ranks continue at the interrupted step."""
     job = trained()
     job.kill(victim)
     job.settle()
@@ -78,11 +74,9 @@ def test_a_killed_rank_is_replaced_and_its_state_copied(victim: int) -> None:
     assert job.state is State.HEALTHY
 
 
-def test_a_victim_that_had_begun_its_update_lets_the_others_finish_theirs() -> None:
-    """
-    When a rank dies in the update of step 4, all all-reduces of step 4 are complete: then the others
-    are told to finish step 4 and the job goes on at step 5 with nothing lost.
-    """
+def test_step_is_finished_when_a_rank_dies_in_its_update() -> None:
+    """When a rank dies in the update of step 4, then all all-reduces of step 4 are complete. The
+    others finish step 4, and the job continues at step 5 with no step lost."""
     job = trained()
     job.window(2)
     job.kill(2)
@@ -94,11 +88,9 @@ def test_a_victim_that_had_begun_its_update_lets_the_others_finish_theirs() -> N
     assert (incident["step"], incident["steps_lost"]) == (5, 0)
 
 
-def test_a_step_that_only_the_dead_had_completed_is_computed_again_and_counted() -> None:
-    """
-    When the victim alone completed step 4 and nobody else can, then step 4 is the agreed one
-    and one step counts as lost.
-    """
+def test_step_that_only_the_dead_rank_completed_is_lost() -> None:
+    """When only the dead rank had completed step 4 and no other rank can, then step 4 is computed
+    again, and one step is lost."""
     job = trained()
     job.window(2)
     job.close(2)
@@ -111,11 +103,9 @@ def test_a_step_that_only_the_dead_had_completed_is_computed_again_and_counted()
     assert (incident["step"], incident["steps_lost"]) == (4, 1)
 
 
-def test_a_rank_cut_off_from_a_step_the_others_finish_fetches_it() -> None:
-    """
-    When one survivor cannot finish the step that the others finish, then it is not the step of
-    all that goes back: that survivor fetches, too.
-    """
+def test_rank_that_cannot_finish_the_step_fetches_it() -> None:
+    """When one survivor cannot finish the step that the others finish, then only this survivor
+    fetches the state, and no rank goes back."""
     job = trained()
     job.window(2)
     job.script.stuck = {1}
@@ -127,11 +117,9 @@ def test_a_rank_cut_off_from_a_step_the_others_finish_fetches_it() -> None:
     assert (incident["step"], incident["steps_lost"]) == (5, 0)
 
 
-def test_a_memory_fault_is_repaired_without_a_new_process() -> None:
-    """
-    When a rank reports a device memory fault, then its state is copied anew, every process is
-    kept, and the strategy is `retry`.
-    """
+def test_memory_fault_is_repaired_without_a_new_process() -> None:
+    """When a rank reports a device memory fault, then it fetches its state, every process is kept,
+    and the strategy is `retry`."""
     job = trained()
     job.fault(1, "memory")
     job.settle()
@@ -143,11 +131,9 @@ def test_a_memory_fault_is_repaired_without_a_new_process() -> None:
     assert len(job.orders(Spawn)) == 4
 
 
-def test_a_faulty_rank_never_sets_the_step() -> None:
-    """
-    When the rank with the memory fault is the only one that has done step 4, then its word
-    counts for nothing and step 4 is computed again.
-    """
+def test_faulty_rank_does_not_set_the_step() -> None:
+    """When only the rank with the memory fault has completed step 4, then its state is not used,
+    and step 4 is computed again."""
     job = trained()
     job.window(1)
     job.close(1)
@@ -162,11 +148,9 @@ def test_a_faulty_rank_never_sets_the_step() -> None:
     assert fetch.step == 3
 
 
-def test_a_memory_fault_that_comes_back_is_answered_with_a_new_process() -> None:
-    """
-    When the same fault returns at the same step after a retry, then retry has failed and the
-    rank's process is replaced.
-    """
+def test_repeated_memory_fault_replaces_the_process() -> None:
+    """When the same fault occurs again at the same step after `retry`, then the rank's process is
+    replaced."""
     job = trained()
     job.fault(1, "memory")
     job.settle()
@@ -179,11 +163,9 @@ def test_a_memory_fault_that_comes_back_is_answered_with_a_new_process() -> None
     assert "occurred again" in str(incident["tried"])
 
 
-def test_broken_connections_beside_a_dead_process_are_one_fault() -> None:
-    """
-    When the peers' connection errors arrive before the news of the death, then it is one
-    incident with one fault: the process.
-    """
+def test_connection_errors_beside_a_dead_process_are_one_fault() -> None:
+    """When the connection errors of the peers arrive before the report of the death, then there is
+    one incident with one fault of kind `process`."""
     job = trained()
     job.fault(0, "network")
     job.fault(1, "network")
@@ -199,11 +181,9 @@ def test_broken_connections_beside_a_dead_process_are_one_fault() -> None:
     assert incident["strategy"] == "recover"
 
 
-def test_a_network_fault_alone_is_retried_with_everybody_kept() -> None:
-    """
-    When connections break and no process is gone, then groups are formed anew and nothing is
-    copied.
-    """
+def test_network_fault_alone_is_retried_without_a_copy() -> None:
+    """When connections break and no process has died, then groups are formed anew, no process is
+    replaced, and nothing is copied."""
     job = trained()
     job.fault(0, "network")
     job.settle()
@@ -215,11 +195,9 @@ def test_a_network_fault_alone_is_retried_with_everybody_kept() -> None:
 
 @pytest.mark.parametrize("second", range(4))
 @pytest.mark.parametrize("order", [Stop, Regroup, Rollback, Resume])
-def test_a_second_death_joins_the_incident(order: type, second: int) -> None:
-    """
-    When another rank, or the replacement itself, dies at any moment of a recovery, then it is
-    still one incident, and everyone goes on at the same step.
-    """
+def test_second_death_joins_the_incident(order: type, second: int) -> None:
+    """When another rank, or the replacement itself, dies at any moment of a recovery, then there is
+    still one incident, and all ranks continue at the same step."""
     job = trained()
     job.kill(1)
     while not job.orders(order)[1 if order in (Regroup, Rollback, Resume) else 0 :]:
@@ -235,11 +213,9 @@ def test_a_second_death_joins_the_incident(order: type, second: int) -> None:
     assert job.state is State.HEALTHY
 
 
-def test_each_round_has_a_name_of_its_own_for_its_groups() -> None:
-    """
-    When groups are formed again, then never under a name that was used before: old keys in the
-    store must not meet new ranks.
-    """
+def test_each_round_has_a_new_name_for_its_groups() -> None:
+    """When groups are formed again, then their name was never used before, so that new ranks do not
+    find old keys in the store."""
     job = trained()
     job.kill(1)
     job.script.failures[(2, "regroup")] = ["the store is gone"]
@@ -249,11 +225,9 @@ def test_each_round_has_a_name_of_its_own_for_its_groups() -> None:
     assert len(names) == len(set(names)) == 3
 
 
-def test_a_store_that_comes_back_elsewhere_while_groups_form_starts_a_new_round() -> None:
-    """
-    When the rendezvous store is replaced during a regroup, then the ranks are called back and
-    sent to the new one.
-    """
+def test_replaced_store_during_a_regroup_begins_a_new_round() -> None:
+    """When the rendezvous store is replaced during a regroup, then a new round begins with the new
+    store."""
     job = trained()
     job.script.muted = {(r, "regroup") for r in range(4)}
     job.kill(1)
@@ -267,21 +241,17 @@ def test_a_store_that_comes_back_elsewhere_while_groups_form_starts_a_new_round(
     assert job.state is State.HEALTHY
 
 
-def test_a_store_that_is_replaced_between_incidents_costs_nothing() -> None:
-    """
-    When the store comes back elsewhere while everyone trains, then nobody is told anything.
-    """
+def test_replaced_store_during_training_sends_no_order() -> None:
+    """When the rendezvous store is replaced while all ranks train, then no order is sent."""
     job = trained()
     said = len(job.said)
     job.report(StoreOpened(node=0, host="h", port=2, at=job.now))
     assert len(job.said) == said
 
 
-def test_a_strategy_that_keeps_failing_gives_way_to_the_next() -> None:
-    """
-    When a retry fails three times, then it is recorded as tried, with the reason, and the
-    faulty rank gets a new process.
-    """
+def test_strategy_that_fails_three_times_is_given_up() -> None:
+    """When `retry` fails three times, then the report lists it as tried with the reason, and the
+    faulty rank gets a new process."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[(1, "fetch")] = ["digest differs"] * 3
@@ -294,11 +264,9 @@ def test_a_strategy_that_keeps_failing_gives_way_to_the_next() -> None:
     assert "digest differs" in str(incident["tried"])
 
 
-def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
-    """
-    When `recover` is not enabled and a process dies, then each shard is saved once by the
-    lowest-placed holder, the dead rank's rank-local state by a survivor, and the job is `dumped`.
-    """
+def test_dead_process_ends_in_a_last_checkpoint_without_recover() -> None:
+    """When `recover` is not enabled and a process dies, then the lowest-placed holder saves each
+    shard, a survivor saves the dead rank's rank-local state, and the job is `dumped`."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(0)
     job.settle()
@@ -314,11 +282,9 @@ def test_recovery_that_is_not_enabled_ends_in_a_last_checkpoint() -> None:
     assert {t["strategy"] for t in incident["tried"]} == {"retry", "recover", "scale_in"}
 
 
-def test_savers_are_the_lowest_placed_holders_of_each_shard() -> None:
-    """
-    When rank 1 of eight is gone and the optimizer's shards live on [0,4] [1,5] [2,6] [3,7], then
-    ranks 0, 2, 3 and 5 save.
-    """
+def test_savers_are_the_lowest_placed_holders() -> None:
+    """When rank 1 of eight is lost and the optimizer shards are on [0,4] [1,5] [2,6] [3,7], then
+    ranks 0, 2, 3 and 5 save."""
     groups = {f"s{i}": (i, i + 4) for i in range(4)}
     job = ScriptedJob(8, Policy(enable=frozenset({"dump"})), groups=groups).start()
     job.train(2)
@@ -328,11 +294,9 @@ def test_savers_are_the_lowest_placed_holders_of_each_shard() -> None:
     assert sorted(s.to[0] for s in saves) == [0, 2, 3, 5]
 
 
-def test_a_shard_without_a_holder_cannot_be_dumped() -> None:
-    """
-    When both holders of a shard are gone and nothing can bring them back, then no checkpoint is
-    begun, the shard is named and the job has failed.
-    """
+def test_job_fails_when_both_holders_of_a_shard_are_lost() -> None:
+    """When both holders of a shard are lost and no strategy can bring them back, then no checkpoint
+    is begun, the reason names the shard, and the job has failed."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = ScriptedJob(4, Policy(enable=frozenset({"dump"})), groups=groups).start()
     job.train(2)
@@ -345,10 +309,8 @@ def test_a_shard_without_a_holder_cannot_be_dumped() -> None:
     assert job.orders(Save) == []
 
 
-def test_a_saver_that_dies_is_replaced_by_another_holder() -> None:
-    """
-    When the saver dies while it writes, then another holder writes the shard.
-    """
+def test_another_holder_saves_when_the_saver_dies() -> None:
+    """When the saver dies while it writes, then another holder writes the shard."""
     job = trained(enable=frozenset({"dump"}))
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -363,11 +325,9 @@ def test_a_saver_that_dies_is_replaced_by_another_holder() -> None:
     assert set(last.local_state) == {0, 1}
 
 
-def test_a_users_own_bug_is_not_retried() -> None:
-    """
-    When the same exception comes from all ranks, then it is one fault of kind `software`, the
-    job is dumped at the last agreed step, and nobody is restarted.
-    """
+def test_bug_of_the_script_is_not_retried() -> None:
+    """When all ranks raise the same exception, then there is one fault of kind `software`. The job
+    is dumped at the last agreed step, and no rank is restarted."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "software", "ValueError: no such layer")
@@ -381,11 +341,9 @@ def test_a_users_own_bug_is_not_retried() -> None:
     assert len([t for t in job.tells if t.event == "rank_faulted"]) == 1
 
 
-def test_a_rank_that_hangs_is_named_killed_and_replaced() -> None:
-    """
-    When nobody moves and one rank does not wait for the others, then it is that rank that is
-    ended, with its last words, and replaced; the fault is a hang with its stack.
-    """
+def test_hanging_rank_is_ended_and_replaced() -> None:
+    """When no rank moves and one rank does not wait for the others, then this rank is ended with
+    its last words and replaced. The fault is a hang with its stack."""
     job = trained()
     job.ranks[2].loop.waiting = False
     job.stall()
@@ -400,11 +358,9 @@ def test_a_rank_that_hangs_is_named_killed_and_replaced() -> None:
     assert incident["strategy"] == "recover"
 
 
-def test_a_rank_that_does_not_even_answer_is_the_one_that_hangs() -> None:
-    """
-    When a rank is stopped, or holds the interpreter, then it does not answer where it stands,
-    and after the limit that is answer enough; the page it left behind says in which step.
-    """
+def test_rank_that_does_not_answer_a_freeze_hangs() -> None:
+    """When a stopped rank does not answer a freeze within the limit, then this rank hangs. Its page
+    shows the step."""
     job = trained()
     job.ranks[2].hung = True
     job.stall()
@@ -418,10 +374,8 @@ def test_a_rank_that_does_not_even_answer_is_the_one_that_hangs() -> None:
     assert job.state is State.HEALTHY
 
 
-def test_a_stall_that_nobody_can_be_blamed_for_is_retried() -> None:
-    """
-    When every rank waits in a collective, then nobody is killed: groups are formed anew.
-    """
+def test_stall_without_a_suspect_is_retried() -> None:
+    """When every rank waits in a collective, then no rank is killed, and groups are formed anew."""
     job = trained()
     job.stall()
     job.settle()
@@ -431,10 +385,8 @@ def test_a_stall_that_nobody_can_be_blamed_for_is_retried() -> None:
     assert incident["strategy"] == "retry"
 
 
-def test_a_crash_loop_ends_in_a_last_checkpoint() -> None:
-    """
-    When the replacement dies again and again, then the job does not restart it for ever.
-    """
+def test_repeated_deaths_of_the_replacement_end_in_a_last_checkpoint() -> None:
+    """When the replacement dies again and again, then the job is dumped."""
     job = trained()
     for _ in range(4):
         job.kill(1)
@@ -444,10 +396,8 @@ def test_a_crash_loop_ends_in_a_last_checkpoint() -> None:
     assert "died" in str(job.reports()[-1]["tried"])
 
 
-def test_the_incident_after_the_last_allowed_one_ends_in_dump() -> None:
-    """
-    When the limit of incidents is reached, then the next one is not recovered.
-    """
+def test_incident_beyond_the_limit_ends_in_a_last_checkpoint() -> None:
+    """When the limit of incidents is reached, then the next incident ends in a last checkpoint."""
     job = trained(max_incidents=1)
     job.kill(1)
     job.settle()
@@ -459,10 +409,9 @@ def test_the_incident_after_the_last_allowed_one_ends_in_dump() -> None:
     assert "limit" in str(job.reports()[-1]["tried"])
 
 
-def test_a_requested_stop_saves_first() -> None:
-    """
-    When the launcher gets SIGTERM, then a last checkpoint is written and the code says why.
-    """
+def test_requested_stop_writes_a_last_checkpoint() -> None:
+    """When the launcher gets SIGTERM, then a last checkpoint is written, and the exit code names
+    the signal."""
     job = trained()
     job.stop()
     job.settle()
@@ -471,20 +420,17 @@ def test_a_requested_stop_saves_first() -> None:
     assert len(job.orders(Commit)) == 1
 
 
-def test_a_stop_before_anyone_is_ready_just_ends() -> None:
-    """
-    When nothing has been built yet, then there is nothing to save and the job is cancelled.
-    """
+def test_stop_before_any_rank_is_ready_cancels_the_job() -> None:
+    """When a stop is requested before any rank is ready, then there is nothing to save, and the job
+    is cancelled."""
     job = ScriptedJob(2)
     job.stop(2)
     assert job.machine.outcome is not None
     assert (job.machine.outcome.result, job.machine.outcome.code) == ("cancelled", 130)
 
 
-def test_a_lost_node_with_every_rank_ends_the_job() -> None:
-    """
-    When the only agent is gone, then no holder is left and the job has failed.
-    """
+def test_loss_of_the_only_node_fails_the_job() -> None:
+    """When the only node is lost, then no holder is left, and the job has failed."""
     job = trained()
     job.lose_node(0)
     job.settle()
@@ -492,10 +438,8 @@ def test_a_lost_node_with_every_rank_ends_the_job() -> None:
     assert (job.machine.outcome.result, job.machine.outcome.code) == ("failed", 4)
 
 
-def test_a_lost_node_among_others_leaves_a_last_checkpoint() -> None:
-    """
-    When one of two nodes is gone, then the ranks of the other save what they hold.
-    """
+def test_ranks_of_the_other_node_save_when_a_node_is_lost() -> None:
+    """When one of two nodes is lost, then the ranks of the other node write a last checkpoint."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train(2)
     job.lose_node(1)
@@ -504,11 +448,9 @@ def test_a_lost_node_among_others_leaves_a_last_checkpoint() -> None:
     assert job.over.result == "dumped"
 
 
-def test_a_second_process_for_a_rank_is_refused_with_both_named() -> None:
-    """
-    When another process claims a rank that is held, then it is told who holds it, and the job
-    goes on as if nothing had been.
-    """
+def test_second_process_for_a_rank_is_refused() -> None:
+    """When another process claims a rank that is held, then the refusal names the holder, and the
+    job continues unchanged."""
     job = trained()
     job.report(
         Joined(
@@ -531,10 +473,8 @@ def test_a_second_process_for_a_rank_is_refused_with_both_named() -> None:
     assert job.state is State.HEALTHY
 
 
-def test_what_a_replaced_process_still_says_is_absorbed() -> None:
-    """
-    When the end of an incarnation that is long replaced comes in once more, nothing follows.
-    """
+def test_late_report_of_a_replaced_process_is_ignored() -> None:
+    """When the end of a replaced incarnation is reported again, then nothing happens."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -549,10 +489,9 @@ def test_what_a_replaced_process_still_says_is_absorbed() -> None:
     assert job.state is State.HEALTHY
 
 
-def test_unanswered_orders_are_said_again_to_those_who_owe_the_answer() -> None:
-    """
-    When one rank has not answered, then only it is asked again, under the present epoch.
-    """
+def test_unanswered_orders_are_repeated_to_the_missing_ranks() -> None:
+    """When one rank has not answered, then the order is repeated to this rank only, in the present
+    epoch."""
     job = trained()
     job.script.muted = {(0, "freeze")}
     job.kill(1)
@@ -562,11 +501,9 @@ def test_unanswered_orders_are_said_again_to_those_who_owe_the_answer() -> None:
     assert freeze.epoch == 1
 
 
-def test_a_rank_killed_before_the_first_step_is_replaced() -> None:
-    """
-    When a rank dies after the start and before any step is done, then its replacement copies
-    the others' initial state and everyone begins at step 1.
-    """
+def test_rank_killed_before_the_first_step_is_replaced() -> None:
+    """When a rank dies before any step is done, then its replacement fetches the initial state of
+    the others, and all ranks begin at step 1."""
     job = ScriptedJob(4).start()
     job.kill(3)
     job.settle()
@@ -576,10 +513,9 @@ def test_a_rank_killed_before_the_first_step_is_replaced() -> None:
     assert job.state is State.HEALTHY
 
 
-def test_a_resumed_job_loads_everywhere_and_goes_on_after_the_checkpoint() -> None:
-    """
-    When a job is resumed, then every rank loads and the first step is the one after.
-    """
+def test_resumed_job_continues_after_its_checkpoint() -> None:
+    """When a job is resumed, then every rank loads the checkpoint, and the first step is the one
+    after it."""
     job = ScriptedJob(2, resume=("/run/checkpoints/step-00000007", 7)).start()
     (load,) = job.orders(Load)
     assert load.to == (0, 1)
@@ -587,10 +523,9 @@ def test_a_resumed_job_loads_everywhere_and_goes_on_after_the_checkpoint() -> No
     assert resume.step == 8
 
 
-def test_a_script_that_never_joins_ends_as_it_ends() -> None:
-    """
-    When no rank ever calls `tft.init`, then clean exits complete the job and others fail it.
-    """
+def test_script_without_tft_sets_the_outcome() -> None:
+    """When no rank ever calls `tft.init`, then exit codes of 0 complete the job, and other exit
+    codes fail it."""
     for code, result in ((0, "completed"), (1, "failed")):
         job = ScriptedJob(1)
         job.report(NodeJoined(node=0, host="h", pid=1, ranks=(0,), at=job.now))
@@ -600,10 +535,9 @@ def test_a_script_that_never_joins_ends_as_it_ends() -> None:
         assert (job.orders(Complete), job.orders(End)) == ([], [])  # nobody would hear it
 
 
-def test_the_end_is_said_to_ranks_and_agents() -> None:
-    """
-    When a job is dumped, then the ranks leave with 3 and the agents are told to end.
-    """
+def test_end_of_the_job_is_sent_to_ranks_and_agents() -> None:
+    """When a job is dumped, then the ranks leave with exit code 3, and the agents get the order to
+    end."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(0)
     job.settle()
@@ -612,10 +546,8 @@ def test_the_end_is_said_to_ranks_and_agents() -> None:
     assert job.orders(EndNode)
 
 
-def test_a_rank_that_fails_after_all_is_done_is_told() -> None:
-    """
-    When training is complete and a script then fails on its own, the job did not complete.
-    """
+def test_script_that_fails_after_training_fails_the_job() -> None:
+    """When training is complete and a script then fails, then the outcome is not `completed`."""
     job = trained(world=1)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -624,10 +556,9 @@ def test_a_rank_that_fails_after_all_is_done_is_told() -> None:
     assert (job.over.result, job.over.code) == ("failed", 4)
 
 
-def test_every_state_has_its_row_and_can_be_left_for_the_end() -> None:
-    """
-    The table is whole: every state has a row, and from each the end can be reached.
-    """
+def test_every_state_has_a_row_and_leads_to_the_end() -> None:
+    """The table of transitions is complete: every state has a row, and the end can be reached from
+    each."""
     assert set(TRANSITIONS) == set(State)
     for state in State:
         seen, todo = {state}, [state]
@@ -636,20 +567,17 @@ def test_every_state_has_its_row_and_can_be_left_for_the_end() -> None:
         assert State.ENDED in seen
 
 
-def test_a_move_that_is_not_in_the_table_is_our_bug_and_changes_nothing() -> None:
-    """
-    When the code tries a move the table does not have, it raises and stays where it was.
-    """
+def test_move_outside_the_table_raises_and_changes_nothing() -> None:
+    """When the code makes a move that the table does not have, then it raises an error, and the
+    state stays the same."""
     job = trained()
     with pytest.raises(InternalError, match="no way leads from healthy to repairing"):
         job.machine._job.move(State.REPAIRING)
     assert job.state is State.HEALTHY
 
 
-def test_the_same_events_give_the_same_orders() -> None:
-    """
-    The machine has no will of its own: two runs of one script say the same.
-    """
+def test_same_events_give_the_same_orders() -> None:
+    """When the same script of events is run twice, then the orders are the same."""
     said = []
     for _ in range(2):
         job = trained()
@@ -665,11 +593,9 @@ def _store() -> StoreOpened:
     return StoreOpened(node=0, host="h", port=1, at=0.0)
 
 
-def test_a_torn_rank_still_writes_its_own_rank_local_state() -> None:
-    """
-    When a user's bug strikes inside the update window of one rank, then that rank saves no shard
-    but its RNG and data position, without which nothing could be resumed.
-    """
+def test_torn_rank_still_writes_its_own_rank_local_state() -> None:
+    """When a bug of the script occurs inside the update window of one rank, then that rank saves no
+    shard, but saves its RNG and data position. A job cannot be resumed without them."""
     job = trained(world=3)
     for rank in range(3):
         job.window(rank)
@@ -686,11 +612,9 @@ def test_a_torn_rank_still_writes_its_own_rank_local_state() -> None:
     }
 
 
-def test_nothing_is_committed_before_a_saver_that_hangs_is_gone() -> None:
-    """
-    When a saver does not answer, then the commit waits for its end, and another holder writes
-    its shard first.
-    """
+def test_commit_waits_for_the_end_of_a_hanging_saver() -> None:
+    """When a saver does not answer, then another holder writes its shard, and the commit waits for
+    the end of the first saver."""
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (2, 3)}
     job = ScriptedJob(4, groups=groups).start()
     job.train(3)
@@ -704,11 +628,9 @@ def test_nothing_is_committed_before_a_saver_that_hangs_is_gone() -> None:
     assert {"a", "b"} <= {f.name for f in commit.files}
 
 
-def test_a_link_that_keeps_breaking_does_not_cost_the_last_holders() -> None:
-    """
-    When every rank has reported a broken link, then replacing them all would lose the state:
-    it is saved instead.
-    """
+def test_all_ranks_with_broken_links_are_saved_instead_of_replaced() -> None:
+    """When every rank has reported a broken link, then replacing them all would lose the state, so
+    it is saved instead."""
     job = trained()
     for rank in (0, 1, 2, 3, 0):
         job.fault(rank, "network")
@@ -718,11 +640,9 @@ def test_a_link_that_keeps_breaking_does_not_cost_the_last_holders() -> None:
     assert job.over.result == "dumped"
 
 
-def test_limits_begin_anew_with_a_new_controller() -> None:
-    """
-    When the controller was away for longer than a limit, then nobody could have answered: the
-    ranks are asked again, not killed.
-    """
+def test_ranks_are_asked_again_by_a_new_controller() -> None:
+    """When the controller was away for longer than a limit, then the ranks are asked again and not
+    killed, because no rank could have answered."""
     job = trained()
     job.script.muted = {(r, "freeze") for r in range(4)}
     job.kill(1)
@@ -735,10 +655,9 @@ def test_limits_begin_anew_with_a_new_controller() -> None:
     assert job.orders(Kill) == []
 
 
-def test_a_controller_that_is_started_again_after_the_end_says_the_end_again() -> None:
-    """
-    When the controller is killed while it says goodbye, then the next one does so.
-    """
+def test_new_controller_repeats_the_end_of_the_job() -> None:
+    """When the controller is killed while it ends the job, then the next controller repeats the
+    orders to end."""
     job = trained()
     job.finish()
     job.over = None
@@ -746,11 +665,9 @@ def test_a_controller_that_is_started_again_after_the_end_says_the_end_again() -
     assert job.over is not None
 
 
-def test_what_fails_twice_is_given_time_before_the_third_attempt() -> None:
-    """
-    When groups cannot be formed twice in a row, then the third attempt waits for two seconds, or
-    for the store to come back, which may be what was missing.
-    """
+def test_third_attempt_waits_for_two_seconds_or_the_store() -> None:
+    """When groups cannot be formed twice in a row, then the third attempt waits for two seconds, or
+    until the rendezvous store is open again."""
     for comes_back in (False, True):
         job = trained()
         job.fault(1, "memory")
@@ -770,13 +687,9 @@ def test_what_fails_twice_is_given_time_before_the_third_attempt() -> None:
 
 @pytest.mark.parametrize("order", ["freeze", "stop"])
 @pytest.mark.parametrize("late", [(0, 1, 2, 3), (1, 2, 3)])
-def test_when_most_do_not_answer_it_is_not_the_ranks(
-    order: OrderName, late: tuple[int, ...]
-) -> None:
-    """
-    When nobody answers a freeze or a stop, or one did and then most did not, then the bus is away,
-    or we are: nobody is ended for it, until it has been so several times.
-    """
+def test_missing_answers_of_most_ranks_end_no_rank(order: OrderName, late: tuple[int, ...]) -> None:
+    """When most ranks do not answer a freeze or a stop, then the bus or the controller is away. No
+    rank is ended until this has happened several times."""
     job = trained()
     job.script.muted = {(rank, order) for rank in late}
     job.fault(1, "network")
@@ -794,11 +707,9 @@ def test_when_most_do_not_answer_it_is_not_the_ranks(
     assert [kill.rank for kill in job.orders(Kill)] == [*late]
 
 
-def test_a_bus_that_comes_back_costs_nobody_its_process() -> None:
-    """
-    When the bus goes away after the first rank has answered, and comes back soon, then the others
-    answer what is repeated to them, and everyone keeps its process.
-    """
+def test_short_loss_of_the_bus_ends_no_process() -> None:
+    """When the bus is lost after the first rank has answered and is back soon, then the others
+    answer the repeated order, and every process is kept."""
     job = trained()
     job.script.muted = {(rank, "freeze") for rank in (1, 2, 3)}
     job.fault(1, "network")
@@ -814,11 +725,11 @@ def test_a_bus_that_comes_back_costs_nobody_its_process() -> None:
 
 
 @pytest.mark.parametrize(("world", "late"), [(4, (3,)), (4, (2, 3)), (2, (1,)), (1, (0,))])
-def test_when_no_more_than_half_do_not_answer_it_is_them(world: int, late: tuple[int, ...]) -> None:
-    """
-    When at least half of the ranks answer a freeze, or nobody else was asked, then the others are
-    ended as soon as their time is over.
-    """
+def test_missing_answers_of_at_most_half_of_the_ranks_end_them(
+    world: int, late: tuple[int, ...]
+) -> None:
+    """When at least half of the ranks answer a freeze, or only one rank was asked, then the ranks
+    that have not answered are ended when their time is over."""
     job = trained(world)
     job.script.muted = {(rank, "freeze") for rank in late}
     job.fault(0, "network")
@@ -827,11 +738,9 @@ def test_when_no_more_than_half_do_not_answer_it_is_them(world: int, late: tuple
     assert [kill.rank for kill in job.orders(Kill)] == [*late]
 
 
-def test_a_node_with_most_of_the_job_that_hangs_is_found_out_all_the_same() -> None:
-    """
-    When all ranks of a node hang, and they are most of the job, then they are given their time
-    again, and in the end they are ended and replaced: the job goes on.
-    """
+def test_node_with_most_ranks_that_hangs_is_replaced_later() -> None:
+    """When all ranks of a node hang and they are most of the job, then their limit is restarted
+    several times. In the end they are ended and replaced, and the job continues."""
     job = ScriptedJob(4, Policy(), placement={0: (0, 1, 2), 1: (3,)}).start()
     job.train(3)
     for rank in (0, 1, 2):
@@ -849,11 +758,8 @@ def test_a_node_with_most_of_the_job_that_hangs_is_found_out_all_the_same() -> N
     assert job.state is State.HEALTHY
 
 
-def test_a_stall_that_comes_back_ends() -> None:
-    """
-    When nobody moves, nobody can be blamed and a retry does not help, then it is not retried
-    for ever.
-    """
+def test_stall_that_comes_back_is_not_retried_for_ever() -> None:
+    """When there is no suspect and a retry does not help, then the stall is not retried for ever."""
     job = trained()
     for _ in range(10):
         if job.over is None:
@@ -866,11 +772,9 @@ def test_a_stall_that_comes_back_ends() -> None:
     assert job.over.result == "dumped"
 
 
-def test_a_suspicion_does_not_outlive_what_it_was_about() -> None:
-    """
-    When a hung rank has been replaced and another one is killed, then a rank that merely
-    computes is not taken for one that hangs.
-    """
+def test_suspicion_ends_when_the_hanging_rank_is_replaced() -> None:
+    """When a hanging rank has been replaced and another rank is killed, then a rank that computes
+    is not suspected."""
     job = trained()
     job.ranks[1].loop.waiting = False
     job.stall()
@@ -881,10 +785,8 @@ def test_a_suspicion_does_not_outlive_what_it_was_about() -> None:
     assert [k.rank for k in job.orders(Kill)] == [1]
 
 
-def test_a_rank_that_never_leaves_after_the_end_is_ended() -> None:
-    """
-    When all is done and a rank does not even hear it, then it does not keep the job.
-    """
+def test_rank_that_does_not_leave_after_the_end_is_ended() -> None:
+    """When the job is complete and a rank does not react, then the rank is ended."""
     job = trained()
     job.script.muted = {(2, "complete")}
     job.finish()
@@ -894,11 +796,9 @@ def test_a_rank_that_never_leaves_after_the_end_is_ended() -> None:
     assert job.over.result == "failed"
 
 
-def test_a_node_that_is_lost_before_anything_was_trained_ends_the_job_once() -> None:
-    """
-    When a node with several ranks is lost while the job starts, then the first of them ends the
-    job, and the others are no faults any more.
-    """
+def test_node_lost_during_the_start_ends_the_job_once() -> None:
+    """When a node with several ranks is lost while the job starts, then the first rank ends the
+    job, and the others add no faults."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.lose_node(1)
     job.settle()
@@ -912,11 +812,9 @@ def test_a_node_that_is_lost_before_anything_was_trained_ends_the_job_once() -> 
     assert lonely.machine.outcome.result == "failed"
 
 
-def test_the_outcome_stays_once_it_was_announced() -> None:
-    """
-    When the job is over as completed, then the end of a process that is reported later does not
-    change the exit code behind the report.
-    """
+def test_announced_outcome_does_not_change() -> None:
+    """When the job is over as completed, then the end of a process that is reported later does not
+    change the exit code."""
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -928,11 +826,9 @@ def test_the_outcome_stays_once_it_was_announced() -> None:
     assert job.machine.outcome == job.over
 
 
-def test_a_rank_that_cannot_be_ended_after_all_is_done_does_not_hold_up_the_end() -> None:
-    """
-    When a rank does not leave after all is done, and its agent cannot end it either, then the job
-    ends in time, and not as completed.
-    """
+def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
+    """When a rank does not leave after training and its agent cannot end it, then the job ends in
+    time, and the outcome is not `completed`."""
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -947,11 +843,9 @@ def test_a_rank_that_cannot_be_ended_after_all_is_done_does_not_hold_up_the_end(
     )
 
 
-def test_a_node_that_is_lost_after_all_is_done_is_not_passed_over() -> None:
-    """
-    When all steps are done and a node is lost before its ranks have left, then the job did not
-    complete: these ranks may have had a model to save.
-    """
+def test_node_lost_after_training_fails_the_job() -> None:
+    """When all steps are done and a node is lost before its ranks have left, then the outcome is
+    not `completed`, because these ranks may have had a model to save."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.script.muted = {(2, "complete"), (3, "complete")}
     job.finish()
@@ -962,11 +856,9 @@ def test_a_node_that_is_lost_after_all_is_done_is_not_passed_over() -> None:
 
 
 @pytest.mark.parametrize("lost", ["rank", "node"])
-def test_a_loss_after_all_is_done_does_not_let_the_others_wait_for_ever(lost: str) -> None:
-    """
-    When a rank or a node is lost after all steps are done, and the scripts of the other ranks wait
-    for the lost one, then the job ends within a limit.
-    """
+def test_loss_after_training_ends_the_job_within_a_limit(lost: str) -> None:
+    """When a rank or a node is lost after all steps are done, and the scripts of the other ranks
+    wait for the lost one, then the job ends within a limit."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
     job.script.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step

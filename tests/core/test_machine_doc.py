@@ -84,65 +84,51 @@ def unreachable() -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def test_the_table_of_states_is_the_codes_own() -> None:
-    """
-    When a state or a transition changes, then the drawing is stale until it changes too.
-    """
+def test_page_has_the_transitions_of_the_code() -> None:
+    """When a state or a transition changes in the code, then the page has to change too."""
     drawn = {row[0]: row[2].split(", ") if row[2] else [] for row in rows("States")}
     assert drawn == {str(a): sorted(map(str, b)) for a, b in TRANSITIONS.items()}
 
 
-def test_every_event_in_every_state_is_drawn_as_the_code_has_it() -> None:
-    """
-    When the machine comes to react differently to an event in a state, then the page has to say
-    so: this is the whole table, to be pasted there.
-    """
+def test_page_has_the_reaction_to_every_event_in_every_state() -> None:
+    """When a reaction to an event changes in the code, then the page has to change too. The failure
+    shows the whole table, to be pasted there."""
     assert f"\n{matrix()}\n\n" in section("Every event in every state"), f"paste this:\n{matrix()}"
 
 
-def test_what_cannot_come_is_named_with_its_reason() -> None:
-    """
-    When an event comes to be possible in a state, or is not any more, then the page has to say so:
-    this is the whole table, to be pasted there.
-    """
+def test_page_has_the_impossible_events_with_their_reasons() -> None:
+    """When an event becomes possible or impossible in a state, then the page has to change too. The
+    failure shows the whole table, to be pasted there."""
     there = f"\n{unreachable()}\n\n" in section("Every event in every state")
     assert there, f"paste this:\n{unreachable()}"
     assert {kind for kind, _ in UNREACHABLE} <= REACTIONS.keys()
 
 
-def test_every_reaction_is_explained() -> None:
-    """
-    When the machine gets another way to react, then the page says what it means.
-    """
+def test_page_explains_every_reaction() -> None:
+    """When the machine gets another reaction, then the page explains it."""
     explained = {row[0] for row in rows("Every event in every state") if len(row) == 2}
     assert explained == {str(reaction) for reaction in Reaction}
 
 
-def test_every_order_is_drawn_as_the_code_has_it() -> None:
-    """
-    When the rule of an order changes, then the page has to say so: this is the whole table, to be
-    pasted there.
-    """
+def test_page_has_the_rule_of_every_order() -> None:
+    """When the rule of an order changes, then the page has to change too. The failure shows the
+    whole table, to be pasted there."""
     assert f"\n{orders()}\n\n" in section("Orders"), f"paste this:\n{orders()}"
     assert set(ORDERS) == set(get_args(OrderName))
 
 
-def test_every_order_in_every_stage_of_a_rank_is_drawn_as_the_code_has_it() -> None:
-    """
-    When a rank comes to do something else with an order, then the page has to say so: this is the
-    whole table, to be pasted there.
-    """
+def test_page_has_the_reaction_of_a_rank_to_every_order() -> None:
+    """When the reaction of a rank to an order changes, then the page has to change too. The failure
+    shows the whole table, to be pasted there."""
     drawn = section("What a rank does with an order")
     assert f"\n{rank_orders()}\n\n" in drawn, f"paste this:\n{rank_orders()}"
     assert set(rank.REACTIONS) == set(get_args(OrderName))
     assert all(set(row) == set(rank.Stage) for row in rank.REACTIONS.values())
 
 
-def test_the_stages_of_a_rank_and_its_reactions_are_explained() -> None:
-    """
-    When a training thread gets another stage, or an order another effect, then the page says what
-    that means.
-    """
+def test_page_explains_the_stages_and_reactions_of_a_rank() -> None:
+    """When a training thread gets another stage, or an order another effect, then the page explains
+    it."""
     two = [row for row in rows("What a rank does with an order") if len(row) == 2]
     three = [row for row in rows("What a rank does with an order") if len(row) == 3]
     assert [row[0] for row in two] == [*map(str, rank.Reaction)]
@@ -151,18 +137,14 @@ def test_the_stages_of_a_rank_and_its_reactions_are_explained() -> None:
     }
 
 
-def test_every_reaction_to_an_answer_is_explained() -> None:
-    """
-    When there is another reaction to a late or failed answer, then the page says what it means.
-    """
+def test_page_explains_every_reaction_to_an_answer() -> None:
+    """When there is another reaction to a late or failed answer, then the page explains it."""
     explained = [row[0] for row in rows("Orders") if len(row) == 2]
     assert explained == [*map(str, Late), *map(str, Failed)]
 
 
-def test_the_strategies_and_their_limits_are_named() -> None:
-    """
-    When a strategy or a limit the text quotes changes, then the text has to.
-    """
+def test_page_names_the_strategies_and_their_limits() -> None:
+    """When a strategy changes, or a limit that the text quotes, then the text has to change too."""
     named = [row[0].strip("`") for row in rows("Strategies")]
     assert named == [*STRATEGIES, "exit"]
     policy = Policy()
@@ -174,10 +156,8 @@ def test_the_strategies_and_their_limits_are_named() -> None:
     assert policy.attempts == 3
 
 
-def test_every_limit_is_named_with_its_value() -> None:
-    """
-    When a limit of the policy is added or changes, then the page's table has to.
-    """
+def test_page_names_every_limit_with_its_value() -> None:
+    """When a limit of the policy is added or changes, then the table of the page has to change too."""
     drawn = {row[0].strip("`"): row[1] for row in rows("Limits")}
     limits = {each.name: getattr(Policy(), each.name) for each in fields(Policy)}
     assert drawn == {

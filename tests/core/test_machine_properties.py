@@ -76,14 +76,12 @@ def _all_have_reduced(job: ScriptedJob, rank: int) -> bool:
     max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 @given(world=st.integers(1, 6), schedule=SCHEDULES, respawns=st.integers(0, 3))
-def test_whatever_happens_is_absorbed_and_every_incident_ends(
+def test_random_events_keep_the_invariants_and_every_incident_ends(
     world: int, schedule: list[tuple[str, int]], respawns: int
 ) -> None:
-    """
-    When anything happens in any order, then no move is outside the table, nobody trains while
-    others are repaired, nobody resumes with a state that is not the agreed one, and when things
-    calm down the job is healthy again or over.
-    """
+    """When random events come in random order, then no move is outside the table, no rank trains
+    during a repair, and no rank resumes with another state than the agreed one. After the last
+    fault the job is healthy again or over."""
     job = ScriptedJob(world, Policy(respawns=respawns)).start()
     for action, number in schedule:
         if job.over is not None:

@@ -34,20 +34,17 @@ def ruled_out(standings: dict[int, Standing], what: Terms | None = None) -> dict
     return {name: offer.why_not for name, offer in offered(standings, what).items()}
 
 
-def test_the_strategies_are_offered_in_the_order_in_which_they_are_tried() -> None:
-    """
-    When there is an incident, then what changes least comes first, and the end last.
-    """
+def test_offers_are_in_the_order_of_trial() -> None:
+    """When there is an incident, then the strategy that changes least is offered first, and `exit`
+    last."""
     assert list(offered(everybody(4))) == [
         "migrate", "scale_out", "retry", "recover", "scale_in", "dump", "exit",
     ]  # fmt: skip
 
 
-def test_after_a_fault_that_kills_nobody_the_processes_are_kept() -> None:
-    """
-    When all live, then a retry can work; recover needs a rank that is to blame, and nobody has to
-    leave.
-    """
+def test_retry_is_possible_when_all_ranks_live() -> None:
+    """When all ranks live, then `retry` can work. `recover` needs a faulty rank, and no rank has to
+    leave."""
     offer = offered(everybody(4))
     assert offer["retry"] == Offer(
         strategy="retry",
@@ -61,10 +58,8 @@ def test_after_a_fault_that_kills_nobody_the_processes_are_kept() -> None:
     assert offer["scale_out"].why_not == "no rank is ready to come back"
 
 
-def test_the_last_ways_are_a_last_checkpoint_and_none() -> None:
-    """
-    When a step is covered, then it can be saved; the end can always come.
-    """
+def test_dump_and_exit_are_the_last_offers() -> None:
+    """When a step is covered, then `dump` can save it. `exit` is always possible."""
     offer = offered(everybody(4))
     assert offer["dump"] == Offer(
         strategy="dump", why_not=None, why="a last checkpoint of step 4 is written", step=4
@@ -72,11 +67,9 @@ def test_the_last_ways_are_a_last_checkpoint_and_none() -> None:
     assert offer["exit"] == Offer(strategy="exit", why_not=None, why="nothing is saved")
 
 
-def test_a_lost_rank_gets_another_process() -> None:
-    """
-    When a rank is lost, then a retry is out, recover goes on from the copies of the others, and
-    scale_in would do without the rank.
-    """
+def test_recover_replaces_a_lost_rank() -> None:
+    """When a rank is lost, then `retry` is ruled out, `recover` continues from the copies of the
+    others, and `scale_in` continues without the rank."""
     offer = offered(without(everybody(4), [2]))
     assert offer["retry"].why_not == "ranks [2] have lost their process"
     assert offer["recover"] == Offer(
@@ -94,10 +87,8 @@ def test_a_lost_rank_gets_another_process() -> None:
     )
 
 
-def test_a_rank_whose_new_process_is_there_is_still_one_that_lost_its_process() -> None:
-    """
-    When the replacement has come up already, then what is done is still a recovery, not a retry.
-    """
+def test_ready_replacement_still_counts_as_recover() -> None:
+    """When the replacement is ready already, then the offer is still `recover` and not `retry`."""
     offer = offered(replaced(everybody(4), [2]), terms(replaced=frozenset({2})))
     assert offer["retry"].why_not == "ranks [2] have lost their process"
     assert offer["recover"].why == "ranks [2] get another process; training goes on after step 4"
@@ -107,21 +98,17 @@ def test_a_rank_whose_new_process_is_there_is_still_one_that_lost_its_process() 
     assert both["recover"].why.startswith("ranks [0, 2] get another process;")
 
 
-def test_a_rank_of_which_nothing_is_known_is_lost() -> None:
-    """
-    When a member has never said where it stands, then it counts as without a process.
-    """
+def test_member_without_a_standing_counts_as_lost() -> None:
+    """When a member has never reported its position, then it counts as without a process."""
     standings = everybody(4)
     del standings[3]
     assert offered(standings)["retry"].why_not == "ranks [3] have lost their process"
     assert offered(standings)["recover"].why_not is None
 
 
-def test_the_living_cause_of_an_incident_can_be_replaced() -> None:
-    """
-    When a rank is to blame but lives, then recover would replace its process, from the others'
-    copies; whoever is to blame but takes no part is left alone.
-    """
+def test_recover_can_replace_a_living_faulty_rank() -> None:
+    """When a faulty rank lives, then `recover` can replace its process from the copies of the
+    others. A faulty rank outside the members is not replaced."""
     offer = offered(everybody(5), terms(faulty=frozenset({1, 4})))["recover"]
     assert offer == Offer(
         strategy="recover",
@@ -135,10 +122,9 @@ def test_the_living_cause_of_an_incident_can_be_replaced() -> None:
     )
 
 
-def test_the_only_holder_of_a_shard_is_not_replaced() -> None:
-    """
-    When replacing a process would lose a shard, then recover is out, and the sentence says why.
-    """
+def test_recover_is_ruled_out_for_the_only_holder_of_a_shard() -> None:
+    """When replacing a process would lose a shard, then `recover` is ruled out, and the sentence
+    says why."""
     offer = offered(
         everybody(4),
         terms(faulty=frozenset({1})),
@@ -149,10 +135,9 @@ def test_the_only_holder_of_a_shard_is_not_replaced() -> None:
     )
 
 
-def test_a_rank_without_a_home_cannot_be_started_again() -> None:
-    """
-    When there is no place for another process, then recover says why, and scale_in is left.
-    """
+def test_recover_is_ruled_out_without_a_place_for_a_process() -> None:
+    """When no node has a place for another process, then `recover` is ruled out with the reason,
+    and `scale_in` remains."""
     standings = without(everybody(4), [1, 2])
     standings[2] = Standing(rank=2, alive=False, unplaceable="node 1 is gone", strategies=ALL)
     assert offered(standings)["recover"].why_not == "node 1 is gone"
@@ -161,10 +146,9 @@ def test_a_rank_without_a_home_cannot_be_started_again() -> None:
     assert offered(without(standings, [2]))["recover"].why_not is None
 
 
-def test_a_rank_that_fails_again_and_again_gets_no_more_chances() -> None:
-    """
-    When a rank flaps, then nothing that would keep it or start it again is done; it may leave.
-    """
+def test_flapping_rank_is_neither_kept_nor_started_again() -> None:
+    """When a rank is flapping, then every strategy that keeps it or starts it again is ruled out.
+    It may leave."""
     often = terms(flapping={2: "rank 2 was the cause of 4 incidents"}, faulty=frozenset({2}))
     why = ruled_out(everybody(4), often)
     assert why["retry"] == why["recover"] == "rank 2 was the cause of 4 incidents"
@@ -172,39 +156,31 @@ def test_a_rank_that_fails_again_and_again_gets_no_more_chances() -> None:
     assert why["dump"] is None
 
 
-def test_a_column_leaves_as_a_whole() -> None:
-    """
-    When a rank of tp 2 and dp 2 is lost, then its whole replica leaves, and the other goes on.
-    """
+def test_whole_column_leaves() -> None:
+    """When a rank of tp 2 and dp 2 is lost, then its whole replica leaves, and the other replica
+    continues."""
     offer = offered(without(everybody(4), [3]), topology=grid(2, 1, 2, copies=2))
     assert offer["scale_in"].leaving == (2, 3)
     assert offer["scale_in"].why_not is None
 
 
-def test_those_who_are_outside_do_not_leave_again() -> None:
-    """
-    When a column reaches beyond the members, then only members leave.
-    """
+def test_only_members_of_a_column_leave() -> None:
+    """When a column contains ranks outside the job, then only its members leave."""
     topology = Topology(groups={"a": (0, 1, 2, 3, 4)}, columns={3: (3, 4)})
     offer = offered(without(everybody(5), [3]), topology=topology)
     assert offer["scale_in"].leaving == (3,)
 
 
-def test_nobody_leaves_where_a_shard_would_have_no_place() -> None:
-    """
-    When all the ranks that a shard is placed on would leave, then scale_in is out.
-    """
+def test_scale_in_is_ruled_out_when_a_shard_would_be_lost() -> None:
+    """When all ranks that hold a shard would leave, then `scale_in` is ruled out."""
     standings = without(everybody(4), [1, 3])
     offer = offered(standings, topology=optimizer(4, 2))
     assert offer["scale_in"].why_not == "shard 'optimizer.1' is held only by ranks that leave"
     assert ruled_out(without(everybody(4), range(4)))["scale_in"] == "no rank would be left"
 
 
-def test_without_a_step_to_go_on_from_training_ends() -> None:
-    """
-    When a shard is lost, then every way on is ruled out by the same sentence, and so is a last
-    checkpoint.
-    """
+def test_lost_shard_rules_out_all_strategies_but_exit() -> None:
+    """When a shard is lost, then every strategy but `exit` is ruled out with the same sentence."""
     torn = everybody(4, r0=None, r1=None, r2=None, r3=None)
     why = ruled_out(torn)
     sentence = "no sound copy of shard 'a' is left on ranks [0, 1, 2, 3]"
@@ -212,21 +188,18 @@ def test_without_a_step_to_go_on_from_training_ends() -> None:
     assert why["exit"] is None
 
 
-def test_a_checkpoint_on_disk_keeps_the_job_going_but_is_not_saved_again() -> None:
-    """
-    When the state in memory is lost but a checkpoint is there, then training can go on from it; a
-    last checkpoint would be no news.
-    """
+def test_existing_checkpoint_allows_recovery_but_no_dump() -> None:
+    """When the state in memory is lost and a checkpoint exists, then training can continue from it.
+    `dump` is ruled out, because it would save nothing new."""
     torn = everybody(4, r0=None, r1=None, r2=None, r3=None)
     offer = offered(torn, terms(checkpoints={2: "/ckpt/2"}))
     assert (offer["retry"].why_not, offer["retry"].step) == (None, 2)
     assert offer["dump"].why_not is not None
 
 
-def test_a_polluted_step_is_neither_gone_on_from_nor_saved() -> None:
-    """
-    When no copy of a step after 3 is sound, then the ways on and the last checkpoint respect it.
-    """
+def test_polluted_step_is_neither_used_nor_saved() -> None:
+    """When no copy of a step after 3 is sound, then all strategies and the last checkpoint use step
+    3 or earlier."""
     standings = {
         rank: Standing(rank=rank, held=4, backups=(3,), strategies=ALL) for rank in range(4)
     }
@@ -234,36 +207,29 @@ def test_a_polluted_step_is_neither_gone_on_from_nor_saved() -> None:
     assert (offer["retry"].step, offer["dump"].step) == (3, 3)
 
 
-def test_before_the_first_step_there_is_nothing_to_save() -> None:
-    """
-    When nothing was trained, then a last checkpoint is not written.
-    """
+def test_dump_is_ruled_out_before_the_first_step() -> None:
+    """When no step was trained, then `dump` is ruled out."""
     why = ruled_out(everybody(4, step=0), terms(trained=False))
     assert why["dump"] == "no step has been trained yet"
 
 
-def test_what_did_not_help_is_not_tried_again() -> None:
-    """
-    When a strategy has failed in this incident, then its reason is given again.
-    """
+def test_failed_strategy_is_not_offered_again() -> None:
+    """When a strategy has failed in this incident, then it is ruled out with the reason of the
+    failure."""
     why = ruled_out(everybody(4), terms(failed={"retry": "the fault came back"}))
     assert why["retry"] == "the fault came back"
 
 
-def test_only_what_is_enabled_is_offered() -> None:
-    """
-    When a strategy is not enabled, then it is out; the end needs no permission.
-    """
+def test_strategy_that_is_not_enabled_is_ruled_out() -> None:
+    """When a strategy is not enabled, then it is ruled out. `exit` is always enabled."""
     why = ruled_out(everybody(4), terms(enabled=frozenset({"dump"})))
     assert why["retry"] == "retry is not enabled"
     assert (why["dump"], why["exit"]) == (None, None)
 
 
-def test_only_what_the_adaptors_of_those_who_live_and_take_part_can_do_is_offered() -> None:
-    """
-    When an adaptor cannot take part in a strategy, then its rank is named; the lost, and those
-    outside, are not asked.
-    """
+def test_strategy_without_the_adaptor_of_a_living_member_is_ruled_out() -> None:
+    """When an adaptor of a living member does not support a strategy, then the reason names its
+    rank. Lost ranks and ranks outside are not considered."""
     standings = without(everybody(6), [3])
     standings[3] = Standing(rank=3, alive=False)
     standings[4] = standings[5] = Standing(rank=5, held=4)
@@ -274,10 +240,9 @@ def test_only_what_the_adaptors_of_those_who_live_and_take_part_can_do_is_offere
     assert (why["dump"], why["exit"]) == (None, None)
 
 
-def test_when_the_job_has_to_end_only_a_last_checkpoint_is_left() -> None:
-    """
-    When something forces the end, then no way on is offered, and the reason stands for all.
-    """
+def test_forced_end_leaves_only_a_last_checkpoint() -> None:
+    """When the end is forced, then only `dump` and `exit` remain, and all others are ruled out with
+    the same reason."""
     why = ruled_out(everybody(4), terms(forced="a signal"))
     assert {name for name, reason in why.items() if reason == "a signal"} == {
         "migrate", "scale_out", "retry", "recover", "scale_in",
@@ -289,10 +254,8 @@ WIDE = Topology(groups={"a": tuple(range(9))})
 """Nine ranks: with a single-digit world, a set happens to be in order."""
 
 
-def test_ranks_are_named_in_order() -> None:
-    """
-    When several ranks are concerned, then every sentence and every list has them in order.
-    """
+def test_sentences_name_ranks_in_order() -> None:
+    """When several ranks are concerned, then every sentence and every list names them in order."""
     standings = without(everybody(9), [8, 1])
     chance = terms(successors=frozenset({3}), returning=frozenset({9}))
     offer = offered(standings, chance, topology=WIDE, members=9)
@@ -308,11 +271,9 @@ def test_ranks_are_named_in_order() -> None:
     assert offered(everybody(9), back, topology=WIDE)["scale_out"].joining == (1, 8)
 
 
-def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
-    """
-    When more than one rank has no home, flaps, could not come back or is not known, then the
-    lowest of them is told about.
-    """
+def test_reason_of_the_lowest_rank_is_given() -> None:
+    """When several ranks rule a strategy out, then the sentence gives the reason of the lowest
+    rank."""
     standings = everybody(9) | {
         rank: Standing(rank=rank, alive=False, unplaceable=f"no place for {rank}")
         for rank in (8, 1)
@@ -334,11 +295,9 @@ def test_of_several_reasons_the_one_of_the_first_rank_is_given() -> None:
     )
 
 
-def test_who_leaves_does_not_have_to_know_where_its_data_stood() -> None:
-    """
-    When the RNG and data position of a rank went with its node, then no way leads on with it; one
-    does without it.
-    """
+def test_leaving_rank_needs_no_rank_local_state() -> None:
+    """When the RNG and data position of a rank were lost with its node, then no strategy can
+    continue with this rank, but `scale_in` can continue without it."""
     without_local_state = terms(without_local_state={2: frozenset()}, replaced=frozenset({2}))
     offer = offered(without(everybody(4), [2]), without_local_state)
     assert offer["recover"].why_not == (
@@ -351,20 +310,16 @@ def test_who_leaves_does_not_have_to_know_where_its_data_stood() -> None:
     )
 
 
-def test_the_newest_step_that_is_covered_is_saved() -> None:
-    """
-    When two steps are held whole, then the last checkpoint is of the later one.
-    """
+def test_dump_saves_the_newest_covered_step() -> None:
+    """When two steps are covered, then the last checkpoint is of the later one."""
     standings = {0: Standing(rank=0, held=4, backups=(3,), strategies=ALL)}
     offer = offered(standings, topology=Topology(groups={"a": (0,)}), members=1)
     assert offer["dump"].step == 4
 
 
-def test_who_is_only_late_is_waited_for() -> None:
-    """
-    When a rank starts with the job and is not there yet, then nobody leaves for its sake; when it
-    starts again because it was lost, then the job can go on without it.
-    """
+def test_scale_in_waits_for_a_rank_that_starts_with_the_job() -> None:
+    """When a rank has not joined yet at the start of the job, then no rank leaves. When it starts
+    again after a loss, then the job can continue without it."""
     standings = without(everybody(4), [1, 2])
     standings[1] = Standing(rank=1, alive=False, coming=True, strategies=ALL)
     assert offered(standings)["scale_in"].leaving == (2,)
@@ -375,11 +330,9 @@ def test_who_is_only_late_is_waited_for() -> None:
 # ---------------------------------------------------------------- opportunities
 
 
-def test_a_process_that_is_ready_takes_over() -> None:
-    """
-    When another process is ready for a slow rank, then it can take its rank, and the state comes
-    from the others.
-    """
+def test_migrate_is_offered_when_a_successor_is_ready() -> None:
+    """When a successor is ready for a slow rank, then it can take the rank over, with the state of
+    the other ranks."""
     offer = offered(everybody(5), terms(successors=frozenset({2, 1, 4})))["migrate"]
     assert offer == Offer(
         strategy="migrate",
@@ -397,10 +350,8 @@ def test_a_process_that_is_ready_takes_over() -> None:
     )
 
 
-def test_those_who_left_come_back() -> None:
-    """
-    When ranks outside are ready again, then they can be taken in.
-    """
+def test_scale_out_is_offered_when_ranks_outside_are_ready() -> None:
+    """When ranks outside the job are ready again, then they can come back."""
     offer = offered(everybody(6), terms(returning=frozenset({5, 4})))["scale_out"]
     assert offer == Offer(
         strategy="scale_out",
@@ -412,10 +363,8 @@ def test_those_who_left_come_back() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["migrate", "scale_out"])
-def test_nobody_comes_or_goes_while_somebody_is_lost(strategy: str) -> None:
-    """
-    When a rank is lost, or flaps, then opportunities wait.
-    """
+def test_opportunities_wait_while_a_rank_is_lost(strategy: str) -> None:
+    """When a rank is lost or flapping, then `migrate` and `scale_out` are ruled out."""
     chance = {"successors": frozenset({1}), "returning": frozenset({4})}
     lost = offered(without(everybody(5), [0]), terms(**chance))
     assert lost[strategy].why_not == "ranks [0] have lost their process"
@@ -423,11 +372,9 @@ def test_nobody_comes_or_goes_while_somebody_is_lost(strategy: str) -> None:
     assert flapping[strategy].why_not == "rank 3 fails"
 
 
-def test_who_is_replaced_is_named_once() -> None:
-    """
-    When nobody has what a job begins with any more and one of them is at fault, then all of them get
-    another process, each one.
-    """
+def test_replaced_ranks_are_listed_once() -> None:
+    """When no rank has its initial state any more and one of them is at fault, then all ranks are
+    replaced, and each is listed once."""
     standings = everybody(2, None)
     asked = terms(
         enabled=frozenset({"recover"}), checkpoints={0: ""}, trained=False, faulty=frozenset({1})

@@ -42,10 +42,8 @@ from tft.testing.scripted import (
 # ---------------------------------------------------------------- names
 
 
-def test_ranks_are_named_in_order_whoever_is_left() -> None:
-    """
-    When ranks 1 and 8 are all that is left, then every order names them in this order.
-    """
+def test_orders_name_ranks_in_order() -> None:
+    """When only ranks 1 and 8 are left, then every order names them in this order."""
     others = (0, 2, 3, 4, 5, 6, 7)
     job = trained(9, placement={0: (1, 8), 1: others})
     job.lose_node(1)
@@ -64,11 +62,9 @@ def test_ranks_are_named_in_order_whoever_is_left() -> None:
     assert {order.to for order in (*formed, *paused)} == {(1, 8)}
 
 
-def test_a_job_that_nobody_has_led_waits_for_nothing() -> None:
-    """
-    When a job is set up and nothing has happened, then nothing is owed and no deadline is named, and
-    whoever leads first is in the first epoch.
-    """
+def test_job_without_a_leader_waits_for_nothing() -> None:
+    """When a job is created and no event has come, then no order is open, there is no deadline, and
+    the first leader has epoch 1."""
     machine = ScriptedJob(2).machine
     assert (machine.epoch, machine.outstanding(), machine.next_deadline()) == (0, [], None)
 

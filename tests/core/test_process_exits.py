@@ -600,11 +600,9 @@ def test_process_that_starts_after_its_kill_order_is_still_ended() -> None:
 PAIRS = {"a": (0, 2, 4), "b": (1, 3, 5)}
 
 
-def test_the_room_of_a_node_is_there_once() -> None:
-    """
-    When two ranks have lost their node, and there is room for one of them, then the job does not
-    wait for a place that the other one will never have: it goes on without that one.
-    """
+def test_free_place_of_a_node_is_used_once() -> None:
+    """When two ranks have lost their node and there is a place for one of them, then the job does
+    not wait for a second place. It continues without the other rank."""
     job = trained(
         placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, groups={"a": (0, 2), "b": (1, 3)}
     )
@@ -617,11 +615,9 @@ def test_the_room_of_a_node_is_there_once() -> None:
     assert [(s.rank, s.node) for s in job.orders(Spawn)] == [(2, 2)]
 
 
-def test_all_who_do_not_answer_are_ended_and_asked_nothing_more() -> None:
-    """
-    When two of four ranks do not answer in time, then both are ended at once, and only the others
-    are asked again.
-    """
+def test_ranks_that_do_not_answer_are_ended_together() -> None:
+    """When two of four ranks do not answer in time, then both are ended at once, and only the
+    others are asked again."""
     job = trained()
     job.script.muted = {(1, "freeze"), (2, "freeze")}
     job.pause()
@@ -631,11 +627,9 @@ def test_all_who_do_not_answer_are_ended_and_asked_nothing_more() -> None:
     assert [kill.rank for kill in job.orders(Kill)] == [1, 2]
 
 
-def test_the_last_ones_have_the_time_of_what_is_called_after_the_last_step() -> None:
-    """
-    When one rank calls something after its steps, and another has finished, then the others have that time besides the
-    usual limit.
-    """
+def test_last_ranks_get_the_time_of_functions_after_the_last_step() -> None:
+    """When a rank calls a function after its last step and another rank has finished, then the
+    remaining ranks have the announced time besides the usual limit."""
     job = ScriptedJob(3, Policy(tail=50.0), strategies=STRATEGIES)
     job.script.slow = {0}
     job.start()
@@ -651,11 +645,9 @@ def test_the_last_ones_have_the_time_of_what_is_called_after_the_last_step() -> 
     assert deadline - job.now == pytest.approx(110.0, abs=0.1)
 
 
-def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
-    """
-    When a rank has finished, and hangs before that was heard, then the others do not wait for it
-    for ever: after the limit they are asked where they stand, and it does not answer.
-    """
+def test_rank_that_hangs_after_its_last_step_is_found() -> None:
+    """When a rank hangs after its last step before it has reported this, then the others do not
+    wait for ever. After the limit all ranks are frozen, and this rank does not answer."""
     job = trained(tail=50.0)
     job.ranks[1].training, job.ranks[1].loop.done, job.ranks[1].hung = False, True, True
     job.finish()
@@ -673,11 +665,9 @@ def test_who_has_left_the_loop_and_is_never_heard_is_noticed_at_last() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_the_first_step_after_an_incident_may_be_the_last_one() -> None:
-    """
-    When a rank has done the last step after an incident, and hangs before it was heard, then that
-    is noticed, too.
-    """
+def test_rank_that_hangs_after_the_last_step_of_an_incident_is_found() -> None:
+    """When a rank hangs after the last step, which is the first one after an incident, then this is
+    detected too."""
     job = trained(tail=50.0)
     job.kill(2)
     job.settle()
@@ -690,11 +680,9 @@ def test_the_first_step_after_an_incident_may_be_the_last_one() -> None:
     assert job.doing == "freezing"
 
 
-def test_what_was_left_behind_is_a_source_as_long_as_nobody_has_gone_back() -> None:
-    """
-    When a rank has left with another one, and of a shard nobody else has a sound copy before the
-    others have trained on, then it is copied from the one that has left.
-    """
+def test_rank_outside_is_a_source_until_the_members_go_back() -> None:
+    """When ranks have left the job and no member has a sound copy of a shard before training
+    continues, then the shard is fetched from a rank outside."""
     columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     job = trained(
         placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=columns, groups={"a": (0, 2), "b": (1, 3)}
@@ -710,11 +698,9 @@ def test_what_was_left_behind_is_a_source_as_long_as_nobody_has_gone_back() -> N
     assert job.doing == "healthy"
 
 
-def test_what_was_left_behind_is_no_source_when_the_others_have_gone_back() -> None:
-    """
-    When some ranks have left, and the others went back and trained the same steps again without
-    them, then nobody copies from those who left: what they hold is of a past that was given up.
-    """
+def test_rank_outside_is_no_source_after_a_rollback() -> None:
+    """When ranks have left and the members went back and trained the same steps again, then no rank
+    fetches from those outside, because their state is invalid."""
     columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(6, 3, groups=PAIRS, columns=columns, keeps=3, enable=enable)
@@ -734,11 +720,9 @@ def test_what_was_left_behind_is_no_source_when_the_others_have_gone_back() -> N
     assert {s.rank for transfer in fetch.transfers for s in transfer.sources} == {2}
 
 
-def test_no_copy_that_was_left_behind_is_a_source_when_the_others_have_gone_back_twice() -> None:
-    """
-    When those who are left go back behind a step of which one that has left keeps an earlier copy,
-    and train it anew, then that copy is of the past that was given up, like what it has in use.
-    """
+def test_kept_copy_outside_is_no_source_after_an_earlier_rollback() -> None:
+    """When the members go back before the step of a copy that a rank outside keeps, and train that
+    step again, then this copy is invalid too."""
     columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(6, 4, groups=PAIRS, columns=columns, keeps=3, enable=enable)
@@ -757,11 +741,9 @@ def test_no_copy_that_was_left_behind_is_a_source_when_the_others_have_gone_back
     assert {s.rank for transfer in fetch.transfers for s in transfer.sources} == {2}
 
 
-def test_who_had_finished_before_an_incident_has_to_finish_again() -> None:
-    """
-    When a rank has finished, and everyone is brought back for another one that was lost, then the
-    job is complete only when the first has finished once more.
-    """
+def test_finished_rank_must_finish_again_after_an_incident() -> None:
+    """When a rank has finished and all ranks go back because another one was lost, then the job is
+    complete only when the first rank has finished again."""
     job = trained()
     job.finish(1)
     job.kill(2)
@@ -774,11 +756,9 @@ def test_who_had_finished_before_an_incident_has_to_finish_again() -> None:
     assert job.over.result == "completed"
 
 
-def test_who_had_finished_before_an_incident_is_awaited_after_a_pause() -> None:
-    """
-    When a rank that had finished trains again after an incident, then a pause after that is over
-    only when it has done a step, as for everyone.
-    """
+def test_finished_rank_is_awaited_after_an_incident_and_a_pause() -> None:
+    """When a rank that had finished trains again after an incident, then a later pause is over only
+    when this rank has done a step too."""
     job = trained()
     job.finish(1)
     job.kill(2)
@@ -797,11 +777,9 @@ def test_who_had_finished_before_an_incident_is_awaited_after_a_pause() -> None:
     assert job.doing == "healthy"
 
 
-def test_a_process_that_joins_after_the_end_was_decided_is_told_so() -> None:
-    """
-    When a process joins after the last checkpoint was written, then it gets the order to end, as
-    the others did: it does not wait until its node ends it.
-    """
+def test_process_that_joins_after_the_last_checkpoint_is_ended() -> None:
+    """When a process joins after the last checkpoint was written, then it gets the order to end as
+    the others did."""
     job = trained()
     job.script.slow = {3}
     job.kill(3)

@@ -547,11 +547,9 @@ def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
     return job
 
 
-def test_the_room_of_a_node_that_is_lost_is_room_for_nobody() -> None:
-    """
-    When the node that was lost had room for more, and the one that has come has room for one of
-    two ranks, then that is all there is: they are not waited for.
-    """
+def test_places_of_a_lost_node_do_not_count() -> None:
+    """When the lost node had free places and the new node has a place for one of two ranks, then
+    the job does not wait for the ranks."""
     job = stranded()
     job.advise(strategy="recover")
     job.settle()
@@ -559,11 +557,9 @@ def test_the_room_of_a_node_that_is_lost_is_room_for_nobody() -> None:
     assert job.orders(Spawn) == []
 
 
-def test_the_room_of_a_node_that_ends_nobody_is_no_room_for_those_who_were_on_it() -> None:
-    """
-    When two ranks could not be ended, and the node that has come has room for one of them, then
-    they are not waited for: there is more room where they were, but not for them.
-    """
+def test_places_of_a_node_with_unkillable_ranks_do_not_count_for_them() -> None:
+    """When two ranks could not be ended and the new node has a place for one of them, then the job
+    does not wait for them. The free places of their old node do not count for them."""
     job = stranded(lost=False)
     job.advise(strategy="recover")
     job.settle()
@@ -571,11 +567,9 @@ def test_the_room_of_a_node_that_ends_nobody_is_no_room_for_those_who_were_on_it
     assert job.orders(Spawn) == []
 
 
-def test_who_was_started_late_is_started_again_as_often_as_any_other() -> None:
-    """
-    When a place was found only while everyone stood still, and the process that was started there
-    dies, then that counts as its second death, not more.
-    """
+def test_late_started_rank_has_the_usual_number_of_restarts() -> None:
+    """When a place was found only after the freeze and the process started there dies, then this
+    counts as its second death, not more."""
     job = stranded(room=2, respawns=2)
     for _ in range(2):
         job.advise(strategy="recover")

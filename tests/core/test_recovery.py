@@ -44,10 +44,9 @@ def tries_on(job: ScriptedJob) -> None:
 # ---------------------------------------------------------------- reports
 
 
-def test_an_incident_is_told_from_its_fault_to_its_end() -> None:
-    """
-    When a rank dies, then the fault, the stop, the choice and the end are told, with their facts.
-    """
+def test_log_has_an_incident_from_its_fault_to_its_end() -> None:
+    """When a rank dies, then the log has the fault, the stop, the choice and the end, with their
+    facts."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -60,10 +59,8 @@ def test_an_incident_is_told_from_its_fault_to_its_end() -> None:
     assert (closed["incident"], closed["strategy"], closed["step"]) == (1, "recover", 4)
 
 
-def test_several_faulty_ranks_are_told_in_order() -> None:
-    """
-    When several ranks fail, then they are told in the order of their numbers, once.
-    """
+def test_log_lists_faulty_ranks_in_order() -> None:
+    """When several ranks fail, then the log lists each once, in the order of the ranks."""
     job = trained(8)
     for rank in (7, 2, 5):
         job.fault(rank, "memory")
@@ -71,11 +68,9 @@ def test_several_faulty_ranks_are_told_in_order() -> None:
     assert job.facts("stopped") == [{"incident": 1, "ranks": [2, 5, 7]}]
 
 
-def test_a_hang_is_told_with_the_silence_that_showed_it() -> None:
-    """
-    When the rank that does not even answer is ended, then the evidence says for how long nobody
-    had moved, and the step is the one it was in.
-    """
+def test_hang_fault_states_the_silence_and_the_step() -> None:
+    """When a rank that does not answer is ended, then the evidence states the seconds without
+    movement, and the step is the rank's own."""
     job = trained(keeps=0)
     job.ranks[2].hung = True
     job.stall()
@@ -90,10 +85,8 @@ def test_a_hang_is_told_with_the_silence_that_showed_it() -> None:
     assert fault["step"] == 4
 
 
-def test_a_process_that_is_found_stopped_is_said_to_have_been() -> None:
-    """
-    When the agent finds that the process it ends was stopped, then the evidence says so.
-    """
+def test_evidence_states_that_a_process_was_stopped() -> None:
+    """When the agent finds that the process it ends was stopped, then the evidence says so."""
     job = trained()
     job.ranks[2].hung = job.ranks[2].stopped = True
     job.stall()
@@ -104,10 +97,8 @@ def test_a_process_that_is_found_stopped_is_said_to_have_been() -> None:
     assert "the process was stopped (SIGSTOP)" in job.reports()[0]["faults"][0]["evidence"]
 
 
-def test_the_ranks_for_which_everyone_was_stopped_are_told_in_order() -> None:
-    """
-    When everyone stands still, then it is told for which ranks, in their order.
-    """
+def test_log_lists_the_ranks_that_caused_the_stop_in_order() -> None:
+    """When all ranks have stopped, then the log lists the ranks that caused this, in order."""
     job = trained(9)
     job.fault(8, "memory")
     job.fault(1, "memory")
@@ -115,11 +106,9 @@ def test_the_ranks_for_which_everyone_was_stopped_are_told_in_order() -> None:
     assert job.facts("stopped") == [{"incident": 1, "ranks": [1, 8]}]
 
 
-def test_what_fails_again_and_again_is_given_more_time_each_time() -> None:
-    """
-    When the groups cannot be formed time and again, then they are formed anew at once the first
-    time, and after a longer while each further time: what it needs may be on its way.
-    """
+def test_wait_before_another_attempt_grows() -> None:
+    """When groups cannot be formed again and again, then the second attempt begins at once, and
+    each further attempt waits longer."""
     job = trained(attempts=5, backoff=2.0)
     job.script.failures[0, "regroup"] = ["no route to host"] * 4
     job.fault(1, "network")
@@ -134,11 +123,9 @@ def test_what_fails_again_and_again_is_given_more_time_each_time() -> None:
     assert len(job.orders(Regroup)) == 5
 
 
-def test_nothing_is_begun_for_the_last_time_at_once() -> None:
-    """
-    When a strategy is given up after two attempts, then the second one waits: the store may be gone,
-    and another one on its way.
-    """
+def test_last_attempt_waits() -> None:
+    """When a strategy has two attempts, then the second one waits, because the store may be lost
+    and another one may be opening."""
     job = trained(attempts=2, backoff=2.0)
     job.script.failures[0, "regroup"] = ["no store listens there"]
     job.fault(1, "network")
@@ -152,10 +139,9 @@ def test_nothing_is_begun_for_the_last_time_at_once() -> None:
     assert [order.port for order in job.orders(Regroup)][-1] == 2
 
 
-def test_the_reason_to_end_is_the_first_one() -> None:
-    """
-    When a user's bug has ended the job and somebody then asks for the end, then the bug is why.
-    """
+def test_first_reason_to_end_is_kept() -> None:
+    """When a bug of the script has ended the job and an operator then requests the end, then the
+    reason is the bug."""
     job = trained()
     job.fault(1, "software", "ValueError: no such layer")
     job.stop(0)
@@ -166,11 +152,9 @@ def test_the_reason_to_end_is_the_first_one() -> None:
     )
 
 
-def test_a_rank_behind_the_others_is_told_with_its_own_step() -> None:
-    """
-    When a rank dies while another one is already a step further, then its fault is in the step
-    that it computed.
-    """
+def test_fault_has_the_step_of_its_own_rank() -> None:
+    """When a rank dies while another rank is one step ahead, then its fault has the step that the
+    dead rank computed."""
     job = trained()
     job.window(2)
     job.close(2)
@@ -180,10 +164,8 @@ def test_a_rank_behind_the_others_is_told_with_its_own_step() -> None:
     assert [(f["rank"], f["step"]) for f in job.reports()[0]["faults"]] == [(1, 4)]
 
 
-def test_a_fault_seen_in_a_pause_is_in_the_next_step() -> None:
-    """
-    When somebody outside sees a fault of a rank that stands still, then its step is known at once.
-    """
+def test_fault_noticed_in_a_pause_has_the_next_step() -> None:
+    """When a fault of a waiting rank is noticed in a pause, then its step is known at once."""
     job = trained(steps=7)
     job.pause()
     job.settle()
@@ -194,11 +176,8 @@ def test_a_fault_seen_in_a_pause_is_in_the_next_step() -> None:
     assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
 
 
-def test_a_pollution_seen_in_a_pause_goes_back_from_there() -> None:
-    """
-    When numbers are seen to be polluted while everyone stands still, then the step before is
-    taken back.
-    """
+def test_pollution_noticed_in_a_pause_goes_back_one_step() -> None:
+    """When polluted numbers are noticed in a pause, then all ranks go back to the step before."""
     job = trained(steps=7, keeps=1)
     job.pause()
     job.settle()
@@ -207,11 +186,9 @@ def test_a_pollution_seen_in_a_pause_goes_back_from_there() -> None:
     assert {r.step for r in job.orders(Restore)} == {6}
 
 
-def test_a_fault_seen_before_everyone_stands_is_in_the_step_they_come_to() -> None:
-    """
-    When somebody outside sees a fault of a rank that has not said yet where it is on its way into
-    a pause, then its step is the one it says then.
-    """
+def test_fault_noticed_on_the_way_into_a_pause_gets_its_step_later() -> None:
+    """When a fault is noticed of a rank that has not reported its position on the way into a pause,
+    then the fault gets the step that the rank reports."""
     job = trained(steps=7)
     job.script.muted = {(3, "freeze")}
     job.pause()
@@ -224,11 +201,9 @@ def test_a_fault_seen_before_everyone_stands_is_in_the_step_they_come_to() -> No
     assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
 
 
-def test_a_new_process_does_not_say_where_the_lost_one_was() -> None:
-    """
-    When the process that replaces a lost one is ready before everyone has said where they are,
-    then the lost one is not taken to have been at the beginning.
-    """
+def test_position_of_a_new_process_is_not_that_of_the_lost_one() -> None:
+    """When the replacement is ready before all ranks have reported their positions, then the lost
+    process does not count as having been at step 0."""
     job = trained(steps=7, placement=WITH_ROOM, spare={2: 1})
     job.script.muted = {(0, "freeze")}
     job.lose_node(1)
@@ -240,11 +215,9 @@ def test_a_new_process_does_not_say_where_the_lost_one_was() -> None:
     assert [f["step"] for f in job.reports()[0]["faults"]] == [8]
 
 
-def test_a_pollution_counts_once() -> None:
-    """
-    When another fault joins after everyone has gone back, then nobody goes back further for the
-    pollution that was dealt with.
-    """
+def test_pollution_lowers_the_step_once() -> None:
+    """When another fault joins after all ranks have gone back, then they do not go back further for
+    the earlier pollution."""
     job = trained(keeps=3)
     job.notice(2, "numeric", polluted=True)
     job.settle()
@@ -258,11 +231,9 @@ def test_a_pollution_counts_once() -> None:
 # ---------------------------------------------------------------- receivers of orders
 
 
-def test_nobody_is_asked_who_is_about_to_be_ended() -> None:
-    """
-    When a rank is told to end, then it owes no answer, and what the others owe is said again to
-    them alone.
-    """
+def test_terminating_rank_owes_no_answer() -> None:
+    """When a rank is being ended, then it owes no answer, and open orders are repeated to the other
+    ranks only."""
     job = trained()
     job.notice(3, "process", "its container is gone")
     frozen = [o.to for o in job.machine.outstanding() if isinstance(o, Freeze)]
@@ -270,10 +241,8 @@ def test_nobody_is_asked_who_is_about_to_be_ended() -> None:
     assert [o.rank for o in job.machine.outstanding() if isinstance(o, Kill)] == [3]
 
 
-def test_a_successor_that_is_late_is_ended_without_last_words() -> None:
-    """
-    When a successor does not get ready, then its stacks are of no interest to anyone.
-    """
+def test_late_successor_is_ended_without_last_words() -> None:
+    """When a successor is not ready in time, then it is ended without asking for its stacks."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -285,10 +254,8 @@ def test_a_successor_that_is_late_is_ended_without_last_words() -> None:
 # ---------------------------------------------------------------- retries
 
 
-def test_an_order_that_fails_twice_is_no_reason_to_give_up() -> None:
-    """
-    When copying fails twice and then works, then the strategy has worked.
-    """
+def test_strategy_works_after_two_failures() -> None:
+    """When a fetch fails twice and then works, then the strategy has worked."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 2
@@ -299,10 +266,9 @@ def test_an_order_that_fails_twice_is_no_reason_to_give_up() -> None:
     assert [f.round for f in job.orders(Fetch)] == [1, 2, 3]
 
 
-def test_every_strategy_has_its_own_attempts() -> None:
-    """
-    When a retry has failed three times and the replacement fails twice, then it is not given up.
-    """
+def test_attempts_are_counted_per_strategy() -> None:
+    """When `retry` has failed three times and the replacement fails twice, then `recover` is not
+    given up."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 5
@@ -312,11 +278,9 @@ def test_every_strategy_has_its_own_attempts() -> None:
     assert list(tried(job)) == ["retry"]
 
 
-def test_what_had_failed_before_a_process_was_lost_is_not_held_against_its_replacement() -> None:
-    """
-    When forming groups fails in a retry, whoever is the cause turns out to be lost, and forming them
-    fails once more when it is replaced, then the replacement has not been tried as often as it may be.
-    """
+def test_failures_before_a_loss_do_not_count_for_the_replacement() -> None:
+    """When forming groups fails in `retry` because of a rank that is then lost, and fails once more
+    with its replacement, then the attempts with the replacement are counted anew."""
     job = trained(attempts=2)
     job.script.failures[0, "regroup"] = ["a peer has closed its connection"] * 2
     job.fault(1, "network")
@@ -333,11 +297,9 @@ def test_what_had_failed_before_a_process_was_lost_is_not_held_against_its_repla
     assert [order.round for order in job.orders(Regroup)] == [1, 2, 3]
 
 
-def test_a_fault_that_joins_begins_the_count_anew() -> None:
-    """
-    When copying has failed twice, another rank fails, and it fails twice more, then nothing has
-    failed three times for the same reason.
-    """
+def test_joining_fault_resets_the_count_of_failures() -> None:
+    """When a fetch has failed twice, another rank fails, and the fetch fails twice more, then the
+    strategy has not failed three times."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 2
@@ -352,10 +314,8 @@ def test_a_fault_that_joins_begins_the_count_anew() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_a_start_whose_groups_fail_to_form_becomes_an_incident() -> None:
-    """
-    When forming the first groups fails, then it is tried again, as an incident with a number.
-    """
+def test_failed_first_groups_open_an_incident() -> None:
+    """When forming the first groups fails, then it is tried again as an incident with a number."""
     job = ScriptedJob(2)
     job.script.failures[1, "regroup"] = ["the store is gone"]
     job.start()
@@ -366,11 +326,9 @@ def test_a_start_whose_groups_fail_to_form_becomes_an_incident() -> None:
 
 
 @pytest.mark.parametrize("again", ["process", "hang", "node"])
-def test_a_process_that_is_lost_again_is_another_process(again: str) -> None:
-    """
-    When the replacement of a rank is lost in the same way at the same step, then that is no sign
-    that replacing does not help: it is done again.
-    """
+def test_second_loss_of_a_replacement_is_recovered_again(again: str) -> None:
+    """When the replacement of a rank is lost in the same way at the same step, then `recover` is
+    used again."""
     job = trained(placement={**WITH_ROOM, 3: ()}, spare={2: 1, 3: 1})
     for node in (1, 2):
         if again == "node":
@@ -387,11 +345,9 @@ def test_a_process_that_is_lost_again_is_another_process(again: str) -> None:
     assert "occurred again" not in str(tried(job))
 
 
-def test_a_fault_counts_as_come_back_only_when_all_were_in_the_loop_again() -> None:
-    """
-    When a rank reports the same fault twice before anything was done about it, then nothing has
-    failed yet.
-    """
+def test_repeated_report_of_a_fault_is_no_failure_of_the_strategy() -> None:
+    """When a rank reports the same fault twice before any strategy was carried out, then no
+    strategy has failed."""
     job = trained()
     job.fault(1, "memory")
     job.fault(1, "memory")
@@ -400,11 +356,9 @@ def test_a_fault_counts_as_come_back_only_when_all_were_in_the_loop_again() -> N
     assert strategies(job) == ["retry"]
 
 
-def test_numbers_that_go_wrong_again_take_everyone_back_to_a_checkpoint() -> None:
-    """
-    When the same step fails again, nobody keeps copies, but a checkpoint is early enough, then it
-    is loaded by all.
-    """
+def test_repeated_numeric_fault_loads_an_earlier_checkpoint() -> None:
+    """When the same step has a numeric fault again, no rank keeps copies and a checkpoint is early
+    enough, then all ranks load it."""
     job = trained()
     job.checkpointed(2)
     for _ in range(2):
@@ -413,11 +367,9 @@ def test_numbers_that_go_wrong_again_take_everyone_back_to_a_checkpoint() -> Non
     assert [o.step for o in job.orders(Load)] == [2]
 
 
-def test_a_memory_that_fails_again_takes_nobody_back() -> None:
-    """
-    When it is the memory that fails again, then the others' state is as good as before: the
-    process is replaced, though earlier copies are kept.
-    """
+def test_repeated_memory_fault_does_not_go_back() -> None:
+    """When a memory fault occurs again, then the process is replaced and no rank goes back,
+    although earlier copies are kept."""
     job = trained(keeps=1)
     for _ in range(2):
         job.fault(2, "memory")
@@ -427,11 +379,9 @@ def test_a_memory_that_fails_again_takes_nobody_back() -> None:
     assert job.orders(Restore) == []
 
 
-def test_numbers_that_go_wrong_further_back_get_a_new_process() -> None:
-    """
-    When going one step back has not helped either, then nobody goes back again for it: the rank's
-    process is replaced.
-    """
+def test_numeric_fault_after_a_rollback_replaces_the_process() -> None:
+    """When going back one step has not helped, then no rank goes back again, and the rank's process
+    is replaced."""
     job = trained(keeps=3)
     for _ in range(4):
         job.fault(2, "numeric")
@@ -445,11 +395,9 @@ def test_numbers_that_go_wrong_further_back_get_a_new_process() -> None:
 # ---------------------------------------------------------------- doubted copies
 
 
-def test_doubtful_numbers_are_better_than_none() -> None:
-    """
-    When every rank reports wrong numbers and nothing earlier is kept, then it is not the memory of
-    all that is bad: training goes on with what they have, and that is told.
-    """
+def test_doubtful_copies_are_used_when_there_are_no_others() -> None:
+    """When every rank reports wrong numbers and no earlier copy is kept, then training continues
+    with the present state, and this is logged."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "numeric")
@@ -461,11 +409,9 @@ def test_doubtful_numbers_are_better_than_none() -> None:
     assert job.doing == "healthy"
 
 
-def test_the_numbers_of_a_rank_that_is_lost_are_not_among_the_doubtful() -> None:
-    """
-    When every rank reports wrong numbers and one of them is lost, then the numbers of the others
-    are taken all the same: its own are not there any more.
-    """
+def test_doubtful_copies_of_the_living_ranks_are_used() -> None:
+    """When every rank reports wrong numbers and one of them is lost, then the copies of the others
+    are still used."""
     job = trained(enable={"scale_in", "dump"})
     for rank in range(4):
         job.fault(rank, "numeric")
@@ -476,10 +422,8 @@ def test_the_numbers_of_a_rank_that_is_lost_are_not_among_the_doubtful() -> None
     assert strategies(job) == ["scale_in"]
 
 
-def test_a_damaged_memory_is_not_better_than_none() -> None:
-    """
-    When the memory of every rank has failed, then nothing of it is trained on or saved.
-    """
+def test_damaged_memory_is_never_used() -> None:
+    """When the memory of every rank has failed, then its state is neither trained on nor saved."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "memory")
@@ -493,11 +437,9 @@ def test_a_damaged_memory_is_not_better_than_none() -> None:
     assert job.over.why == f"no strategy is left ({reasons})"
 
 
-def test_a_place_that_comes_late_is_counted_like_any_other() -> None:
-    """
-    When a rank had no place at first and gets one while advice is awaited, then its process there
-    is the first of those it may have in this incident.
-    """
+def test_first_process_on_a_late_node_counts_once() -> None:
+    """When a rank had no place and gets one while advice is awaited, then its process there is the
+    first of those that it may have in this incident."""
     job = trained(advised=True, placement={0: (0, 1, 2), 1: (3,)}, respawns=1)
     job.lose_node(1)
     job.settle()
@@ -517,10 +459,8 @@ def test_a_place_that_comes_late_is_counted_like_any_other() -> None:
     assert recover.why_not == "rank 3 has died 2 times in this incident"
 
 
-def test_a_node_that_was_never_there_changes_nothing() -> None:
-    """
-    When an agent without ranks and without room joins, then nobody is told anything.
-    """
+def test_agent_without_ranks_and_room_changes_nothing() -> None:
+    """When an agent without ranks and without free places joins, then no order is sent."""
     job = trained()
     job.report(NodeJoined(node=9, host="h", pid=1, ranks=(), at=job.now))
     assert job.said == []
@@ -529,11 +469,9 @@ def test_a_node_that_was_never_there_changes_nothing() -> None:
 # ---------------------------------------------------------------- the freeze
 
 
-def test_a_freeze_says_why_and_goes_to_those_who_can_answer() -> None:
-    """
-    When ranks fail one after the other, then each freeze names every cause, and is said to those
-    who have a process that takes orders.
-    """
+def test_freeze_names_all_causes_and_goes_to_ready_ranks() -> None:
+    """When ranks fail one after the other, then each freeze names every cause, and goes only to
+    ranks that can receive orders."""
     job = trained(placement={0: (0, 1, 2, 3)})
     job.script.slow = {1, 2}
     job.kill(1)
@@ -553,11 +491,9 @@ def test_a_freeze_says_why_and_goes_to_those_who_can_answer() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_everyone_whose_process_was_ended_is_named() -> None:
-    """
-    When others are replaced with the lost one, then they are named beside it, with the reason:
-    everyone who is not named has kept their process.
-    """
+def test_report_lists_every_replaced_rank() -> None:
+    """When other ranks are replaced together with the lost one, then the report lists them with the
+    reason. All ranks that are not listed have kept their processes."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, replace="node")
     job.kill(2)
     job.settle()
@@ -573,10 +509,9 @@ def test_everyone_whose_process_was_ended_is_named() -> None:
 # ---------------------------------------------------------------- details of advice
 
 
-def test_silence_after_a_wait_means_the_default() -> None:
-    """
-    When a plugin asked for time and then says nothing, then it is asked once more and no further.
-    """
+def test_plugin_that_is_silent_after_a_wait_is_not_asked_again() -> None:
+    """When a plugin asked for time and then gives no answer, then it is asked once more and not
+    again."""
     job = trained(advised=True)
     job.fault(2, "memory")
     job.settle()
@@ -589,10 +524,9 @@ def test_silence_after_a_wait_means_the_default() -> None:
     assert strategies(job) == ["retry"]
 
 
-def test_having_nothing_to_say_is_not_advice_that_was_not_followed() -> None:
-    """
-    When a plugin names no strategy, then nothing is told of it.
-    """
+def test_advice_without_a_strategy_is_not_logged() -> None:
+    """When a plugin names no strategy, then the log has no entry about advice that was not
+    followed."""
     job = trained(advised=True)
     job.fault(2, "memory")
     job.settle()
@@ -600,10 +534,9 @@ def test_having_nothing_to_say_is_not_advice_that_was_not_followed() -> None:
     assert job.facts("advice_not_followed") == []
 
 
-def test_only_a_strategy_of_its_own_replaces_more() -> None:
-    """
-    When a plugin names one of ours, then what it says of other processes is not heeded.
-    """
+def test_built_in_strategy_replaces_no_further_ranks() -> None:
+    """When a plugin names a built-in strategy, then its list of further ranks to replace is
+    ignored."""
     job = trained(advised=True)
     job.fault(2, "memory")
     job.settle()
@@ -611,10 +544,9 @@ def test_only_a_strategy_of_its_own_replaces_more() -> None:
     assert [k.rank for k in job.orders(Kill)] == [2]
 
 
-def test_only_the_successor_that_is_ready_takes_over() -> None:
-    """
-    When two ranks straggle and one successor is ready, then it takes over, and the other one warms on.
-    """
+def test_only_the_ready_successor_takes_over() -> None:
+    """When two ranks straggle and one successor is ready, then it takes over. The other successor
+    continues to start."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {2}
     job.notice(2, "straggler")

@@ -95,10 +95,9 @@ def typed(example: str, directory: Path, environment: Mapping[str, str]) -> Page
     return page
 
 
-def test_no_example_brings_torch(environment: Mapping[str, str]) -> None:
-    """
-    When tft and the examples are installed, then torch is not, and tft can be imported.
-    """
+def test_examples_do_not_install_torch(environment: Mapping[str, str]) -> None:
+    """When tft and the examples are installed, then torch is not installed, and tft can be
+    imported."""
     script = "import tft, importlib.util; print(importlib.util.find_spec('torch'), tft.__file__)"
     said = subprocess.run(
         ["python", "-c", script],

@@ -37,20 +37,17 @@ def functions(module: ModuleType) -> set[str]:
     return {name for name in vars(module) if re.match(r"tft_|set_mindio", name)}
 
 
-def test_every_function_is_on_the_page_once() -> None:
-    """
-    When there is a function, the page has a row for it, and for nothing else.
-    """
+def test_page_has_every_function_once() -> None:
+    """When the package has a function, then the page has one row for it. The page has no other
+    rows."""
     on_the_page = listed("Functions")
     assert len(on_the_page) == len(set(on_the_page))
     assert set(on_the_page) == functions(framework_ttp) | functions(controller_ttp)
 
 
 @pytest.mark.parametrize("module", [environment])
-def test_every_variable_is_on_the_page(module: ModuleType) -> None:
-    """
-    When a variable of MindIO's is read, the page says what it does.
-    """
+def test_page_has_every_variable(module: ModuleType) -> None:
+    """When the package reads a variable of MindIO, then the page says what it does."""
     read = set(
         re.findall(r"\"((?:TTP|MINDIO|MINDX|MS)_[A-Z_]+)\"", Path(str(module.__file__)).read_text())
     )

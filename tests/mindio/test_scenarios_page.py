@@ -27,10 +27,8 @@ def functions_in(path: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, kinds)}
 
 
-def test_every_scenario_has_its_tests() -> None:
-    """
-    When a test is renamed or taken away, the rows that name it say so.
-    """
+def test_tests_that_rows_name_exist() -> None:
+    """When a test is renamed or removed, then the rows that name it fail this test."""
     for scenario, *_, named in ROWS:
         found = re.findall(r"`([^`]+)::(test_\w+)`", named)
         assert found, f"{scenario}: no test"
@@ -53,19 +51,15 @@ def soaked(path: str) -> set[str]:
     }
 
 
-def test_a_test_of_make_soak_is_marked() -> None:
-    """
-    When a test runs in `make soak` only, then every row that names it says so.
-    """
+def test_rows_mark_the_tests_of_make_soak() -> None:
+    """When a test runs only in `make soak`, then every row that names it says so."""
     for path, test, mark in re.findall(r"`([^`]+)::(test_\w+)`( \*soak\*)?", PAGE):
         assert mark or test not in soaked(path), f"{path}::{test} runs in `make soak` only"
 
 
-def test_every_scenario_says_what_comes_of_it() -> None:
-    """
-    A row has its four cells, and begins what comes of it here with whether that is the same; none is there
-    twice within a section.
-    """
+def test_rows_have_four_cells_and_a_verdict() -> None:
+    """Every row has four cells, and its third cell begins with the comparison to MindIO. No row
+    occurs twice in a section."""
     for row in ROWS:
         assert len(row) == 4, row
         assert row[2].startswith(VERDICTS), row[:3]
@@ -75,10 +69,8 @@ def test_every_scenario_says_what_comes_of_it() -> None:
         assert len(names) == len(set(names)), section.splitlines()[0]
 
 
-def test_every_test_of_a_scenario_has_its_row() -> None:
-    """
-    When a test of the scenarios is written, it is named by a row.
-    """
+def test_every_scenario_test_is_named_by_a_row() -> None:
+    """When a test of the scenarios is written, then a row names it."""
     for path in Path(__file__).parent.glob("test_scenarios_*.py"):
         if path != Path(__file__):
             name = str(path.relative_to(TESTS))

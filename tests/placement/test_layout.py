@@ -45,10 +45,8 @@ def groups(layout: Layout, kind: str) -> list[tuple[int, ...]]:
 
 
 def test_eight_ranks_with_optimizer_shards_of_four() -> None:
-    """
-    When dp is 8 and the optimizer state is cut into four, then ranks four apart hold the same; with
-    rank 1 gone 0, 2, 3 and 5 save.
-    """
+    """When dp is 8 and the optimizer state is cut into four, then ranks that are four apart hold
+    the same shard. Without rank 1, ranks 0, 2, 3 and 5 save."""
     placed = topology(Layout(dp=8, shards=4))
     assert placed.groups == {
         "dense": tuple(range(8)),
@@ -63,10 +61,8 @@ def test_eight_ranks_with_optimizer_shards_of_four() -> None:
 
 
 def test_two_replicas_of_four_tensor_ranks() -> None:
-    """
-    When dp is 2 and tp is 4 without optimizer parallelism, then the replica of a rank is four
-    further on, with all it has.
-    """
+    """When dp is 2 and tp is 4 without optimizer parallelism, then the replica of a rank is the
+    rank four further on."""
     layout = Layout(dp=2, tp=4)
     pairs = [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert groups(layout, "dense") == groups(layout, "optimizer") == pairs
@@ -74,60 +70,49 @@ def test_two_replicas_of_four_tensor_ranks() -> None:
 
 
 def test_four_replicas_of_two_tensor_ranks_with_optimizer_shards_of_two() -> None:
-    """
-    When dp is 4, tp is 2 and the optimizer state is cut into two, then each shard is held twice
-    within the ranks of one tensor rank.
-    """
+    """When dp is 4, tp is 2 and the optimizer state is cut into two, then each shard has two
+    holders with the same tensor rank."""
     layout = Layout(dp=4, tp=2, shards=2)
     assert groups(layout, "dense") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert topology(layout).groups["optimizer.tensor1.0"] == (1, 5)
     assert groups(layout, "optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
 
 
-def test_experts_have_groups_of_their_own() -> None:
-    """
-    When four experts live on eight ranks, then with rank 5 gone its optimizer state comes from
-    rank 1, which has the same expert, too.
-    """
+def test_experts_have_their_own_groups() -> None:
+    """When four experts are on eight ranks and rank 5 is lost, then its optimizer state comes from
+    rank 1, which has the same expert."""
     layout = Layout(dp=8, ep=4, shards=4)
     assert groups(layout, "expert") == [(0, 4), (1, 5), (2, 6), (3, 7)]
     plan = fetched(plan_repair(topology(layout), replaced(everybody(8), [5]), range(8), terms()))
     assert plan[5]["optimizer.1"] == plan[5]["expert.1"] == plan[5]["expert_optimizer.1"] == [1]
 
 
-def test_every_rank_knows_its_experts() -> None:
-    """
-    When two of four data-parallel ranks share the experts, then neighbours differ in them.
-    """
+def test_neighbouring_ranks_have_different_experts() -> None:
+    """When pairs of four data-parallel ranks share the experts, then neighbouring ranks have
+    different experts."""
     layout = Layout(dp=4, tp=2, ep=2)
     assert layout.coordinates(6) == {"tp": 0, "cp": 0, "ep": 1, "dp": 3, "pp": 0}
     assert [layout.coordinates(rank)["ep"] for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
-def test_experts_may_be_cut_where_they_are_held_more_than_twice() -> None:
-    """
-    When an expert is on four ranks and the dense optimizer state has two copies, then so has that
-    of the expert; context-parallel ranks count.
-    """
+def test_expert_state_on_four_ranks_has_two_copies() -> None:
+    """When an expert is on four ranks and the dense optimizer state has two copies, then the expert
+    state has two copies too. Context-parallel ranks count."""
     layout = Layout(dp=4, cp=2, ep=2, shards=4)
     assert groups(layout, "expert") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert topology(layout).groups["expert_optimizer.1.0"] == (1, 5)
     assert Counter(map(len, groups(layout, "expert_optimizer"))) == {2: 4}
 
 
-def test_pipeline_stages_may_be_counted_before_replicas() -> None:
-    """
-    When ranks are counted tp-cp-ep-pp-dp, then the replicas are the furthest apart.
-    """
+def test_replicas_are_farthest_apart_in_order_tp_cp_ep_pp_dp() -> None:
+    """When ranks are counted in the order tp-cp-ep-pp-dp, then the replicas are the farthest apart."""
     layout = Layout(dp=2, tp=2, pp=2, order=("tp", "cp", "ep", "pp", "dp"))
     assert topology(layout).groups["dense.stage1.tensor0"] == (2, 6)
     assert layout.coordinates(6) == {"tp": 0, "cp": 0, "ep": 0, "dp": 1, "pp": 1}
 
 
 def test_mindspore_cuts_parameters_with_their_optimizer_state() -> None:
-    """
-    When it is MindSpore that cuts, then only what is smaller than the threshold is whole anywhere.
-    """
+    """When MindSpore cuts the state, then only parameters below the threshold are whole on a rank."""
     cut = Layout(dp=4, tp=2, shards=2, scheme=MINDSPORE, threshold_kb=64)
     assert groups(cut, "small") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert groups(cut, "optimizer") == groups(Layout(dp=4, tp=2, shards=2), "optimizer")
@@ -139,10 +124,8 @@ def test_mindspore_cuts_parameters_with_their_optimizer_state() -> None:
 
 
 def test_mindspore_cuts_experts_into_as_many_shards() -> None:
-    """
-    When experts are on four ranks each and the shard size is 2, then each shard of an expert is on
-    two, while dense ones are on four.
-    """
+    """When experts are on four ranks each and the shard size is 2, then each shard of an expert is
+    on two ranks, and each dense shard on four."""
     layout = Layout(dp=8, ep=2, shards=2, scheme=MINDSPORE)
     assert groups(layout, "optimizer") == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert groups(layout, "expert_optimizer") == [(0, 4), (2, 6), (1, 5), (3, 7)]
@@ -240,36 +223,31 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         ),
     ],
 )
-def test_what_cannot_be_is_refused(sizes: dict[str, object], sentence: str) -> None:
-    """
-    When the sizes do not fit together, or something has no replica, then a sentence says what.
-    """
+def test_impossible_sizes_are_refused(sizes: dict[str, object], sentence: str) -> None:
+    """When the sizes do not fit together, or some state has no replica, then a sentence says what
+    is wrong."""
     with pytest.raises(UsageError) as refused:
         Layout(**sizes)  # type: ignore[arg-type] # fields by name
     assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("ranks", [0, -2, 3, 16])
-def test_nodes_are_full(ranks: int) -> None:
-    """
-    When the ranks do not fill nodes of that size, then the caller is told.
-    """
+def test_nodes_must_be_full(ranks: int) -> None:
+    """When the ranks do not fill nodes of the given size, then this is refused."""
     with pytest.raises(UsageError, match=f"8 ranks do not fill nodes of {ranks} ranks each"):
         topology(Layout(dp=8), ranks)
 
 
-def test_a_node_may_be_one_rank_and_a_job_a_million() -> None:
-    """
-    When nodes have one rank each, or a job has as many ranks as it may, then nothing is refused.
-    """
+def test_nodes_of_one_rank_and_the_largest_job_are_accepted() -> None:
+    """When nodes have one rank each, or a job has the largest number of ranks, then nothing is
+    refused."""
     assert topology(Layout(dp=2), 1).nodes == {0: 0, 1: 1}
     assert Layout(dp=WORLD).world == 1_000_000
 
 
-def test_stages_may_be_counted_first_where_it_makes_no_difference() -> None:
-    """
-    When experts are spread over as many ranks as context is, then their stages are the same.
-    """
+def test_experts_on_as_many_ranks_as_context_have_the_same_stages() -> None:
+    """When experts are spread over as many ranks as the context, then their pipeline stages are the
+    same."""
     layout = Layout(dp=4, cp=2, pp=2, ep=2, order=COUNTED_STAGES_FIRST)
     assert groups(layout, "expert")[0] == (0, 4, 8, 12)
     one_stage = Layout(dp=4, ep=2, order=COUNTED_STAGES_FIRST)
@@ -280,10 +258,8 @@ def test_stages_may_be_counted_first_where_it_makes_no_difference() -> None:
 
 
 def test_every_rank_is_reported_with_its_fewest_copies() -> None:
-    """
-    When a rank holds several shards, then those who share the least safe of them are named, once
-    each.
-    """
+    """When a rank holds several shards, then the holders of its shards with the fewest copies are
+    listed, each group once."""
     placed = Topology(groups={"a": (9, 1, 8), "b": (8, 1), "c": (1, 8), "d": (1, 3)})
     assert list(report_lines(placed)) == [
         "rank:1, report group list: [1, 8]",
@@ -294,10 +270,8 @@ def test_every_rank_is_reported_with_its_fewest_copies() -> None:
     ]
 
 
-def test_pairs_are_told_by_their_distance() -> None:
-    """
-    When many pairs cannot be lost together, then a line tells those that are as far apart.
-    """
+def test_pairs_are_listed_by_their_distance() -> None:
+    """When many pairs cannot be lost together, then one line lists those with the same distance."""
     pairs = [(0, 4), (1, 5), (2, 6), (8, 12), (1, 3)]
     assert pairs_in_words(pairs, "rank", None) == [
         "ranks 1 and 3",
@@ -314,10 +288,9 @@ def test_pairs_are_told_by_their_distance() -> None:
 # ---------------------------------------------------------------- losses
 
 
-def test_a_node_is_lost_with_both_copies() -> None:
-    """
-    When replicas sit on one node, then it cannot be lost; those of another distance can.
-    """
+def test_node_with_both_copies_cannot_be_lost() -> None:
+    """When replicas are on one node, then this node cannot be lost. Nodes with replicas at another
+    distance can."""
     layout = Layout(dp=4, tp=2)
     assert of_nodes(topology(layout, 4)) == Survival(alone={}, pairs={(0, 1): "dense.tensor0"})
     within = of_nodes(topology(Layout(dp=2, tp=4, order=("dp", "cp", "ep", "tp", "pp")), 2))
@@ -325,21 +298,17 @@ def test_a_node_is_lost_with_both_copies() -> None:
     assert within.pairs == {}
 
 
-def test_losses_are_told_in_order() -> None:
-    """
-    When several ranks or pairs cannot be lost, then the first is named first, with a shard of it.
-    """
+def test_losses_are_listed_in_order() -> None:
+    """When several ranks or pairs cannot be lost, then they are listed in order, each with a shard."""
     placed = Topology(groups={"a": (5,), "b": (2,), "c": (4, 3), "d": (1, 0), "e": (5, 0)})
     survival = of_ranks(placed)
     assert list(survival.alone.items()) == [(2, "b"), (5, "a")]
     assert list(survival.pairs.items()) == [((0, 1), "d"), ((3, 4), "c")]
 
 
-def test_a_hundred_thousand_ranks_are_judged() -> None:
-    """
-    When a job is as large as they come, then its pairs are found without trying five thousand
-    million of them.
-    """
+def test_pairs_of_a_hundred_thousand_ranks_are_found() -> None:
+    """When a job has a hundred thousand ranks, then its pairs are found without trying all five
+    thousand million pairs."""
     placed = topology(Layout(dp=200, tp=8, pp=64, shards=100), 8)
     ranks, nodes = of_ranks(placed), of_nodes(placed)
     assert (len(ranks.pairs), len(nodes.pairs)) == (51_200, 6_400)
@@ -390,13 +359,11 @@ def scattered(draw: st.DrawFn) -> tuple[Topology, int, int]:
 
 @given(scattered())
 @unhurried
-def test_what_can_be_lost_is_what_the_planner_can_do_without(
+def test_listed_losses_agree_with_the_planner(
     drawn: tuple[Topology, int, int],
 ) -> None:
-    """
-    When one or two ranks or nodes are lost, of any placement, then a step is left just where it was
-    said to be.
-    """
+    """When one or two ranks or nodes of a random placement are lost, then the planner finds a step
+    exactly if the loss is not listed."""
     placed, world, width = drawn
     assert agrees(of_ranks(placed), placed, [{rank} for rank in range(world)])
     nodes = [set(range(first, first + width)) for first in range(0, world, width)]
@@ -436,10 +403,9 @@ lasting = settings(unhurried, suppress_health_check=list(HealthCheck))
 @given(layouts())
 @lasting
 def test_every_rank_is_in_one_group_of_each_kind(layout: Layout) -> None:
-    """
-    When a job has some kind of state, then every rank holds exactly one shard of it, in as many
-    copies as were asked for, two at least; all of one place in the model, and of one expert.
-    """
+    """When a job has a kind of state, then every rank holds exactly one shard of it, with at least
+    two and exactly as many copies as requested. All holders have the same place in the model and
+    the same expert."""
     for state in layout.states():
         ranks = [rank for group in state.groups.values() for rank in group]
         assert sorted(ranks) == list(range(layout.world))
@@ -458,11 +424,9 @@ def test_every_rank_is_in_one_group_of_each_kind(layout: Layout) -> None:
 
 @given(layouts())
 @lasting
-def test_the_copies_are_as_many_as_the_shards_leave(layout: Layout) -> None:
-    """
-    When the optimizer state is cut, then a dense group has so many shards, each on the ranks that
-    the division leaves; every rank has coordinates of its own.
-    """
+def test_number_of_copies_follows_from_the_number_of_shards(layout: Layout) -> None:
+    """When the optimizer state is cut, then a dense group has the requested number of shards, and
+    the copies follow from the division. Every rank has its own coordinates."""
     kinds = {state.kind: state for state in layout.states()}
     assert len(kinds["optimizer"].groups) == layout.shards * layout.tp * layout.pp
     assert kinds["optimizer"].copies * layout.shards == layout.dp * layout.cp
@@ -476,10 +440,9 @@ def test_the_copies_are_as_many_as_the_shards_leave(layout: Layout) -> None:
 
 @given(layouts())
 @settings(lasting, max_examples=40)
-def test_one_rank_of_any_layout_can_be_lost(layout: Layout) -> None:
-    """
-    When a layout was not refused, then any one rank can be lost, and of two those not named.
-    """
+def test_any_single_rank_of_an_accepted_layout_can_be_lost(layout: Layout) -> None:
+    """When a layout is accepted, then any one rank can be lost, and so can any pair that is not
+    listed."""
     assume(layout.world <= 24)
     placed = topology(layout)
     assert of_ranks(placed).alone == {}
@@ -498,30 +461,27 @@ def test_one_rank_of_any_layout_can_be_lost(layout: Layout) -> None:
         (4, 4 + 64 / 8, 6 + 48 / 8),
     ],
 )
-def test_a_parameter_costs_what_the_formulas_say(copies: int, half: float, single: float) -> None:
-    """
-    When eight ranks hold so many copies of Adam's state, then this is a parameter's memory on each,
-    and the copies are what is more than without.
-    """
+def test_memory_of_a_parameter_follows_the_formulas(
+    copies: int, half: float, single: float
+) -> None:
+    """When eight ranks hold this number of copies of Adam's state, then each rank needs this memory
+    per parameter. The cost of the copies is the difference to one copy."""
     for gradients, total in ((Gradients.HALF, half), (Gradients.SINGLE, single)):
         assert cost(gradients, 8, copies).total == total
         assert cost(gradients, 8, copies).added == total - cost(gradients, 8, 1).total
 
 
-def test_the_formula_is_shown_as_it_is_known() -> None:
-    """
-    When the state is not cut, then there is one number; else what is whole, and what is cut.
-    """
+def test_formula_shows_the_whole_and_the_cut_part() -> None:
+    """When the state is not cut, then the formula has one number. Otherwise it has the whole part
+    and the cut part."""
     assert cost(Gradients.HALF, 8, 8).formula == "20"
     assert cost(Gradients.HALF, 8, 2).formula == "4 + 32/8"
     assert cost(Gradients.SINGLE, 8, 2).formula == "6 + 24/8"
 
 
-def test_a_rank_needs_its_share_of_the_model() -> None:
-    """
-    When a model of 32 parameters, 16 of them in experts, is spread over tp 2, pp 2 and ep 2, then a
-    rank has 4 of the dense and 2 of the experts.
-    """
+def test_rank_needs_its_share_of_the_model() -> None:
+    """When a model of 32 parameters, 16 of them in experts, is spread over tp 2, pp 2 and ep 2,
+    then a rank has 4 dense parameters and 2 expert parameters."""
     layout = Layout(dp=4, tp=2, pp=2, ep=2, shards=2)
     dense, expert = 4 + 32 / 4, 20
     assert bytes_per_rank(layout, Gradients.HALF, 32, 16) == (4 * dense + 2 * expert, 4 * 4 + 2 * 8)

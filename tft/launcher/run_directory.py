@@ -298,7 +298,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobThere:
     """
-    The address and the keys of the job that runs in a run directory.
+    The name of the job that runs in a run directory, and how to reach it.
     """
 
     job: str

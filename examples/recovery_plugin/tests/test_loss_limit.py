@@ -33,11 +33,9 @@ def test_a_rank_that_is_lost_for_the_third_time_ends_the_job_with_a_checkpoint()
     assert (job.over.result, job.over.code) == ("dumped", 3)
 
 
-def test_a_question_that_is_asked_again_does_not_count_twice() -> None:
-    """
-    When another rank is lost in the same incident, then the plugin is asked again, and the first
-    loss still counts once.
-    """
+def test_repeated_request_for_advice_does_not_count_a_loss_twice() -> None:
+    """When another rank is lost in the same incident, then the plugin is asked again, and the first
+    loss still counts once."""
     plugin = LossLimit({LIMIT: "2"})
     job = ScriptedJob(4, Policy(advised=True)).start()
     job.train()
@@ -49,11 +47,9 @@ def test_a_question_that_is_asked_again_does_not_count_twice() -> None:
     assert job.ask(plugin) is None
 
 
-def test_a_spare_node_is_awaited() -> None:
-    """
-    When a node is lost and no other has room for its ranks, then the plugin asks for time, and the
-    ranks go to the spare node that comes.
-    """
+def test_plugin_waits_for_a_spare_node() -> None:
+    """When a node is lost and no other node has room for its ranks, then the plugin asks for time,
+    and the ranks start on the spare node that joins."""
     plugin = LossLimit({SPARE: "60"})
     job = ScriptedJob(4, Policy(advised=True), placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
@@ -71,10 +67,9 @@ def test_a_spare_node_is_awaited() -> None:
     assert [incident["strategy"] for incident in job.reports()] == ["recover"]
 
 
-def test_nobody_waits_for_ever() -> None:
-    """
-    When no spare node comes, then the plugin waits as long as it was told, and tft decides.
-    """
+def test_plugin_stops_waiting_when_its_limit_is_over() -> None:
+    """When no spare node joins, then the plugin waits only for its configured time, and tft
+    decides."""
     plugin = LossLimit({SPARE: "2"})
     job = ScriptedJob(4, Policy(advised=True), placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
