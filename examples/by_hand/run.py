@@ -20,7 +20,7 @@ LIMIT = 30.0
 
 class Terminals:
     """
-    The processes of one job, each started as somebody would in a terminal of its own.
+    The processes of one job, each started as a user would start it in a terminal.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -50,7 +50,8 @@ class Terminals:
 
     def controller(self) -> None:
         """
-        Start the controller. One that was killed goes on from its story.
+        Start the controller. A controller that replaces a killed one continues from the story of
+        the run.
         """
         self._open("controller", "controller", *self._told())
 
@@ -71,7 +72,7 @@ class Terminals:
 
     def ask(self, command: str) -> None:
         """
-        Ask something of the job, from one more terminal.
+        Run one more `tft` command for the job, in one more terminal.
         """
         words = ["tft", command, "--run-dir", str(self.run_dir)]
         print("$", *words, flush=True)
@@ -79,7 +80,7 @@ class Terminals:
 
     def restart_broker(self) -> None:
         """
-        Start the broker again, where it was.
+        Start the broker again at its old address.
         """
         self.broker(self._broker.rpartition(":")[2])
 
@@ -105,7 +106,7 @@ class Terminals:
 
     def close(self) -> None:
         """
-        Leave nothing behind. The broker does not end by itself.
+        End all processes that still run. The broker does not end by itself.
         """
         for process in self._parts.values():
             if process.poll() is None:
@@ -128,7 +129,7 @@ class Terminals:
 
 def until(fact: Callable[[], bool], what: str) -> None:
     """
-    Wait for a fact. Raises `TimeoutError`.
+    Wait until `fact` returns True. Raises `TimeoutError`; `what` names the fact in its message.
     """
     end = time.monotonic() + LIMIT
     while not fact():
@@ -139,7 +140,7 @@ def until(fact: Callable[[], bool], what: str) -> None:
 
 def disturb(job: Terminals) -> None:
     """
-    What goes wrong with the second job, and what is asked of it.
+    Kill parts of the second job, and pause and resume it.
     """
     job.reach(20)
     job.kill_rank(2)
@@ -174,7 +175,7 @@ def run(run_dir: Path, during: Callable[[Terminals], None]) -> dict[str, str]:
 
 def main() -> int:
     """
-    Both jobs, and the comparison.
+    Run both jobs, and compare them.
     """
     alone, by_hand = Path("runs", "left-alone"), Path("runs", "by-hand")
     for run_dir in (alone, by_hand):

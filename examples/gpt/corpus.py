@@ -55,7 +55,7 @@ class Batches:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` batches.
+        Skip the next `batches` batches.
         """
         self._position += batches
 

@@ -1,7 +1,7 @@
 """
-The demo: train the small GPT twice, once left alone and once with two ranks killed, one of them
-rank 0, and compare: every loss of every rank, and the final state, bit for bit. With --megatron
-the GPT is megatron-core's.
+The demo: train the small GPT twice, once undisturbed and once with two ranks killed, rank 0 among
+them. Then compare every loss of every rank and the final state, bit for bit. With --megatron the
+GPT is megatron-core's.
 """
 
 import argparse

@@ -24,7 +24,7 @@ LEARNING_RATE = 1e-3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """
-    The size of a model, and how much a rank gives it to read in each step.
+    The size of a model, and the size of the batches of a rank.
     """
 
     layers: int
@@ -44,7 +44,7 @@ SIZES = {
 
 class Block(nn.Module):
     """
-    Attention and then a two-layer perceptron, each added to its input.
+    Attention followed by a two-layer perceptron. The result of each is added to its input.
     """
 
     def __init__(self, size: Size) -> None:

@@ -1,5 +1,5 @@
 """
-Train a small GPT with DDP, and survive: `tft run --nproc-per-node 4 train.py`.
+Train a small GPT with DDP and tft: `tft run --nproc-per-node 4 train.py`. The job survives faults.
 
 `plain.py` is the ordinary script, `train.py` the same with tft: `diff plain.py train.py`.
 """

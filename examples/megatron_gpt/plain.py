@@ -1,6 +1,6 @@
 """
-Train a small GPT of megatron-core's: `torchrun --nproc-per-node 4 plain.py`. Where there is no CUDA, with
-`--without-cuda tests/megatron/shim.py`, from the root of the project.
+Train a small GPT of megatron-core: `torchrun --nproc-per-node 4 plain.py`. On a machine without
+CUDA, add `--without-cuda tests/megatron/shim.py` and run it from the root of the project.
 
 `plain.py` is the ordinary script, `train.py` the same with tft: `diff plain.py train.py`.
 """

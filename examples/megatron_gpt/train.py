@@ -1,7 +1,7 @@
 """
-Train a small GPT of megatron-core's, and survive:
-`tft run --adaptor megatron --nproc-per-node 4 train.py`. Where there is no CUDA, with
-`--without-cuda tests/megatron/shim.py`, from the root of the project.
+Train a small GPT of megatron-core with tft: `tft run --adaptor megatron --nproc-per-node 4
+train.py`. The job survives faults. On a machine without CUDA, add `--without-cuda
+tests/megatron/shim.py` and run it from the root of the project.
 
 `plain.py` is the ordinary script, `train.py` the same with tft: `diff plain.py train.py`.
 """

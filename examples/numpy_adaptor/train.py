@@ -1,5 +1,5 @@
 """
-Train a toy network on four processes, and survive.
+Train a toy network on four processes. The job survives faults.
 
     tft run --nproc-per-node 4 --adaptor numpy train.py --steps 60
 """
@@ -23,7 +23,7 @@ args = parser.parse_args()
 
 class Batches:
     """
-    Batches of this rank, made of a seed and their number.
+    The batches of this rank. Each is made from a seed and the number of the batch.
     """
 
     def __init__(self, rank: int) -> None:
@@ -47,7 +47,7 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Go to a position.
+        Set the position.
         """
         self._position = state["position"]
 
@@ -64,7 +64,7 @@ session.adopt(
 
 def train(session: tft.Session) -> None:
     """
-    The loop: called again after every incident.
+    Run the training loop. tft calls this again after every incident.
     """
     for step in session.steps(args.steps):
         time.sleep(args.seconds)  # a larger network would need it

@@ -1,6 +1,6 @@
 """
-The adaptor for programs of MindIO: tft's hooks, answered by the functions that the program has
-registered.
+The adaptor for programs written for MindIO. It implements tft's hooks with the functions that the
+program has registered.
 """
 
 from collections.abc import Callable, Mapping, Sequence

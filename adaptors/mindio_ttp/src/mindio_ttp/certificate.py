@@ -173,7 +173,8 @@ def _chain(
     path: Path, mine: "Certificate", trusted: Sequence["Certificate"], now: datetime
 ) -> list["Certificate"]:
     """
-    Return the certificate, the one that has signed it, and so on up to a self-signed certificate.
+    Return the chain of certificates: `mine`, the certificate that has signed it, and so on up to a
+    self-signed certificate.
     """
     chain = [mine]
     while len(chain) < LONGEST_CHAIN:

@@ -31,7 +31,8 @@ REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
 
 def is_cut_off(said: str) -> bool:
     """
-    Return whether an error says that its rank was stopped, or that a link to another rank broke.
+    Return True if the text of an error says that the rank was stopped, or that a link to another
+    rank broke.
     """
     return any(text in said for text in CUT_OFF)
 
@@ -53,7 +54,7 @@ class Found:
 @dataclass(slots=True)
 class Patterns:
     """
-    The texts that are searched for, and the state that each of them stands for.
+    The patterns that are searched for in the text of an error, each with the state that it means.
 
     `can_repair` returns whether memory lost at a time (microseconds of the device) can still be
     restored from the copies on other ranks.

@@ -1,5 +1,5 @@
 """
-The constants of programs and MindIO. Source: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
+The constants that programs and MindIO share. Source: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
 """
 
 from enum import Enum
@@ -41,7 +41,7 @@ class ReportState(Enum):
 
 class RepairType(Enum):
     """
-    The part of a rank in a repair.
+    The role of a rank in a repair.
     """
 
     RT_SEND = 0
@@ -76,7 +76,7 @@ EXIT_WAIT_TIME = 10
 
 class PauseType(Enum):
     """
-    How training pauses: the loop waits, or is left by an error.
+    How training pauses: the loop waits, or the loop is left by an error.
     """
 
     PAUSE = 1

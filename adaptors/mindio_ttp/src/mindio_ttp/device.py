@@ -36,7 +36,8 @@ def use(device: int | None) -> None:
 @contextmanager
 def own_stream() -> Iterator[None]:
     """
-    Run the body on a stream of its own: the training stream may hold interrupted operations.
+    Run the body of the `with` statement on a new stream, because the training stream may hold
+    interrupted operations.
 
     Source: `execute_save` of `ttp_decorator.py`, line 417.
     """
@@ -69,7 +70,8 @@ def version() -> str:
 
 def release_memory() -> None:
     """
-    Free the memory that the frames of a training loop have held, for the state to be received.
+    Free the device memory that the frames of a training loop have used, so that received state
+    fits.
     """
     gc.collect()
     npu = _npu()

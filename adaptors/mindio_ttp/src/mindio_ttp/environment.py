@@ -178,7 +178,7 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Keep the launcher's variables where an agent sets its own.
+    Copy the launcher's variables to other names, because an agent sets its own values.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)
@@ -199,7 +199,8 @@ def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
 
 def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set `env://` of torch.distributed to a store at this address that no rank serves itself.
+    Set the variables of torch.distributed's `env://` to a store at this address, which no rank
+    serves.
     """
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"

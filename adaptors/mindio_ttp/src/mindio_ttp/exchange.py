@@ -76,7 +76,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
-        Forget a rank whose connection has ended: its facts no longer count.
+        Forget a rank whose connection has ended, so that its facts are not sent.
         """
         with self._turn:
             members = self._members.get(name, {})
@@ -130,7 +130,7 @@ class _Member(socketserver.StreamRequestHandler):
 
 class Gathering:
     """
-    The part of one rank in one all-gather.
+    One all-gather, as one rank takes part in it.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -59,8 +59,8 @@ class Handlers:
 
     def call(self, name: str, *told: Any) -> Any:  # Any: the program's own
         """
-        Call the function `name` with the arguments `told`, and with its context where its form has
-        one.
+        Call the function `name` with the arguments `told`. Add its context if functions of this
+        name get one.
         """
         began = self.clock.now()
         try:

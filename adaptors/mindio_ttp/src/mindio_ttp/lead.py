@@ -65,7 +65,7 @@ class Lead:
 
     def lives(self) -> bool:
         """
-        Return whether a `tft lead` lives, started here or elsewhere.
+        Return True if a `tft lead` of this job lives, started by this process or another one.
         """
         lock = self._take()
         if lock is None:

@@ -166,7 +166,7 @@ class Line:
 
     def there(self, limit: float) -> bool:
         """
-        Return whether the line is connected to the controller within `limit` seconds.
+        Return True if the line is connected to the controller within `limit` seconds.
         """
         with self._turn:
             return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
@@ -217,7 +217,7 @@ class Line:
 
     def _report(self) -> None:
         """
-        Pass on the reports one after another, in their order.
+        Pass the reports on, one after another in their order.
         """
         while (report := self._reports.get()) is not None:
             self._heard(*report)

@@ -77,9 +77,9 @@ class Orchestrator(Protocol):
 @dataclass
 class Negotiator:
     """
-    The plugin. Between two calls of the controller it keeps the state of the dialogue.
+    The plugin. Between two calls of the controller it stores the state of the dialogue.
 
-    `limit`: the seconds that the orchestrator may take for an answer.
+    `limit` is the time in seconds that the orchestrator has for an answer.
     """
 
     orchestrator: Orchestrator
@@ -364,9 +364,10 @@ class Negotiator:
 
     def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
         """
-        Offer the cluster the move to the other processes. There is nothing else to report.
+        Offer the orchestrator to move the ranks to the other processes. There is no other fault to
+        report.
 
-        Vetoes `migrate` where the move was cancelled.
+        Vetoes `migrate` if the move was cancelled.
         """
         if not self.switching:
             return Advice(veto=("migrate",), why="nothing is wrong, and no rank is to be switched")
@@ -380,7 +381,7 @@ class Negotiator:
 
     def _grow(self, incident: IncidentView) -> Advice:
         """
-        Bring back the ranks that left and are ready. The cluster has chosen that already.
+        Bring back the ranks that left and are ready. The orchestrator has chosen this already.
         """
         self._forget()
         self.incident = self._opened = incident.number
@@ -407,7 +408,7 @@ class Negotiator:
 
     def _failed(self, possible: set[str]) -> None:
         """
-        Report that the strategy followed so far has not helped, since the controller asks again.
+        Report that the last strategy has failed, because the controller asks again.
         """
         code = NOTHING_LEFT
         if self.followed == "retry" and "recover" in possible:

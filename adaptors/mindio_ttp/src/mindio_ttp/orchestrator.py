@@ -181,7 +181,7 @@ class Orchestrator:
 
     def _release(self, lead: Lead, line: Line) -> None:
         """
-        Tell the controller that no manager leads it from now on. Wait for its end if it ends.
+        Tell the controller that no manager leads it any more. If it ends then, wait for its end.
         """
         answer = NOBODY
         for _ in range(START_LIMIT):

@@ -205,8 +205,8 @@ class Program:
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the last sound step, as tft counts, that the text of an error names; None if it names
-        none.
+        Return the last sound step that the text of an error names, as tft counts steps; None if the
+        text names no step.
 
         Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
@@ -231,7 +231,8 @@ class Program:
 
     def local_state(self) -> bytes:
         """
-        Return the rank-local state: only `base`. The program makes everything else again.
+        Return the rank-local state, which is only `base`. The program computes everything else
+        again.
         """
         return pack(self.base)
 
@@ -258,8 +259,8 @@ class Program:
 
     def interrupt(self) -> None:
         """
-        Make the training thread leave whatever it waits in. Called on the control thread,
-        repeatedly.
+        Interrupt the training thread, whatever it waits for. Called repeatedly on the control
+        thread.
         """
         self._void.set()
         gathering = self._gathering
@@ -412,7 +413,8 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        Return the ranks whose present process some staying rank has not met.
+        Return the ranks with a new process: some staying rank has not formed groups with this
+        process yet.
         """
         replaced = set()
         for told in stayed.values():
@@ -686,7 +688,8 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Return the ranks that were members when all ranks last went on, and still know the members.
+    Return the ranks that were members when all ranks last resumed, and still know the members of
+    that time.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {
@@ -697,14 +700,14 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that were members when some staying rank last went on, and are missing now.
+    Return the ranks that are missing now and were members when some staying rank last resumed.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
 
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks without which some staying rank last went on.
+    Return the ranks that have joined and were no members when some staying rank last resumed.
     """
     return {
         rank

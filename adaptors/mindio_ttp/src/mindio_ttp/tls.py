@@ -1,5 +1,5 @@
 """
-The argument `tls_info`: MindIO's settings of TLS, and what they become here.
+The argument `tls_info`: MindIO's settings of TLS, and the options of tft that replace them.
 
 tft encrypts with the keys of a job, without certificates. The files of `tls_info` are checked as
 MindIO checks them. The keys of the job are derived from the private key: processes with the same

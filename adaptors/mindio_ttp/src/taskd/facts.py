@@ -1,5 +1,5 @@
 """
-The settings of msrun in the form that tft needs.
+The settings of msrun, converted for tft.
 """
 
 from collections.abc import Mapping

@@ -1,3 +1,3 @@
 """
-A job whose parts are started by hand. `by_hand.train` is what its ranks run.
+A job whose parts are started by hand. Its ranks run `by_hand.train`.
 """

@@ -1,5 +1,5 @@
 """
-The training script: what is needed of tft in it, and little else. `tft agent -m by_hand.train`.
+The training script: mostly the calls that tft needs. Run it with `tft agent -m by_hand.train`.
 """
 
 import json
@@ -16,7 +16,7 @@ STEPS = 100
 
 class Position:
     """
-    The data of this toy: a number that is counted up, and the batch that is made of it.
+    The data of this toy: a number that grows by 1, from which each batch is made.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Position:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
-        Go to a position.
+        Set the position.
         """
         self.count = state["count"]
 
@@ -47,7 +47,7 @@ session.adopt(
 
 def train(session: tft.Session) -> None:
     """
-    The loop: called again after every incident.
+    Run the training loop. tft calls this again after every incident.
     """
     for _ in session.steps(STEPS):
         time.sleep(0.02)  # a larger network would need it

@@ -20,7 +20,7 @@ _state: State | None = None
 
 def _contributing() -> None:
     """
-    Replaced by the function that `tft_watch` gets.
+    Do nothing. `tft_watch` replaces this function.
     """
 
 

@@ -1,5 +1,5 @@
 """
-The training state of this process: arrays that all ranks share, and what is this rank's own.
+The training state of this process: arrays of which every rank has a copy, and rank-local state.
 """
 
 import io
@@ -23,20 +23,22 @@ SHARD = "dense"
 
 class Data(Protocol):
     """
-    What a script hands over as `data`.
+    The interface of the object that a script passes as `data`.
     """
 
     def state_dict(self) -> dict[str, Any]:  # Any: whatever JSON can carry
         """Return the position."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a position."""
+        """
+        Set the position.
+        """
 
 
 class State:
     """
-    The objects that a script has handed over. Use it on the training thread; `give` may be called
-    on any, while the training thread is out of the loop.
+    The objects that a script has passed to `session.adopt`. Use it on the training thread. `give`
+    may be called on any thread while the training thread is outside the loop.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class State:
 
     def wrapper(self) -> Any:  # Any: the script's own
         """
-        Build what the loop calls as `session.model`.
+        Build the object that the loop gets as `session.model`.
         """
         return self._network if self._wrap is None else self._wrap()
 
@@ -82,7 +84,7 @@ class State:
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Put back what `capture` returned.
+        Restore the state that `capture` returned.
         """
         before = json.loads(local_state)
         self._network.generator.bit_generator.state = before["generator"]
@@ -93,15 +95,15 @@ class State:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard: what the receiver must know of the arrays, and their memory, not copied.
+        Return the shard: a description of the arrays, and their memory without a copy.
         """
         arrays = self._arrays()
         return ShardPayload(meta=_described(arrays), buffers=_buffers(arrays))
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        Return the memory of the arrays, to be written over. Raises `OrderRefused` when the giver
-        has other arrays.
+        Return the memory of the arrays, into which the received shard is written. Raises
+        `OrderRefused` if the sender has other arrays.
         """
         arrays = self._arrays()
         if meta != _described(arrays):
@@ -138,7 +140,8 @@ class State:
 
     def load(self, directory: Path) -> None:
         """
-        Read what `stage` has written. Raises `CheckpointCorrupt` when the arrays are others.
+        Read the files that `stage` has written. Raises `CheckpointCorrupt` if they contain other
+        arrays.
         """
         path = directory / f"{SHARD}.npz"
         arrays = self._arrays()

@@ -1,11 +1,11 @@
 """
-The group: the ranks that add up their gradients, joined by sockets.
+The group: the ranks that sum up their gradients, connected by sockets.
 
 Rank 0 is the hub. It receives the array of every other rank, adds the arrays in the order of the
 ranks, and sends the sum to all. The order of the sum is always the same, so its bits are too.
 
 An all-reduce in which a rank is missing waits for ever. `abort`, called on another thread, makes it
-raise `Broken`. Nothing here checks who connects: this is a toy.
+raise `Broken`. This toy does not check which process connects.
 """
 
 import socket
@@ -144,7 +144,7 @@ _group: Group | None = None
 
 def join(name: str, host: str, port: int, rank: int, world: int) -> None:
     """
-    Form the group of this process. An earlier one is left. Raises `Broken`.
+    Form the group of this process. Leave an earlier group first. Raises `Broken`.
     """
     global _group
     leave()

@@ -18,7 +18,7 @@ class Network:
 
     def __init__(self, inputs: int, hidden: int, outputs: int, *, seed: int) -> None:
         """
-        `seed` decides the first parameters: the same on all ranks.
+        Create the parameters. `seed` determines them, so that they are the same on all ranks.
         """
         draw = np.random.default_rng(seed)
         self.parameters: Arrays = {

@@ -1,10 +1,10 @@
 """
-The rendezvous: a small server at which the ranks of a group find each other.
+The rendezvous: a small server through which the ranks of a group find each other.
 
-One line of JSON asks, one line answers:
+A request is one line of JSON, and so is its answer:
 
-    {"put": KEY, "value": TEXT}    keep the text under the key; answers null
-    {"get": KEY}                   answers the text, as soon as there is one
+    {"put": KEY, "value": TEXT}    store the text under the key; the answer is null
+    {"get": KEY}                   the answer is the text, as soon as the key has one
 """
 
 import json
@@ -15,7 +15,7 @@ import threading
 
 class Rendezvous(socketserver.ThreadingTCPServer):
     """
-    The server. `serve_forever` serves.
+    The server. Call `serve_forever` to run it.
     """
 
     daemon_threads = True

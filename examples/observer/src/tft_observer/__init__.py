@@ -1,9 +1,9 @@
 """
-A plugin that only watches: it writes a line of JSON for everything that happens to a job.
+A plugin that only observes: it writes a line of JSON for every event of a job.
 
     tft run --observe FILE ...         or TFT_OBSERVE=FILE in the environment of `tft controller`
 
-It is called in the controller, and in no training process. So training does not wait for it.
+It runs in the controller and in no training process, so training does not wait for it.
 """
 
 import json

@@ -1,13 +1,13 @@
 """
-A plugin that has its say in what is done about a lost rank.
+A recovery plugin that advises what to do about a lost rank.
 
-    tft run --loss-limit 3 ...       the third time that a rank loses its process, the job ends with
-                                     a last checkpoint: something is wrong with its node
-    tft run --await-spare 60 ...     where a node is lost and no other has room for its ranks, a
-                                     spare node is awaited
+    tft run --loss-limit 3 ...       when a rank loses its process for the third time, end the job
+                                     with a last checkpoint, because its node may be faulty
+    tft run --await-spare 60 ...     when a node is lost and no other node has room for its ranks,
+                                     wait up to 60 s for a spare node
 
-Where no command line starts the controller, the variables TFT_LOSS_LIMIT and TFT_AWAIT_SPARE say
-the same.
+If no command line starts the controller, set the variables TFT_LOSS_LIMIT and TFT_AWAIT_SPARE
+instead.
 """
 
 import os
@@ -28,7 +28,7 @@ ASK_AGAIN = 1.0
 
 class LossLimit:
     """
-    The hooks. tft asks them on one thread at a time.
+    The hooks of the plugin. tft calls them on one thread at a time.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -72,10 +72,10 @@ class LossLimit:
     @hookimpl
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Say what is to be done about an incident. None: what tft would do without this plugin.
+        Return the advice for an incident. None: tft decides as without this plugin.
 
-        It is asked again in an incident, after a wait or when another fault has joined it. So what
-        it notes about an incident replaces what it noted before.
+        tft asks again in the same incident, after a wait or when another fault has joined it. So
+        the notes about an incident replace the earlier notes about the same incident.
         """
         lost = frozenset(
             f.rank for f in incident.faults if f.rank is not None and f.kind == "process"

@@ -51,7 +51,7 @@ def tft_start_controller(
     """
     Start the controller at `bind_ip` and `port`, or find the one that was started with the job.
 
-    `enable_tls` and `tls_info`: whether the bus is encrypted, and from which files.
+    `enable_tls` says whether the bus is encrypted, and `tls_info` names the files with the keys.
     """
     call = "tft_start_controller"
     address = checks.address(call, "bind_ip", bind_ip)
