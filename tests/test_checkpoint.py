@@ -1,5 +1,5 @@
 """
-A checkpoint on the disk: committed or not there, and checked before it is trusted.
+Checkpoints on a disk: committed or absent, and checked before they are used.
 """
 
 import os
@@ -19,7 +19,7 @@ NAMES = ("step-{step:08d}", "{step}", "gpt7-{step}.ckpt", "a+{step:03d}")
 
 def store(run_dir: Path, name: str = NAMES[0]) -> CheckpointStore:
     """
-    Where the checkpoints of these tests are.
+    Return the store of the checkpoints of these tests.
     """
     return CheckpointStore(directory=run_dir / "checkpoints", name=name)
 
@@ -28,7 +28,7 @@ def write(
     run_dir: Path, step: int, content: bytes = b"weights", ranks: int = 2, name: str = NAMES[0]
 ) -> Path:
     """
-    Everything of a checkpoint but its commit; returns its final place.
+    Write a checkpoint without its commit. Return its final path.
     """
     final = store(run_dir, name).place(step)
     directory = checkpoint.partial(final)
@@ -41,7 +41,7 @@ def write(
 
 def describe(directory: Path, step: int = 5, ranks: int = 2) -> Manifest:
     """
-    The manifest of what `write` has written.
+    Return the manifest of the checkpoint that `write` has written.
     """
     names = ["dense/weights", *(f"local-state-rank{rank}.bin" for rank in range(ranks))]
     files = [checkpoint.digest_file(directory, name) for name in names]
@@ -50,7 +50,7 @@ def describe(directory: Path, step: int = 5, ranks: int = 2) -> Manifest:
 
 def committed(run_dir: Path, step: int, content: bytes = b"weights", name: str = NAMES[0]) -> Path:
     """
-    A whole checkpoint.
+    Write and commit a checkpoint.
     """
     final = write(run_dir, step, content, name=name)
     directory = checkpoint.partial(final)
@@ -230,7 +230,7 @@ def test_verify_names_each_damaged_file(tmp_path: Path, damage: str) -> None:
 
 def sealed(fields: str) -> str:
     """
-    A manifest of these fields that names its own digest.
+    Return a manifest with these fields and its own digest.
     """
     unsealed = f'{{"digest":"{"0" * 32}",{fields}}}'
     return unsealed.replace("0" * 32, xxhash.xxh3_128_hexdigest(unsealed.encode()), 1)
@@ -346,7 +346,7 @@ def test_older_checkpoints_are_those_that_the_job_can_resume_from(tmp_path: Path
 
 def copied(run_dir: Path) -> Path:
     """
-    A checkpoint with a further copy of its shard.
+    Write a checkpoint with a further copy of its shard.
     """
     final = write(run_dir, 5)
     directory = checkpoint.partial(final)

@@ -1,5 +1,5 @@
 """
-The documentation says what the code does: commands, settings, variables, rooms, links.
+The documentation agrees with the code: commands, settings, variables, rooms and links.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ DECLARED = [
 
 def section(page: str, heading: str) -> str:
     """
-    The text of a page between a heading of level two and the next.
+    Return the text of a page between a heading of level two and the next one.
     """
     text = (ROOT / page).read_text()
     found = re.search(
@@ -44,7 +44,8 @@ def section(page: str, heading: str) -> str:
 
 def rows(text: str) -> dict[str, list[str]]:
     """
-    The tables of a text: the first word in backticks of each row, and the row's other cells.
+    Return the tables of a text: the first word in backticks of each row, with the row's other
+    cells.
     """
     table = [line for line in text.splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table]
@@ -53,7 +54,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def command(name: str) -> click.Command:
     """
-    A command of `tft`, as it is installed.
+    Return a command of `tft` as it is installed.
     """
     found = tft.get_command(click.Context(tft), name)
     assert found is not None
@@ -65,7 +66,7 @@ COMMANDS = tft.list_commands(click.Context(tft))
 
 def options(name: str) -> dict[str, click.Option]:
     """
-    The options of a command by their names.
+    Return the options of a command by their names.
     """
     parameters = command(name).get_params(click.Context(command(name)))
     return {each.opts[0]: each for each in parameters if isinstance(each, click.Option)}
@@ -201,14 +202,14 @@ def test_every_make_target_is_documented() -> None:
 
 def without_code(text: str) -> str:
     """
-    A page without its fenced blocks of code.
+    Return a page without its fenced blocks of code.
     """
     return re.sub(r"(?ms)^```.*?^```$", "", text)
 
 
 def anchors(page: Path) -> set[str]:
     """
-    The anchors of the headings of a page, as GitHub makes them.
+    Return the anchors of the headings of a page, as GitHub makes them.
     """
     found: list[str] = []
     for heading in re.findall(r"(?m)^#+ (.*)$", without_code(page.read_text())):
@@ -243,7 +244,7 @@ def sentences(text: str) -> list[str]:
 
 def length(sentence: str) -> int:
     """
-    The number of words of a sentence.
+    Return the number of words of a sentence.
     """
     return len([word for word in sentence.split() if re.search(r"\w", word)])
 

@@ -1,5 +1,5 @@
 """
-The example: its data, its model, its record. Whole runs of it are in `tests/e2e`.
+The data, the model and the record of the example. Whole runs of it are in `tests/e2e`.
 """
 
 import json
@@ -29,7 +29,7 @@ def test_corpus_is_the_same_at_each_load() -> None:
 
 def batches(*, seed: int = 0, rank: int = 0) -> Batches:
     """
-    A small stream.
+    Return a small stream of batches.
     """
     return Batches(torch.arange(250, dtype=torch.uint8), batch=2, context=8, seed=seed, rank=rank)
 
@@ -89,7 +89,7 @@ def test_scheduler_state_can_be_packed_without_classes() -> None:
 @pytest.fixture
 def group_of_one() -> Iterator[None]:
     """
-    A process group without peers.
+    Form a process group without peers.
     """
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
@@ -115,7 +115,7 @@ def test_tiny_model_fills_two_buckets_of_ddp() -> None:
 
 def steps_of(directory: Path, rank: int = 0) -> list[tuple[int, str]]:
     """
-    The rows of a rank, without their times.
+    Return the rows of a rank without their times.
     """
     lines = (directory / f"steps-rank{rank}.jsonl").read_text().splitlines()
     return [(row["step"], row["loss"]) for row in map(json.loads, lines)]

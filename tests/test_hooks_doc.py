@@ -1,5 +1,5 @@
 """
-docs/reference/hooks.md and tft/spi: the same hooks, with the same arguments.
+The page `docs/reference/hooks.md` agrees with `tft/spi`: the same hooks with the same arguments.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "hooks.md").read_text
 
 def specified(specs: type) -> list[str]:
     """
-    The hooks of a class of specifications, in its order, as headings have them.
+    Return the hooks of a class of specifications in its order, in the form of headings.
     """
     return [
         f"{name}({', '.join(list(inspect.signature(function).parameters)[1:])})"
@@ -27,7 +27,7 @@ def specified(specs: type) -> list[str]:
 
 def documented(section: str) -> dict[str, str]:
     """
-    The headings in a section of the page, and the text under each.
+    Return the headings in a section of the page, and the text under each.
     """
     [text] = re.findall(rf"(?ms)^## {section}\n(.*?)(?=^## |\Z)", PAGE)
     return dict(re.findall(r"(?ms)^### (.*?)\n(.*?)(?=^### |\Z)", text))

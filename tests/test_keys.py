@@ -1,5 +1,5 @@
 """
-The keys of a job as files: made once, read by nobody else, and refused with a sentence.
+The keys of a job as files: made once, readable only by their owner, and refused with a sentence.
 """
 
 import stat

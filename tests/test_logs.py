@@ -1,5 +1,5 @@
 """
-The log of the command line: a line for each event, on stderr alone.
+The log of the command line: one line for each event, on stderr only.
 """
 
 import re
@@ -23,7 +23,7 @@ except ZeroDivisionError:
 
 def lines(*, verbose: bool) -> list[str]:
     """
-    What a process with these logs writes.
+    Return the lines that a process with these settings writes.
     """
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(verbose=verbose)],

@@ -1,5 +1,5 @@
 """
-Names that the project has given up do not come back: `names.toml` lists them.
+Names that the project no longer uses do not come back: `names.toml` lists them.
 """
 
 import io
@@ -25,14 +25,15 @@ SPACE = frozenset({tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDE
 
 def tokens(path: Path) -> list[tokenize.TokenInfo]:
     """
-    The tokens of a file.
+    Return the tokens of a file.
     """
     return list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """
-    The comments and docstrings of a file with their first lines. A docstring is a string that is a statement.
+    Return the comments and docstrings of a file with their first lines. A docstring is a string
+    that is a statement.
     """
     before, depth = tokenize.NEWLINE, 0
     for token in tokens(path):
@@ -47,7 +48,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def found(text: str, old: dict[str, str]) -> list[str]:
     """
-    The given-up words in a text.
+    Return the given-up words in a text.
     """
     words = re.findall(r"[A-Za-z]+", text.lower())
     return sorted(old.keys() & set(words))

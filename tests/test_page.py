@@ -1,5 +1,5 @@
 """
-The page: what a reader finds, whenever the writer was killed.
+The page of a rank: what a reader finds, whenever the writer was killed.
 """
 
 import os

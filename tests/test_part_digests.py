@@ -16,7 +16,8 @@ LARGE = 300_000
 
 def payload(*sizes: int, flip: int | None = None) -> ShardPayload:
     """
-    Buffers of these sizes with content of their own, in two parts by turns; one bit of one of them flipped.
+    Return buffers of these sizes with different contents, alternately in two parts. One bit of one
+    buffer is flipped if `flip` is given.
     """
     contents = [bytearray(random.Random(i).randbytes(size)) for i, size in enumerate(sizes)]
     if flip is not None:

@@ -1,5 +1,5 @@
 """
-Adaptors and plugins: which are found, what is refused, and whose failure is whose.
+Adaptors and plugins: which ones are found, which are refused, and how their failures are handled.
 """
 
 import sys
@@ -33,7 +33,7 @@ ENVIRONMENT = HOOK + "def tft_environment(options): return {__name__: options['x
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """
-    Installs packages as somebody else would: a module and an entry point.
+    Return a function that installs a package: a module and an entry point.
     """
     monkeypatch.syspath_prepend(str(tmp_path))
     names = []
@@ -170,7 +170,7 @@ def test_a_plugin_that_cannot_be_imported_is_left_out(install: Install) -> None:
 
 class Options:
     """
-    Answers two hooks with what it was made with, or raises it.
+    A plugin that answers two hooks with the object it was made with, or raises that object.
     """
 
     def __init__(self, answer: str | BaseException | None) -> None:
@@ -193,7 +193,7 @@ class Options:
 
 def plugins_of(*answers: str | BaseException | None) -> pluggy.PluginManager:
     """
-    A manager with plugins that give these answers. The last one is called first.
+    Return a plugin manager with plugins that give these answers. The last plugin is called first.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)
@@ -261,26 +261,26 @@ def test_hook_with_one_answer_stops_at_the_first_answer() -> None:
 
 class Full:
     """
-    An adaptor that takes what the hook gives.
+    An adaptor whose hook has all arguments.
     """
 
     @hookimpl
     def tft_capture(self, closing: bool) -> bytes:
         """
-        What it was told.
+        Return the argument.
         """
         return b"closing" if closing else b"open"
 
 
 class Short:
     """
-    One that leaves an argument out.
+    An adaptor whose hook leaves an argument out.
     """
 
     @hookimpl
     def tft_capture(self) -> bytes:
         """
-        Always the same.
+        Return a constant.
         """
         return b"same"
 

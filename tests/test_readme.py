@@ -1,5 +1,6 @@
 """
-The README and the page for Megatron against the code they show, and the picture of the README against its report.
+The README and the Megatron page agree with the code that they show, and the README's picture with
+its report.
 """
 
 import difflib
@@ -21,7 +22,8 @@ PICTURE = ROOT / "docs" / "pictures" / "incident.svg"
 
 def example_diff(example: str) -> str:
     """
-    What changes from the ordinary script to the one that survives, without the docstring.
+    Return the differences between the ordinary script and the script with tft, without the
+    docstring.
     """
     plain, train = (
         (ROOT / "examples" / example / name).read_text().split('"""\n', 2)[2].splitlines()

@@ -1,5 +1,5 @@
 """
-What a program that starts ranks is asked for by an agent, and what it answers.
+The requests of an agent to a program that starts ranks, and the program's answers.
 """
 
 import os
@@ -24,7 +24,7 @@ WAITS = "import signal; signal.pause()"
 
 class Starts:
     """
-    Starts Python with some code, and says what it was asked.
+    A starter that starts Python with some code, and records the requests.
     """
 
     def __init__(self, code: str) -> None:
@@ -34,7 +34,7 @@ class Starts:
 
     def start(self, local_rank: int) -> int:
         """
-        See `tft.spi.launcher.Starter`.
+        Implement `tft.spi.launcher.Starter`.
         """
         if not self.code:
             raise FileNotFoundError("there is no such script")
@@ -44,20 +44,20 @@ class Starts:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.spi.launcher.Starter`.
+        Implement `tft.spi.launcher.Starter`.
         """
         os.killpg(pid, signal.SIGKILL)
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        See `tft.spi.launcher.Starter`.
+        Implement `tft.spi.launcher.Starter`.
         """
         self.reaped.append(self._processes.pop(pid).wait())
 
 
 class Asking:
     """
-    An agent's side: a service at work on a thread, and the process whose end it waits for.
+    The agent's side: a service on a thread, and the process whose end it waits for.
     """
 
     def __init__(self, code: str) -> None:
@@ -73,13 +73,13 @@ class Asking:
 
     def ask(self, ask: Ask, *descriptors: int) -> None:
         """
-        Say it.
+        Send a request.
         """
         say(self._channel, ask, *descriptors)
 
     def start(self, number: int, **variables: str) -> Answer:
         """
-        Ask for a process with some more variables.
+        Request a process with these additional variables.
         """
         text = written(self.environment | variables)
         self.ask(Ask(kind="start", number=number, local_rank=0), text)
@@ -88,7 +88,7 @@ class Asking:
 
     def answer(self) -> Answer:
         """
-        The next one.
+        Return the next answer.
         """
         answer = hear_answer(self._channel)
         assert answer is not None
@@ -96,7 +96,7 @@ class Asking:
 
     def end(self) -> None:
         """
-        The `tft run` of the node ends.
+        End the process that stands for the node's `tft run`.
         """
         self._run.kill()
         self._thread.join()
@@ -108,7 +108,7 @@ class Asking:
 @pytest.fixture
 def waiting() -> Iterator[Asking]:
     """
-    A program whose ranks wait to be killed.
+    Return a program whose ranks wait until they are killed.
     """
     asking = Asking(WAITS)
     yield asking

@@ -1,5 +1,5 @@
 """
-What extensions import of tft. import-linter knows what is forbidden; this list is what is allowed.
+The imports of extensions. import-linter has the forbidden imports; this list has the allowed ones.
 """
 
 import ast

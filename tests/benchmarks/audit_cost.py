@@ -1,6 +1,7 @@
 """
-What the audit of a loop costs: steps of the example's model that are audited against steps that are not, in turns, on
-one process without groups; and the same in units of one read of the state for digests, which it does three times.
+Measure the cost of the loop audit: audited steps of the example's model against steps without the
+audit, in turns, in one process without groups. The cost is also given in units of one digest of the
+state; the audit makes three of them.
 """
 
 import json
@@ -20,7 +21,7 @@ WARM = 10
 
 def main() -> None:
     """
-    One line for each size of the model.
+    Print one line for each size of the model.
     """
     torch.set_num_threads(1)
     for size in SIZES:
@@ -29,7 +30,7 @@ def main() -> None:
 
 def measured(size: str) -> dict[str, float | str]:
     """
-    The medians of one size.
+    Return the median times for a model of this size.
     """
     hook = load_adaptor("pytorch").hook
     model = GPT(SIZES[size])

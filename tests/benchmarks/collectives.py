@@ -1,6 +1,6 @@
 """
-What it costs that gloo's collectives can be called off: all-reduces in a group of torch's own and in one of
-ours, round by round side by side, between two processes.
+Measure the cost of interruptible gloo collectives: all-reduces in a group of torch and in a group
+of tft, round by round side by side, between two processes.
 """
 
 import json
@@ -23,7 +23,8 @@ SIZES = {"1 KiB": 2**8, "1 MiB": 2**18}
 
 def rank(number: int, port: int) -> None:
     """
-    Rank 0 prints one line: the medians of both, in microseconds per sum, and of their ratio.
+    Run one of the two processes. Rank 0 prints one line: the medians of both groups in microseconds
+    per all-reduce, and the median of their ratio.
     """
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, WORLD, is_master=False, timeout=timedelta(seconds=60))
@@ -52,7 +53,7 @@ def rank(number: int, port: int) -> None:
 
 def sums(numbers: torch.Tensor, group: dist.ProcessGroup | None) -> float:
     """
-    Microseconds that one takes, on average.
+    Return the mean time of one all-reduce in microseconds.
     """
     began = time.perf_counter()
     for _ in range(SUMS):
@@ -62,7 +63,7 @@ def sums(numbers: torch.Tensor, group: dist.ProcessGroup | None) -> float:
 
 def main() -> None:
     """
-    Two processes and a store for them.
+    Start two processes and the store through which they meet.
     """
     server = TCPStore("127.0.0.1", 0, WORLD, is_master=True, wait_for_workers=False)
     mp.spawn(rank, args=(server.port,), nprocs=WORLD)  # type: ignore[no-untyped-call,attr-defined]  # torch has no types here

@@ -1,6 +1,6 @@
 """
-What the comparison of copies takes in an incident, against one reading of the state by one thread: both are timed in
-turns. The state is that of a GPT with AdamW, adopted as the example does it, after a step.
+Measure the comparison of copies in an incident against one read of the state by one thread, in
+turns. The state is that of a GPT with AdamW after a step, adopted as in the example.
 """
 
 import json
@@ -22,7 +22,7 @@ LAYERS = 12
 
 def main() -> None:
     """
-    One line for each width: the ratio of the two, and the size of the state.
+    Print one line for each width: the ratio of the two times, and the size of the state.
     """
     torch.set_num_threads(1)
     for width in WIDTHS:

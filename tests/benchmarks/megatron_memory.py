@@ -1,6 +1,7 @@
 """
-What training with megatron-core under tft keeps alive, in bytes per parameter on the rank that has most, when a
-step is over and its gradients are still there, beside the formulas that `tft replicas` prints.
+Measure the memory of training with megatron-core under tft, in bytes per parameter on the rank with
+the most, after a step and before its gradients are freed. The formulas of `tft replicas` are
+printed beside it.
 """
 
 import json
@@ -21,7 +22,7 @@ LIMIT = 0.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """
-    One way to train.
+    One configuration of training.
     """
 
     instances: int
@@ -31,21 +32,21 @@ class Row:
     @property
     def what(self) -> str:
         """
-        In words.
+        Return a description of the configuration.
         """
         return f"{self.instances} instances" if self.instances else "not distributed"
 
     @property
     def formula(self) -> str:
         """
-        How the bytes come about.
+        Return the formula for its bytes as text.
         """
         return cost(self.gradients, RANKS, self.instances or RANKS).formula
 
     @property
     def expected(self) -> float:
         """
-        What the formula comes to.
+        Return the result of the formula.
         """
         return cost(self.gradients, RANKS, self.instances or RANKS).total
 
@@ -53,7 +54,7 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """
-    What one rank has.
+    The memory that one rank holds.
     """
 
     parameters: int
@@ -66,7 +67,7 @@ class Held:
 
 def rows() -> Iterator[Row]:
     """
-    The table.
+    Return all configurations.
     """
     for gradients in Gradients:
         for instances in (0, 1, 2, RANKS):
@@ -75,7 +76,7 @@ def rows() -> Iterator[Row]:
 
 def measure(row: Row, run_dir: Path) -> list[Held]:
     """
-    What each rank of a job has.
+    Return the memory of each rank of a job.
     """
     arguments = ["--instances", str(row.instances)]
     if row.gradients is Gradients.HALF:
@@ -88,7 +89,7 @@ def measure(row: Row, run_dir: Path) -> list[Held]:
 
 def main() -> None:
     """
-    One line for each row.
+    Print one line for each configuration.
     """
     with tempfile.TemporaryDirectory() as directory:
         for number, row in enumerate(rows()):

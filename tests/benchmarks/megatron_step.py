@@ -22,7 +22,7 @@ WARM = 10
 
 def main() -> None:
     """
-    One line for each shape.
+    Print one line for each shape.
     """
     for shape in sys.argv[1:] or ("TP1DP4", "TP1DP4-plain", "TP2DP2"):
         with tempfile.TemporaryDirectory() as directory:
@@ -31,7 +31,7 @@ def main() -> None:
 
 def compare(shape: str, run_dir: Path) -> dict[str, object]:
     """
-    The median of the steps' ratios.
+    Return the median of the ratios of the step times.
     """
     nproc, arguments = SHAPES[shape]
     outcome = run(

@@ -1,7 +1,8 @@
 """
-What training keeps alive, in bytes per parameter and rank: the slope between two sizes of a model of
-equal parameters, after a step and before its gradients are dropped, beside the formulas that
-`tft replicas` prints. Counted twice: as the memory of all tensors, and as what the allocator has given away.
+Measure the memory of training, in bytes per parameter and rank: the slope between two sizes of a
+model with parameters of equal size, after a step and before its gradients are freed. The formulas
+of `tft replicas` are printed beside it. The memory is counted twice: as all tensors, and as the
+bytes that the allocator has given out.
 """
 
 import json
@@ -32,7 +33,7 @@ LIMIT = 0.02
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """
-    One way to train.
+    One configuration of training.
     """
 
     what: str
@@ -47,7 +48,7 @@ class Row:
 
 def rows() -> Iterator[Row]:
     """
-    The table.
+    Return all configurations.
     """
     yield Row(what="AdamW, fp32", ranks=4, copies=0, gradients=None, formula="16", expected=16.0)
     for gradients in Gradients:
@@ -70,7 +71,7 @@ def rows() -> Iterator[Row]:
 
 def rank(number: int, port: int, row: Row) -> None:
     """
-    Rank 0 prints the row.
+    Run one rank of the measurement. Rank 0 prints the row.
     """
     # a group that is slow to be freed is of no interest here
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -104,7 +105,8 @@ def rank(number: int, port: int, row: Row) -> None:
 
 def train(number: int, port: int, row: Row, width: int, group: str) -> tuple[int, int, int]:
     """
-    The parameters, and what is alive after some steps: in tensors, and allocated.
+    Train some steps. Return the number of parameters, and the memory afterwards: of tensors, and
+    allocated.
     """
     adaptor.tft_clear()
     torch.manual_seed(0)
@@ -137,7 +139,7 @@ def one_step(
     built: nn.Module, optimizer: torch.optim.Optimizer, width: int, *, summed: bool
 ) -> None:
     """
-    Up to what the window leaves.
+    Train one step without freeing its gradients.
     """
     dtype = next(built.parameters()).dtype
     built(torch.randn(2, width, dtype=dtype)).square().mean().backward()
@@ -152,7 +154,7 @@ def one_step(
 
 def main() -> None:
     """
-    One line for each row.
+    Print one line for each configuration.
     """
     multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])  # imports are paid once
     for row in rows():

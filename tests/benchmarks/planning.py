@@ -1,8 +1,8 @@
 """
-How long the planner takes for one incident, in milliseconds, for worlds of tp 8, pp 16 and dp as
-large as it takes: parameters on all ranks of a (tp, pp) place, optimizer shards with two copies,
-one node of eight ranks lost. `offers` is what is chosen from, `repair` who copies what once the new
-processes are there, `savers` who would write the last checkpoint instead.
+Measure the planner's time for one incident in milliseconds, for jobs of tp 8, pp 16 and growing dp:
+parameters on all ranks of a (tp, pp) place, optimizer shards with two copies, one node of eight
+ranks lost. `offers` finds the possible strategies, `repair` plans the transfers to the new
+processes, `savers` plans a last checkpoint instead.
 """
 
 import json
@@ -25,7 +25,7 @@ ROUNDS = 3
 
 def fastest(call: Callable[[], object]) -> float:
     """
-    Milliseconds.
+    Return the shortest time of several calls in milliseconds.
     """
     times = []
     for _ in range(ROUNDS):
@@ -38,7 +38,7 @@ def fastest(call: Callable[[], object]) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """
-    A world that has lost a node.
+    A job that has lost a node.
     """
 
     topology: Topology
@@ -51,14 +51,14 @@ class Incident:
     @property
     def members(self) -> frozenset[int]:
         """
-        All ranks.
+        Return all ranks of the job.
         """
         return frozenset(self.healthy)
 
 
 def lost_node(dp: int) -> Incident:
     """
-    The incident, in a world of so many replicas of the model.
+    Return the incident in a job with `dp` replicas of the model.
     """
     topology = grid(8, 16, dp, copies=2)
     healthy = everybody(len(topology.nodes))
@@ -72,7 +72,7 @@ def lost_node(dp: int) -> Incident:
 
 def measured(dp: int) -> dict[str, object]:
     """
-    The result for one world.
+    Return the result for one size of the job.
     """
     incident = lost_node(dp)
     topology, members, lost = incident.topology, incident.members, incident.lost
@@ -94,7 +94,7 @@ def measured(dp: int) -> dict[str, object]:
 
 def main() -> None:
     """
-    One line for each world.
+    Print one line for each size of the job.
     """
     for dp in REPLICAS:
         print(json.dumps(measured(dp)))

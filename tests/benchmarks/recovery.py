@@ -1,8 +1,7 @@
 """
-What a recovery costs: twenty kills of ranks in turn, in every phase, in one job of four ranks.
-
-`own` is the report's `total`, without `await` (the start of a process and its imports) and
-without the median undisturbed step: what tft itself takes.
+Measure recoveries: twenty kills of ranks in turn, in every phase, in one job of four ranks. `own`
+is the time of tft itself: the report's `total` without `await` (the start of a process and its
+imports) and without the median undisturbed step.
 """
 
 import itertools
@@ -21,7 +20,7 @@ PHASES = ("forward", "backward", "collective", "update", "between")
 
 def main() -> None:
     """
-    One line: medians and worst cases, in seconds.
+    Print one line: medians and worst cases in seconds.
     """
     specs = [
         f"kill:rank={kill % 4},step={(kill + 1) * EVERY},phase={PHASES[kill % 5]}"
@@ -38,7 +37,7 @@ def main() -> None:
 
 def measure(outcome: Outcome) -> dict[str, object]:
     """
-    The figures of a run.
+    Return the times of a run.
     """
     rows = [
         json.loads(line)

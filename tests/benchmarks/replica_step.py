@@ -1,8 +1,8 @@
 """
-tft's part of a step with a `ReplicaOptimizer`, the step itself and the exchange when the update window
-closes, against `ZeroRedundancyOptimizer.step` of torch's own, round by round side by side: four
-processes, two copies, the same model, gradients and groups. Beside it what the meeting at the opening of the
-window takes, for which torch's has no counterpart, and the ratio with that.
+Measure the step of a `ReplicaOptimizer`, including the exchange at the close of the update window,
+against the step of torch's `ZeroRedundancyOptimizer`, round by round side by side: four processes,
+two copies, the same model, gradients and groups. The time of the pre-update barrier, which torch
+does not have, is given separately, with the ratio that includes it.
 """
 
 import json
@@ -31,7 +31,8 @@ SIZES = {"2 MiB": (256, 8), "32 MiB": (1024, 8), "2 MiB in 128 pieces": (64, 128
 
 def rank(number: int, port: int) -> None:
     """
-    Rank 0 prints a line for each size: medians in microseconds, and the median ratios.
+    Run one rank. Rank 0 prints a line for each size: median times in microseconds and the median
+    ratios.
     """
     # a group that is slow to be freed is of no interest here
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -57,7 +58,7 @@ def prepared(
     number: int, port: int, size: str, width: int, layers: int
 ) -> tuple[dict[str, Callable[[], object]], Callable[[], bool]]:
     """
-    What is measured, and whether all have made the same parameters.
+    Return the functions to measure, and True if all optimizers have computed the same parameters.
     """
     models = [net(width, layers) for _ in range(3)]
     ours = ReplicaOptimizer(
@@ -99,7 +100,7 @@ def prepared(
 
 def net(width: int, layers: int) -> nn.Module:
     """
-    With gradients, that stay as they are.
+    Return a model with gradients, which no function changes.
     """
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers)))
@@ -110,7 +111,7 @@ def net(width: int, layers: int) -> nn.Module:
 
 def tell(size: str, took: dict[str, list[float]]) -> None:
     """
-    One line.
+    Print one line of results.
     """
     met = [step + meeting for step, meeting in zip(took["tft"], took["meeting"], strict=True)]
 
@@ -138,7 +139,7 @@ def tell(size: str, took: dict[str, list[float]]) -> None:
 
 def main() -> None:
     """
-    The ranks, and a store for them.
+    Start the ranks and a store for them.
     """
     multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])  # imports are paid once
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -1,7 +1,7 @@
 """
-What tft does in the training thread in one step, in microseconds: the captures of the local_state
-state, the marks in the page, the lock, what is noted as a step ends. The example's model and optimizer are adopted; nothing is
-computed, so that nothing else is measured.
+Measure the time that tft takes in the training thread in one step, in microseconds: the captures of
+the rank-local state, the writes to the page, the lock, and the work at the end of a step. The
+example's model and optimizer are adopted, but nothing is computed.
 """
 
 import json
@@ -23,7 +23,7 @@ STEPS = 100
 
 def main() -> None:
     """
-    One line: the median and the 99th percentile of rounds of 100 steps.
+    Print one line: the median and the 99th percentile of rounds of 100 steps.
     """
     page = Page.create()
     session = Session(

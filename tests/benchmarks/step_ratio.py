@@ -1,6 +1,7 @@
 """
-The example's step time with tft against the ordinary script's, interleaved in short runs: 500
-steps each. The noise is what the same measure says when both sides are the ordinary script.
+Measure the step time of the example with tft against the ordinary script, in short runs of 500
+steps in turns. The noise is the result of the same measurement with the ordinary script on both
+sides.
 """
 
 import itertools
@@ -24,7 +25,7 @@ measured by `audit_cost`."""
 
 def main() -> None:
     """
-    One line: the median of the pairs' ratios, and the noise.
+    Print one line: the median of the ratios of the pairs, and the noise.
     """
     plain: list[float] = []
     with_tft: list[float] = []
@@ -55,7 +56,7 @@ def main() -> None:
 
 def step_time(kind: str, where: Path) -> float:
     """
-    The median step of one run of four ranks, in seconds, as rank 0 recorded it.
+    Return the median step time of one run of four ranks in seconds, as rank 0 recorded it.
     """
     example = ROOT / "examples" / "gpt"
     if kind == "tft":

@@ -1,4 +1,6 @@
-"""The plan that `planning` measures is correct."""
+"""
+Tests that the plan which `planning` measures is correct.
+"""
 
 from tests.benchmarks.planning import NODE, REPLICAS, lost_node
 from tests.core.placements import replaced, terms

@@ -1,9 +1,8 @@
 """
-How fast a shard is fetched, beside a plain copy through a socket: prints one JSON line.
-
-Run it with `python tests/benchmarks/transfer.py`. The copy (`sendall` to `recv_into`, no digest, no
-chunks) is what the kernel can do on this machine over loopback; it alternates with the fetches,
-so that whatever else the machine does meets all alike. The same is fetched with the keys of a job, too.
+Measure the fetch of a shard against a plain copy through a socket, and print one line of JSON. Run
+it with `python tests/benchmarks/transfer.py`. The plain copy (`sendall` to `recv_into`, without
+digest and chunks) shows what the kernel can do over loopback. Copies and fetches alternate, so that
+other load on the machine affects both. The fetch is also measured with the keys of a job.
 """
 
 import json
@@ -126,7 +125,7 @@ def _cut(whole: memoryview, shard: str) -> tuple[Buffer, ...]:
 
 class _Server:
     """
-    This file in a process of its own, serving until it is left.
+    This file as a server process, which runs until the context is left.
     """
 
     def __init__(self, *what: str) -> None:

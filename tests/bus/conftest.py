@@ -1,5 +1,5 @@
 """
-A broker as a real process, and participants as real processes to be killed and stopped.
+Fixtures: a broker as a real process, and participants as real processes that tests kill and stop.
 """
 
 import subprocess
@@ -45,7 +45,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 class Processes:
     """
-    Starts Python processes that say one line when they are ready; ends them with the test.
+    Starts Python processes that print one line when they are ready. Ends them after the test.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Processes:
         self, code: str, *arguments: str, errors: Path | None = None
     ) -> tuple[subprocess.Popen[str], str]:
         """
-        The process and the first line it wrote. Its standard error goes to `errors`.
+        Start a process. Return the process and its first line. Its standard error goes to `errors`.
         """
         command = [sys.executable, "-c", code, *arguments]
         with ExitStack() as stack:
@@ -80,7 +80,7 @@ def output(process: subprocess.Popen[str]) -> IO[str]:
 
 class Broker:
     """
-    The broker's process; its port stays the same when it is started again.
+    The process of a broker. Its port stays the same when it is started again.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Broker:
 
     def start(self) -> None:
         """
-        Returns once it accepts connections.
+        Start the broker. Returns when it accepts connections.
         """
         self.process, port = self._processes.start(
             BROKER, "127.0.0.1", str(self.port), str(self.curve or ""), errors=self._log
@@ -107,7 +107,7 @@ class Broker:
 
     def kill(self) -> None:
         """
-        With SIGKILL; returns once its ports are free.
+        Kill the broker with SIGKILL. Returns when its ports are free.
         """
         self.process.kill()
         self.process.wait()
@@ -128,7 +128,7 @@ def broker(processes: Processes) -> Broker:
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
-    The keys of the job.
+    Return the directory with the keys of the job.
     """
     directory = tmp_path_factory.mktemp("keys") / "job"
     make_keys(directory)
@@ -138,14 +138,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def guarded(processes: Processes, keys: Path, tmp_path: Path) -> Broker:
     """
-    A broker that lets in only who has the keys of the job; its log is `broker.log`.
+    Return a broker that accepts only participants with the keys of the job. Its log is
+    `broker.log`.
     """
     return Broker(processes, keys, tmp_path / "broker.log")
 
 
 class Participants:
     """
-    Connected processes that listen to ORDERS.
+    Connected participant processes that are subscribed to ORDERS.
     """
 
     def __init__(self, processes: Processes, broker: Broker) -> None:
@@ -154,7 +155,8 @@ class Participants:
 
     def start(self, sender: str, *, deaf: bool = False) -> subprocess.Popen[str]:
         """
-        Returns once it is connected. A deaf one never looks at what it hears.
+        Start a participant. Returns when it is connected. A `deaf` participant never reads its
+        messages.
         """
         process, line = self._processes.start(
             PARTICIPANT, self._broker.address, sender, *(["deaf"] if deaf else [])

@@ -1,5 +1,5 @@
 """
-The broker as a process: where it listens, what it refuses, how it ends.
+Tests of the broker process: its addresses, its refusals, and its end.
 """
 
 import resource

@@ -1,5 +1,5 @@
 """
-The contract of the bus, kept by the one in memory and by the one over ZeroMQ.
+The contract of the bus, tested with the memory bus and with the ZeroMQ bus.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS, presence
 
 class Exchange(Protocol):
     """
-    A broker, whichever.
+    A broker of either bus.
     """
 
     def open(
@@ -32,7 +32,7 @@ class Exchange(Protocol):
 
     def post(self, topic: bytes, *frames: bytes) -> None:
         """
-        Frames from something that is no bus of ours, in order; somebody must listen to `topic`.
+        Send raw frames on a topic, in order. A participant must be subscribed to `topic`.
         """
 
 
@@ -100,7 +100,7 @@ def lead(epoch: int) -> Lead:
 
 async def epochs(bus: Bus, count: int) -> list[int]:
     """
-    The epochs of the next `count` messages; comings and goings are passed over.
+    Return the epochs of the next `count` messages. Notices about participants are skipped.
     """
     heard: list[int] = []
     while len(heard) < count:
@@ -282,7 +282,7 @@ async def test_wait_for_a_listener_uses_the_current_listeners(
 
 def frame(*, job: str = "job", epoch: int = 1, **changes: object) -> bytes:
     """
-    A frame with some of its top fields changed.
+    Return a frame with some of its top-level fields changed.
     """
     envelope = Envelope(job=job, sender="stranger", number=0, message=lead(epoch))
     changed: bytes = msgpack.packb({**msgpack.unpackb(codec.encode(envelope)), **changes})

@@ -1,5 +1,6 @@
 """
-The bus with the keys of a job: who has none of them is neither let in nor heard, and is told so.
+The bus with the keys of a job: a participant without them is refused, is not heard, and gets a
+reason.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ SECRET = "a name that nobody is to read"
 @pytest.fixture(scope="session")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
-    The keys of another job.
+    Return the directory with the keys of another job.
     """
     directory = tmp_path_factory.mktemp("keys") / "others"
     make_keys(directory)
@@ -39,7 +40,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def member(guarded: Broker, keys: Path) -> AsyncIterator[Bus]:
     """
-    One who has been let in.
+    Return a participant that the broker has accepted.
     """
     async with open_bus(
         guarded.address, job="job", sender="controller/1", topics=[REPORTS, ORDERS], curve=keys
@@ -53,7 +54,8 @@ def stranger(
     address: str, kind: zmq.SocketType, keys: tuple[bytes, bytes, bytes] | None = None
 ) -> Iterator[zmq.Socket[bytes]]:
     """
-    A socket that is none of ours, with any keys: of the server, its own public and its own secret one.
+    Return a plain ZeroMQ socket with any keys: the server's public key, and its own public and
+    secret key.
     """
     with zmq.Context() as context, context.socket(kind) as made:
         made.linger = 0
@@ -65,7 +67,7 @@ def stranger(
 
 def told(log: Path, *words: str) -> None:
     """
-    Returns once a line of the log has all these words.
+    Wait until a line of the log contains all these words.
     """
     until(
         lambda: any(all(w in line for w in words) for line in log.read_text().splitlines()),
@@ -78,7 +80,7 @@ async def without(
     address: str, curve: Path | None, topics: Sequence[bytes] = (ORDERS,)
 ) -> AsyncIterator[Bus]:
     """
-    Somebody who should not be let in.
+    Return a participant that should be refused.
     """
     async with open_bus(address, job="job", sender="rank.6/6", topics=topics, curve=curve) as bus:
         yield bus
@@ -141,7 +143,7 @@ async def test_participant_without_a_key_of_the_job_is_refused(
 
 async def assert_unheard(member: Bus, outside: Bus) -> None:
     """
-    Neither hears the other, though both say something: what is heard next is one's own.
+    Check that neither participant receives messages of the other, although both publish.
     """
     outside.publish(ORDERS, Lead(epoch=666, heard={}))
     member.publish(ORDERS, Lead(epoch=1, heard={}))
@@ -151,8 +153,8 @@ async def assert_unheard(member: Bus, outside: Bus) -> None:
 
 async def is_told(bus: Bus, *either: str) -> None:
     """
-    Returns once one of the sentences has come. Which one is a matter of who ends the connection first,
-    where both sides find that they do not suit each other.
+    Wait until one of the sentences arrives as a reason. The reason depends on which side closes the
+    connection first.
     """
     arrival = await bus.receive()
     assert isinstance(arrival, NotLetIn)
@@ -161,7 +163,7 @@ async def is_told(bus: Bus, *either: str) -> None:
 
 async def arriving(bus: Bus, seconds: float) -> list[Arrival]:
     """
-    All that arrives within a time: that something does not come is no fact to wait for.
+    Return all arrivals within `seconds`. Only a time limit can show that a message does not arrive.
     """
     arrivals: list[Arrival] = []
     with suppress(TimeoutError):
@@ -373,7 +375,7 @@ async def test_traffic_with_keys_cannot_be_read_on_the_network(
 @asynccontextmanager
 async def relayed(tap: Tap, curve: Path | None) -> AsyncIterator[zmq.Socket[bytes]]:
     """
-    A publisher whose connection runs through the tap.
+    Return a publisher whose connection goes through the tap.
     """
     keys = None if curve is None else read_keys(curve)
     pair = None if keys is None else (keys.broker, keys.public, keys.secret)

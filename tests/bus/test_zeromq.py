@@ -1,5 +1,5 @@
 """
-What the bus over ZeroMQ owes beyond the contract: it outlives the processes it connects.
+Tests of the ZeroMQ bus beyond the contract: it outlives the processes that it connects.
 """
 
 import signal
@@ -19,7 +19,7 @@ from tft.protocol.topics import ORDERS, REPORTS, presence
 
 async def heard(bus: Bus) -> Lead:
     """
-    The next message, past all notices.
+    Return the next message, and skip notices.
     """
     while not isinstance(arrival := await bus.receive(), Heard):
         assert isinstance(arrival, Present | Gone)
@@ -144,8 +144,8 @@ async def test_frame_over_the_size_limit_does_not_pass_the_broker(broker: Broker
 
 def post(broker: Broker, topic: bytes, frames: list[bytes]) -> None:
     """
-    Publish frames as no bus of ours does, once somebody listens to `topic`; returns when they
-    have been taken or refused.
+    Publish raw frames when a participant is subscribed to `topic`. Returns when they were accepted
+    or refused.
     """
     with zmq.Context() as context, context.socket(zmq.XPUB) as stranger:
         stranger.setsockopt(zmq.IMMEDIATE, 1)

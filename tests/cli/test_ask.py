@@ -1,5 +1,5 @@
 """
-`tft pause`, `tft resume`, `tft dump` as processes of their own; the test is the controller.
+`tft pause`, `tft resume` and `tft dump` as real processes. The test acts as the controller.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tft.protocol.topics import ORDERS, REPORTS
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
     """
-    A broker for the jobs of this file: where it is.
+    Return the address of a broker for the jobs of this file.
     """
     with subprocess.Popen(
         [sys.executable, "-m", "tft", "broker"], stderr=subprocess.PIPE, text=True
@@ -47,7 +47,7 @@ def broker() -> Iterator[str]:
 
 class Desk:
     """
-    The controller of the job, and the commands that ask it for something.
+    The controller of the job, played by the test, and the commands that send requests to it.
     """
 
     def __init__(self, bus: Bus, run_dir: Path) -> None:
@@ -56,7 +56,8 @@ class Desk:
 
     async def command(self, *words: str) -> asyncio.subprocess.Process:
         """
-        Start a command on the job's run directory; it hears the controller when this returns.
+        Start a command on the job's run directory. Returns when the command receives the
+        controller's messages.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tft", words[0], "--run-dir", str(self.run_dir), *words[1:],
@@ -67,7 +68,7 @@ class Desk:
 
     def says(self, state: str, *, incident: int = 0, heard: str = "", check: str = "") -> None:
         """
-        What the job does, and whose first report was heard.
+        Publish the state of the job, and the sender whose first report is acknowledged.
         """
         lead = Lead(
             epoch=1,
@@ -80,7 +81,7 @@ class Desk:
 
     async def hears(self, kind: type[Message]) -> Envelope:
         """
-        The next request of that kind.
+        Return the next request of this kind.
         """
         while True:
             match await self._bus.receive():
@@ -93,7 +94,7 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path, broker: str) -> AsyncIterator[Desk]:
     """
-    A job of the test's own that runs, as far as anybody who asks can see.
+    Return a job that runs as far as a command can see.
     """
     job = tmp_path.name
     write_job(JobSettings(job=job, run_dir=tmp_path, broker=broker), ["train.py"])
@@ -103,7 +104,7 @@ async def desk(tmp_path: Path, broker: str) -> AsyncIterator[Desk]:
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
     """
-    The exit code of a command, and what it said.
+    Return the exit code of a command and its output.
     """
     _, said = await process.communicate()
     assert process.returncode is not None
@@ -112,7 +113,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, list[str]]:
 
 def report(run_dir: Path, result: str, why: str = "") -> None:
     """
-    The job is over.
+    Write the report of a job that is over.
     """
     text = json.dumps({"result": result, "why": why, "incidents": []})
     (run_dir / "report.json").write_text(text)
@@ -120,7 +121,7 @@ def report(run_dir: Path, result: str, why: str = "") -> None:
 
 def refused(folder: Path, *words: str) -> str:
     """
-    What a command says that is refused before it has asked anybody.
+    Return the message of a command that is refused before it sends a request.
     """
     process = subprocess.run(
         [sys.executable, "-m", "tft", *words],

@@ -1,5 +1,5 @@
 """
-`tft checkpoint verify` on what lies on a disk.
+`tft checkpoint verify` on checkpoints on a disk.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from tft.errors import CheckpointCorrupt, UsageError
 
 def saved(run_dir: Path, step: int, content: bytes = b"weights") -> Path:
     """
-    A checkpoint of two ranks in a run directory.
+    Write a checkpoint of two ranks into a run directory.
     """
     final = run_dir / "checkpoints" / f"step-{step:08}"
     partial = checkpoint.partial(final)

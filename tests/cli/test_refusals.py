@@ -1,5 +1,5 @@
 """
-`tft run` as an operator meets it: what is wrong is said in a sentence, before anything is started.
+Refusals of `tft run`: a message says what is wrong before any process is started.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tft.launcher.run_directory import run_dir_of
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """
-    How a command ended.
+    The exit code and the output of a refused command.
     """
 
     code: int
@@ -28,7 +28,7 @@ class Refusal:
 
 def tft(folder: Path, *arguments: str) -> Refusal:
     """
-    Run `tft` in `folder`, in this process: what is refused starts nothing.
+    Run `tft` in `folder`, in this process. A refused command starts no process.
     """
     said = io.StringIO()
     with (
@@ -46,7 +46,7 @@ def tft(folder: Path, *arguments: str) -> Refusal:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """
-    A working directory with a script that says that it ran.
+    Return a working directory with a script that leaves a mark when it runs.
     """
     script = "from pathlib import Path\nPath('ran').touch()\n"
     (tmp_path / "train.py").write_text(script)
@@ -182,7 +182,7 @@ def test_broker_exits_with_2_when_its_address_cannot_be_used(folder: Path) -> No
 @pytest.fixture
 def keys(folder: Path) -> Path:
     """
-    Keys, as `tft keys` makes them.
+    Return a directory with keys of `tft keys`.
     """
     made = tft(folder, "keys", "keys")
     assert made == Refusal(

@@ -1,5 +1,5 @@
 """
-`tft replay` as somebody uses it: on a run directory, on a damaged story, on a story to be pasted.
+`tft replay` on a run directory, on a damaged story, and on a story to be pasted into a test.
 """
 
 import json
@@ -19,7 +19,8 @@ from tft.replay.recording import Story
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     """
-    A run directory with two runs: one that was stopped, and one that recovered and completed.
+    Return a run directory with two runs: one that was stopped, and one that recovered and
+    completed.
     """
     story = tmp_path / "run" / "story.jsonl"
     story.parent.mkdir()
@@ -30,7 +31,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 def damage(run_dir: Path, line: int, **changed: object) -> Path:
     """
-    The story, with something else in one of its lines.
+    Change fields of one line of the story.
     """
     story = run_dir / "story.jsonl"
     lines = story.read_text().splitlines()
@@ -41,7 +42,7 @@ def damage(run_dir: Path, line: int, **changed: object) -> Path:
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """
-    Another process in `folder`, whose sets of text have an order of their own.
+    Run Python in `folder` with another hash seed, so that sets of strings have another order.
     """
     return subprocess.run(
         [sys.executable, *arguments],

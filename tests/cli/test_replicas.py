@@ -1,5 +1,5 @@
 """
-`tft replicas` as somebody uses it, with sizes or with a file of MindSpore Transformers.
+`tft replicas` with sizes, and with a file of MindSpore Transformers.
 """
 
 import json
@@ -69,7 +69,7 @@ parallel_config:
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """
-    A file as MindSpore Transformers has them.
+    Write a configuration file in the form of MindSpore Transformers.
     """
     file = tmp_path / "pretrain.yaml"
     file.write_text(PRETRAIN)
@@ -78,7 +78,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def replicas(*arguments: str | Path) -> str:
     """
-    What `tft replicas` prints.
+    Return the output of `tft replicas`.
     """
     ended = CliRunner().invoke(replicas_command(), list(map(str, arguments)), standalone_mode=False)
     if ended.exception is not None:
@@ -89,7 +89,7 @@ def replicas(*arguments: str | Path) -> str:
 
 def as_json(*arguments: str | Path) -> Any:  # Any: whatever json.loads gives
     """
-    The same for machines.
+    Return the JSON output of `tft replicas`.
     """
     return json.loads(replicas("--json", *arguments))
 
@@ -454,7 +454,7 @@ def test_invalid_number_of_parameters_is_refused(amount: str) -> None:
 
 def tft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """
-    The installed command.
+    Run the installed command.
     """
     return subprocess.run(
         [sys.executable, "-m", "tft", "replicas", *map(str, arguments)],

@@ -1,5 +1,5 @@
 """
-Settings as options: what a launcher says, its parts understand.
+Settings as options: the parts of a job get the settings that the launcher was given.
 """
 
 from pathlib import Path
@@ -43,7 +43,7 @@ jobs = st.builds(
 
 def understood(arguments: list[str]) -> JobSettings:
     """
-    What a part makes of its arguments.
+    Return the settings that a part reads from its arguments.
     """
     part = click.Command("part", params=job_options(given=True))
     with part.make_context("part", arguments) as context:

@@ -1,5 +1,5 @@
 """
-Trainings whose adaptor is wrong in one way each. The processes of the suite import them.
+Trainings whose adaptor is wrong in one way each. The processes of the contract suite import them.
 """
 
 import array
@@ -23,7 +23,7 @@ _quiesced: list[bool] = []
 
 class Broken(FakeTraining):
     """
-    The fake adaptor with other functions in place of some hooks. None: the hook is missing.
+    A training with the fake adaptor, some of whose hooks are replaced. None: the hook is missing.
     """
 
     instead: ClassVar[Mapping[str, Callable[..., Any] | None]] = {}
@@ -45,13 +45,17 @@ class Broken(FakeTraining):
 
 
 class WithoutClassify(Broken):
-    """A needed hook is missing."""
+    """
+    The required hook `tft_classify` is missing.
+    """
 
     instead: ClassVar = {"tft_classify": None}
 
 
 class WithoutBackups(Broken):
-    """Copies are kept, and nobody can ask for their steps."""
+    """
+    The adaptor keeps copies but lacks the hook that returns their steps.
+    """
 
     instead: ClassVar = {"tft_backups": None}
 
@@ -68,7 +72,9 @@ class TakesAnything(Broken):
 
 
 class NeverTheSame(FakeTraining):
-    """A training that depends on the process."""
+    """
+    A training whose result depends on the process.
+    """
 
     def step(self, model: Any, update: Any) -> object:
         """Return another result in each process."""
@@ -92,7 +98,9 @@ def _other_holders(rank: int, world: int) -> Sequence[ShardCopies]:
 
 
 class OtherHolders(Broken):
-    """Each rank says that it alone holds its shard, and others say something else."""
+    """
+    Each rank names only itself as the holder of its shard.
+    """
 
     instead: ClassVar = {"tft_shards": _other_holders}
 
@@ -102,13 +110,17 @@ def _digests_of_an_address(shard: str) -> Mapping[str, str]:
 
 
 class DigestsOfAnAddress(Broken):
-    """Digests contain what differs between processes."""
+    """
+    Digests contain values that differ between processes.
+    """
 
     instead: ClassVar = {"tft_compare": _digests_of_an_address}
 
 
 class DigestsOfACopy(Broken):
-    """The copy that is kept is compared instead of the state in use."""
+    """
+    Digests are those of the kept copy instead of the state in use.
+    """
 
     instead: ClassVar = {"tft_compare": None}
 
@@ -118,7 +130,9 @@ def _unknown_failure(error: BaseException) -> None:
 
 
 class UnknownFailure(Broken):
-    """An exception of the framework is taken for a bug of the script."""
+    """
+    An exception of the framework is classified as a bug of the script.
+    """
 
     instead: ClassVar = {"tft_classify": _unknown_failure}
 
@@ -142,7 +156,9 @@ def _forgets_the_data(local_state: bytes) -> None:
 
 
 class ForgetsTheData(Broken):
-    """A rollback does not bring the data position back."""
+    """
+    A rollback does not restore the data position.
+    """
 
     instead: ClassVar = {"tft_rollback": _forgets_the_data}
 
@@ -152,7 +168,9 @@ def _restores_the_newest(step: int) -> None:
 
 
 class RestoresTheNewest(Broken):
-    """Another copy is restored than the one that was asked for."""
+    """
+    The newest copy is restored instead of the requested one.
+    """
 
     instead: ClassVar = {"tft_restore": _restores_the_newest}
 
@@ -162,7 +180,9 @@ def _never_waits(frame: object) -> bool:
 
 
 class NeverWaits(Broken):
-    """A rank that waits is said not to wait."""
+    """
+    The adaptor reports that a waiting rank does not wait.
+    """
 
     instead: ClassVar = {"tft_waiting": _never_waits}
 
@@ -172,7 +192,9 @@ def _deaf_to_quiesce() -> None:
 
 
 class DeafToQuiesce(Broken):
-    """A rank stays in its collective."""
+    """
+    A rank stays in its collective after `tft_quiesce`.
+    """
 
     instead: ClassVar = {"tft_quiesce": _deaf_to_quiesce}
 
@@ -184,7 +206,9 @@ def _quiesce_once() -> None:
 
 
 class QuiesceOnce(Broken):
-    """A second call fails."""
+    """
+    A second call of `tft_quiesce` fails.
+    """
 
     instead: ClassVar = {"tft_quiesce": _quiesce_once}
 
@@ -197,7 +221,9 @@ def _saves_half(directory: Path, shard: str) -> Sequence[str]:
 
 
 class SavesHalf(Broken):
-    """A checkpoint has a part of the state only."""
+    """
+    A checkpoint has only a part of the state.
+    """
 
     instead: ClassVar = {"tft_save": _saves_half}
 
@@ -213,6 +239,8 @@ def _stages_a_view(shard: str) -> Callable[[Path], Sequence[str]]:
 
 
 class StagesAView(Broken):
-    """What was staged changes while training goes on."""
+    """
+    The staged copy changes while training continues.
+    """
 
     instead: ClassVar = {"tft_stage": _stages_a_view}

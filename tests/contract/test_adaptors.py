@@ -1,5 +1,5 @@
 """
-The adaptors of this repository keep the contract of an adaptor.
+The contract suite, run on the adaptors of this repository.
 """
 
 from tests.contract.trainings import FakeTraining, TorchTraining
@@ -8,7 +8,7 @@ from tft.testing.contract import AdaptorContract
 
 class TestFake(AdaptorContract):
     """
-    The adaptor without a framework.
+    The contract of the fake adaptor, which has no framework.
     """
 
     training = FakeTraining
@@ -16,7 +16,7 @@ class TestFake(AdaptorContract):
 
 class TestTorch(AdaptorContract):
     """
-    The adaptor for PyTorch.
+    The contract of the adaptor for PyTorch.
     """
 
     training = TorchTraining

@@ -1,5 +1,5 @@
 """
-An adaptor that breaks the contract in one way fails the test of that way, with a sentence.
+Adaptors that break the contract in one way each: the matching test fails with a sentence.
 """
 
 from collections.abc import Mapping

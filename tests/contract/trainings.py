@@ -43,21 +43,21 @@ class Numbers:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go to a position.
+        Set the position.
         """
         self._position = state["position"]
 
 
 class FakeTraining(Training):
     """
-    Numbers that are added up.
+    A training that adds up numbers.
     """
 
     adaptor = "fake"
 
     def parts(self) -> Mapping[str, Any]:
         """
-        The model is its own data.
+        Return the parts. The model is its own data.
         """
         self._numbers = Numbers(self.rank)
         return {"model": self._numbers, "data": self._numbers}
@@ -81,7 +81,7 @@ class FakeTraining(Training):
 
 class Batches:
     """
-    Batches that are drawn from a generator of this rank.
+    Batches drawn from a random generator of this rank.
     """
 
     def __init__(self, rank: int) -> None:
@@ -101,7 +101,7 @@ class Batches:
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """
-        Go to a position.
+        Set the position.
         """
         self.generator.set_state(state["generator"])
 
@@ -115,7 +115,7 @@ class TorchTraining(Training):
 
     def parts(self) -> Mapping[str, Any]:
         """
-        Model, optimizer, scheduler, data and wrapper.
+        Return model, optimizer, scheduler, data and wrapper.
         """
         torch.manual_seed(0)
         self._model = nn.Sequential(

@@ -1,6 +1,6 @@
 """
-What plugins of a controller say, before it comes into the story: nobody could go on with a story
-that cannot be read.
+The check of plugins' messages before they enter the story. With an invalid message no controller
+could continue from the story.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ CONSULT = Consult(incident=3, round=2, faults=(), offers=(), ranks=(), until=1.0
 
 def advisors(*said: object) -> Advisors:
     """
-    One plugin for each thing that is said.
+    Return advisors with one plugin for each object in `said`.
     """
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(PluginSpecs)

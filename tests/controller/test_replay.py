@@ -1,5 +1,5 @@
 """
-Runs judged once more: the same machine commands the same, and where one does not, that is seen.
+The replay of recorded runs: the same machine gives the same commands, and differences are found.
 """
 
 import json
@@ -30,14 +30,14 @@ OPENED = Opened(
 
 class Listened(Machine):
     """
-    A machine whose door is listened at.
+    A job machine that records its events and commands.
     """
 
     told: list[tuple[Event, list[Command]]]
 
     def handle(self, event: Event) -> list[Command]:
         """
-        As every machine.
+        Handle an event, and record it with its commands.
         """
         commands = super().handle(event)
         self.told.append((event, commands))
@@ -48,7 +48,7 @@ def scripted(
     opened: Opened = OPENED, placement: dict[int, tuple[int, ...]] | None = None
 ) -> tuple[ScriptedJob, Listened]:
     """
-    A scripted job with a machine that is listened to.
+    Return a scripted job whose machine records.
     """
     job = ScriptedJob(opened.world, policy=opened.policy, placement=placement or {})
     origin = Origin(
@@ -63,7 +63,7 @@ def scripted(
 
 def recovers(job: ScriptedJob) -> None:
     """
-    One dies, and then another while the first is replaced.
+    Kill a rank, and then another one while the first is replaced.
     """
     job.train(2)
     job.kill(1)
@@ -76,7 +76,7 @@ def recovers(job: ScriptedJob) -> None:
 
 def retries(job: ScriptedJob) -> None:
     """
-    A memory fault, twice.
+    Report a memory fault twice.
     """
     job.train(2)
     for _ in range(2):
@@ -87,7 +87,7 @@ def retries(job: ScriptedJob) -> None:
 
 def hangs(job: ScriptedJob) -> None:
     """
-    A rank that answers nothing.
+    Let a rank answer nothing.
     """
     job.train(1)
     job.ranks[0].hung = True
@@ -100,7 +100,7 @@ def hangs(job: ScriptedJob) -> None:
 
 def is_taken_over(job: ScriptedJob) -> None:
     """
-    A controller dies in an incident, and the next one goes on.
+    Lose the controller in an incident, and let the next one continue.
     """
     job.train(1)
     job.kill(0)
@@ -112,7 +112,7 @@ def is_taken_over(job: ScriptedJob) -> None:
 
 def is_stopped(job: ScriptedJob) -> None:
     """
-    SIGTERM.
+    Stop the job as by SIGTERM.
     """
     job.train(3)
     job.stop()
@@ -121,7 +121,7 @@ def is_stopped(job: ScriptedJob) -> None:
 
 def loses_a_node(job: ScriptedJob) -> None:
     """
-    A node is gone, and its ranks have no other place.
+    Lose a node whose ranks have no other place.
     """
     job.train(3)
     job.lose_node(1)
@@ -133,7 +133,7 @@ LIVES = [recovers, retries, hangs, is_taken_over, is_stopped, loses_a_node]
 
 def lived(life: Callable[[ScriptedJob], None], path: Path) -> Run:
     """
-    The story of a life, written and read back.
+    Run the scripted job `life`, and return its story, written and read again.
     """
     job, machine = scripted(placement={0: (0, 1), 1: (2, 3)})
     life(job.start())
@@ -281,7 +281,7 @@ def test_event_that_makes_the_machine_fail_ends_the_replay(tmp_path: Path) -> No
 
 def told(life: Callable[[ScriptedJob], None], tmp_path: Path) -> list[str]:
     """
-    The lines of a life, without what only stands around them.
+    Return the lines of the timeline of `life`, without the frame around them.
     """
     return [line.strip() for line in timeline(replay(lived(life, tmp_path / "story.jsonl")))]
 

@@ -1,5 +1,5 @@
 """
-The story of a run on disk: whole, in order, and enough to go on from and to judge once more.
+The story of a run on disk: complete, in order, and sufficient to continue from and to replay.
 """
 
 import json
@@ -43,7 +43,7 @@ def write(
     path: Path, opened: Opened, events: list[Event], then: Sequence[Command] | None = ()
 ) -> None:
     """
-    One run, written and closed.
+    Write one run, and close the story.
     """
     with Story(path) as story:
         story.opened(opened)
@@ -166,7 +166,7 @@ def test_machine_is_built_from_the_opening_of_a_run() -> None:
 
 def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:
     """
-    The refusal of a story of which a line was replaced.
+    Replace a line of a story, and return the message with which it is refused.
     """
     write(path, OPENED, EVENTS)
     lines = path.read_bytes().splitlines(keepends=True)

@@ -95,8 +95,8 @@ def test_late_ranks_are_listed_in_order() -> None:
 
 
 def test_ranks_that_do_not_finish_open_an_incident() -> None:
-    """When all but two ranks have finished, and these two are not heard of in time, then an
-    incident opens that names them, and all ranks are asked for their positions."""
+    """When all ranks but two have finished, and these two do not finish in time, then an incident
+    opens. Its order to freeze names the two ranks."""
     job = trained(10, max_incidents=1)
     job.finish(*(rank for rank in range(10) if rank not in (1, 8)))
     job.wait()
@@ -118,9 +118,9 @@ def test_second_late_order_is_dropped_when_a_new_round_begins() -> None:
     assert job.orders(Kill) == []
 
 
-def test_reason_names_the_rank_that_never_forms_groups() -> None:
-    """When the same rank does not form groups three times, then `retry` has failed, and the reason
-    names this rank."""
+def test_reason_names_the_rank_that_never_answers_regroup() -> None:
+    """When the same rank does not answer `regroup` in three attempts, then `retry` has failed, and
+    the reason names this rank."""
     job = trained()
     job.script.muted = {(2, "regroup")}
     job.fault(1, "memory")
@@ -177,8 +177,8 @@ def test_rank_that_loads_or_restores_for_too_long_is_replaced(order: OrderName) 
 
 
 def test_choice_waits_for_terminating_processes_before_advice() -> None:
-    """When the time for advice is over before a terminating process has ended, then the machine
-    waits for that end within its own limit, and then decides without advice."""
+    """When the time for advice is over and a process is terminating, then the machine waits for its
+    end within its own limit. It then decides without advice."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, advised=True)
     job.fault(1, "network")
     job.settle()

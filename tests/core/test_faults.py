@@ -137,8 +137,8 @@ def test_notice_during_the_start_counts_against_the_rank(kind: FaultKind) -> Non
 
 @pytest.mark.parametrize("kind", ["memory", "corruption"])
 def test_kept_copies_of_a_rank_with_bad_memory_are_not_used(kind: FaultKind) -> None:
-    """When the memory of a rank is faulty, by its own report or by a notice, then it fetches its
-    state from other ranks, although it keeps a copy of the step before."""
+    """When the memory of a rank is faulty, then the rank fetches its state from other ranks. Its
+    own kept copy of the step before is not used."""
     job = trained(keeps=1, groups={"a": (0, 1), "b": (2, 3)})
     job.notice(1, kind)
     job.window(3)
@@ -323,8 +323,8 @@ def test_connection_error_with_a_lost_context_replaces_the_rank() -> None:
     assert job.doing == "healthy"
 
 
-def test_context_lost_during_the_repair_replaces_the_rank_at_once() -> None:
-    """When a rank finds during the repair that its device context is lost, then the order is not
+def test_context_found_lost_in_a_rebuild_replaces_the_rank_at_once() -> None:
+    """When a rank finds during a rebuild that its device context is lost, then the order is not
     tried again. Its process is replaced, and the report names the order."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
@@ -413,8 +413,8 @@ def test_context_lost_while_restoring_a_copy_to_save_starts_no_process() -> None
 
 
 def test_context_lost_after_the_last_step_does_not_fail_the_job() -> None:
-    """When a rank has done all its steps and finds its device context lost when the job is
-    complete, then the job is complete."""
+    """When a rank has done all its steps and finds its device context lost in the order `complete`,
+    then the outcome is still `completed`."""
     job = trained()
     job.ranks[2].context_lost = True
     job.script.failures[2, "complete"] = ["AcceleratorError: CUDA error: unknown error"]
@@ -424,9 +424,9 @@ def test_context_lost_after_the_last_step_does_not_fail_the_job() -> None:
     assert job.orders(Kill) == []
 
 
-def test_one_bug_that_destroys_two_contexts_is_one_fault() -> None:
-    """When the same bug has destroyed two device contexts, then there is one fault, and neither
-    rank writes a part of the last checkpoint."""
+def test_one_bug_that_destroys_two_contexts_ends_both_processes() -> None:
+    """When the same bug has destroyed two device contexts, then both processes are ended and there
+    is one `software` fault. Neither rank writes a part of the last checkpoint."""
     job = trained()
     for rank in (0, 2):
         job.fault(rank, "software", "CUDA error: device-side assert triggered", context_lost=True)

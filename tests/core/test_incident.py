@@ -92,17 +92,17 @@ def test_network_faults_are_causes_only_without_another_fault() -> None:
     assert incident.faulty() == {2}
 
 
-def test_last_step_with_a_numeric_fault_counts() -> None:
-    """When there were numeric faults at several steps, then the last of these steps counts,
-    whatever other faults came later."""
+def test_numeric_step_is_the_last_step_with_a_numeric_fault() -> None:
+    """When there were numeric faults at several steps, then the numeric step is the last of them.
+    Other faults at later steps do not change it."""
     faults = [fault("numeric", 1, 6), fault("numeric", 2, 8), fault("memory", 3, 9)]
     assert open_one(faults=faults).numeric_step() == 8
     assert open_one(faults=faults[2:]).numeric_step() == 0
 
 
 def test_ceiling_is_only_lowered() -> None:
-    """When several faults set a ceiling, then the lowest one counts and replaces a guess. A ceiling
-    is never below step 0."""
+    """When several faults set a ceiling, the last step with sound state, then the lowest ceiling
+    applies and is no longer a guess. A ceiling is never below step 0."""
     incident = open_one(spread=Spread(tentative=True))
     incident.spread.lower(5)
     assert incident == open_one(spread=Spread(ceiling=5))
@@ -117,9 +117,9 @@ def test_ceiling_is_only_lowered() -> None:
     assert incident == open_one()
 
 
-def test_open_window_counts_as_reached_but_not_as_completed() -> None:
+def test_step_in_its_update_counts_as_reached_but_not_as_completed() -> None:
     """When a rank is in the update of step 4, then step 3 is completed and step 4 is reached. A
-    rank behind it changes neither."""
+    rank that is further behind changes neither number."""
     incident = open_one()
     incident.progress.saw(Position(step=3, window=True))
     incident.progress.saw(Position(step=2, window=True))
@@ -135,11 +135,9 @@ def test_steps_lost_are_the_completed_steps_computed_again(step: int | None, los
     assert Progress(furthest=8, step=step).steps_lost == lost
 
 
-def test_a_reservation_about_a_step_that_is_computed_again_is_dropped() -> None:
-    """
-    When all members go on from the end of step 5, then reservations about step 5 and earlier steps
-    stay, and those about later steps are dropped.
-    """
+def test_reservations_about_steps_computed_again_are_dropped() -> None:
+    """When all members continue from the end of step 5, then reservations about steps up to 5 stay.
+    Reservations about later steps are dropped."""
     exactness = Exactness(reservations=[(4, "four"), (5, "five"), (6, "six")])
     exactness.returns_to(5)
     assert exactness.sentences == ["four", "five"]

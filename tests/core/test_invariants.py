@@ -88,8 +88,8 @@ ALWAYS = tuple(State)
 def test_invariant_is_checked_in_its_states(
     deed: Callable[[Job], None], where: tuple[State, ...], sentence: str
 ) -> None:
-    """When a job violates an invariant, then one sentence names the violation and the ranks, in
-    exactly the states in which the invariant holds."""
+    """When a job violates an invariant, then a sentence names the violation and the ranks. The
+    sentence appears in exactly the states in which the invariant applies."""
     for state in State:
         job = somewhere(state)
         assert list(broken(job)) == []
@@ -108,8 +108,8 @@ def test_rank_outside_the_job_must_not_train() -> None:
 
 
 def test_machine_raises_when_an_invariant_is_broken() -> None:
-    """When a test opens the incident of a healthy job with an order in it, then the next check
-    raises an error that names all violations. Before that the check raises nothing."""
+    """When the closed incident of a healthy job is opened again with an unanswered order, then
+    `check` raises an error that names both violations. Before that, `check` raises nothing."""
     job = trained()
     job.fault(1, "network")
     job.settle()

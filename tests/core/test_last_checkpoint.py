@@ -77,9 +77,9 @@ def test_commit_lists_only_files_of_the_new_plan() -> None:
     assert [file.name for file in commit.files] == ["dense", "local-state-2", "local-state-3"]
 
 
-def test_report_of_an_unfinished_recovery_has_no_strategy() -> None:
+def test_unfinished_recovery_is_reported_as_exit() -> None:
     """When all processes are lost and the end is requested before a new one is ready, then nothing
-    can be saved, and the report does not claim a recovery."""
+    is saved. The report has the strategy `exit` and not `recover`."""
     job = trained(2)
     job.checkpointed(2)
     job.script.slow = {0, 1}
@@ -96,8 +96,8 @@ def test_report_of_an_unfinished_recovery_has_no_strategy() -> None:
 
 
 def test_last_checkpoint_has_no_reservation_about_a_later_step() -> None:
-    """When a copy could not be read at the end of a step and an earlier step is saved, then the
-    report does not mention that copy. It mentions the habits of the loops in their tails."""
+    """When a copy was unreadable at the end of a step and an earlier step is saved, then the report
+    does not mention this copy. It lists what the loops draw in their tails."""
     job = trained(keeps=2)
     job.ranks[2].state.content = ""
     job.kill(1)
@@ -142,8 +142,8 @@ def test_process_that_joins_an_ending_job_is_ordered_to_end() -> None:
 
 
 def test_last_checkpoint_has_the_configured_name() -> None:
-    """When the user has configured a name and a directory for checkpoints, then the last checkpoint
-    has them."""
+    """When the user has configured a name for checkpoints, then the last checkpoint is saved and
+    committed under this name."""
     job = ScriptedJob(2, checkpoint_name="gpt-{step}").start()
     job.train(3)
     job.stop()
@@ -153,8 +153,8 @@ def test_last_checkpoint_has_the_configured_name() -> None:
 
 
 def test_savers_are_spread_over_the_new_nodes_after_a_migration() -> None:
-    """When a successor has taken over from a straggler on another node, then the remaining rank of
-    the old node saves there."""
+    """When a successor on another node has taken over the rank of a straggler, then the other rank
+    of the old node saves a shard there."""
     job = trained(
         placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, spread_savers=True,
         groups={"a": (0, 3), "b": (1, 2)},
@@ -193,8 +193,8 @@ def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
 
 @pytest.mark.parametrize("goes", ["it is late", "it ends", "its node is lost"])
 def test_members_save_for_a_lost_rank_outside_the_job(goes: str) -> None:
-    """When a rank outside the job is lost while it writes its part of the last checkpoint, then
-    members write this part, and its captured rank-local state if it is known."""
+    """When a rank outside the job is lost while it saves, then a member writes its shard. The
+    member also writes its captured rank-local state if this is known."""
     job = outside((0, "save"))
     match goes:
         case "it is late":
@@ -215,8 +215,8 @@ def test_members_save_for_a_lost_rank_outside_the_job(goes: str) -> None:
 
 
 def test_member_commits_when_a_rank_outside_is_lost() -> None:
-    """When a rank outside the job ends before it has committed the last checkpoint, then other
-    ranks save and commit it."""
+    """When a rank outside the job ends before it has committed the last checkpoint, then a member
+    commits it, and the job is `dumped`."""
     job = outside((0, "commit"))
     job.kill(0)
     job.settle()
@@ -263,8 +263,8 @@ def test_no_save_order_follows_when_a_shard_cannot_be_saved() -> None:
 
 
 def test_no_save_order_follows_when_the_last_holder_outside_ends() -> None:
-    """When no member can write a shard and the rank outside the job that can write it ends, then
-    the job ends, and no rank gets an order to save after that."""
+    """When no member can write a shard and its last holder, a rank outside the job, ends, then the
+    job ends. No order to save follows the first order to end."""
     job = trained(
         placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
         enable=frozenset({"scale_in", "dump"}),
@@ -320,8 +320,8 @@ def test_job_fails_when_no_rank_can_restore_its_copy() -> None:
 
 
 def test_rank_local_state_of_the_step_before_is_saved() -> None:
-    """When the only rank that has completed the last step cannot write it, then the step before is
-    saved from another rank, together with the first rank's captures of that step."""
+    """When the only rank with the last step cannot write it, then another rank saves the step
+    before. The first rank's local state, captured at that step, is saved too."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.script.stuck = {1}
@@ -339,9 +339,8 @@ def test_rank_local_state_of_the_step_before_is_saved() -> None:
 
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_all_sound_copies_are_saved_when_enabled(*, all_of_them: bool) -> None:
-    """When all copies are to be saved, then each rank with a sound copy writes its shards, required
-    and further copies. A rank with faulty memory writes none. Without this setting each shard is
-    written once."""
+    """When all copies are to be saved, then each rank with sound memory also writes shards that
+    another rank has to write. Without this setting each shard is written once."""
     job = trained(
         groups={"a": (0, 1, 2), "b": (2, 3), "c": (3,)},
         save_copies=all_of_them,

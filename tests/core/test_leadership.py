@@ -125,11 +125,11 @@ def waits_for_a_node() -> ScriptedJob:
         (is_paused, 3600.0),
     ],
 )
-def test_limits_begin_anew_with_a_new_leader(
+def test_full_limit_starts_again_with_a_new_leader(
     waits: Callable[[], ScriptedJob], limit: float
 ) -> None:
-    """When another controller leads just before a limit is over, then the limit begins anew,
-    because no rank could answer meanwhile."""
+    """When another controller leads just before a deadline, then the full limit starts again. No
+    order is sent before the new deadline."""
     job = waits()
     state, orders = job.state, len(job.said)
     job.now += limit - 1.0
@@ -204,8 +204,8 @@ def test_next_epoch_is_claimed_when_the_leader_is_silent() -> None:
 
 
 def test_leader_of_an_older_epoch_is_ignored() -> None:
-    """When a controller of an older epoch still sends messages, then it does not count as the
-    leader."""
+    """When a controller of an older epoch still sends messages, then they do not count as messages
+    of the leader. The next epoch is claimed after the patience."""
     lease = Lease(patience=3.0, at=0.0)
     lease.heard(2, 1.0)
     lease.heard(1, 3.5)
@@ -213,8 +213,8 @@ def test_leader_of_an_older_epoch_is_ignored() -> None:
 
 
 def test_first_of_two_claims_is_accepted() -> None:
-    """When two controllers claim the same epoch, then the story accepts the first. The second waits
-    again for the patience, and then for the epoch after that."""
+    """When two controllers claim the same epoch, then the story accepts the first claim. The second
+    controller waits for the patience again and then claims the next epoch."""
     story, second = SharedStory(), Lease(patience=3.0, at=0.0)
     assert story.append(Led(at=3.0, epoch=1), 1)
     epoch = second.claim(3.0)

@@ -358,9 +358,9 @@ def test_hanging_rank_is_ended_and_replaced() -> None:
     assert incident["strategy"] == "recover"
 
 
-def test_rank_that_does_not_answer_a_freeze_hangs() -> None:
-    """When a stopped rank does not answer a freeze within the limit, then this rank hangs. Its page
-    shows the step."""
+def test_rank_that_does_not_answer_a_freeze_is_reported_as_hanging() -> None:
+    """When no rank moves and a stopped rank does not answer the freeze, then the fault is a hang of
+    this rank. Its step comes from its last recorded position."""
     job = trained()
     job.ranks[2].hung = True
     job.stall()
@@ -410,8 +410,8 @@ def test_incident_beyond_the_limit_ends_in_a_last_checkpoint() -> None:
 
 
 def test_requested_stop_writes_a_last_checkpoint() -> None:
-    """When the launcher gets SIGTERM, then a last checkpoint is written, and the exit code names
-    the signal."""
+    """When the launcher gets SIGTERM, then a last checkpoint is committed. The result is
+    `cancelled` with exit code 143."""
     job = trained()
     job.stop()
     job.settle()
@@ -557,8 +557,8 @@ def test_script_that_fails_after_training_fails_the_job() -> None:
 
 
 def test_every_state_has_a_row_and_leads_to_the_end() -> None:
-    """The table of transitions is complete: every state has a row, and the end can be reached from
-    each."""
+    """When the table of transitions is read, then every state has a row, and the end can be reached
+    from every state."""
     assert set(TRANSITIONS) == set(State)
     for state in State:
         seen, todo = {state}, [state]
@@ -568,8 +568,8 @@ def test_every_state_has_a_row_and_leads_to_the_end() -> None:
 
 
 def test_move_outside_the_table_raises_and_changes_nothing() -> None:
-    """When the code makes a move that the table does not have, then it raises an error, and the
-    state stays the same."""
+    """When the code tries a transition that the table does not have, then `InternalError` is
+    raised, and the state stays the same."""
     job = trained()
     with pytest.raises(InternalError, match="no way leads from healthy to repairing"):
         job.machine._job.move(State.REPAIRING)
@@ -593,9 +593,9 @@ def _store() -> StoreOpened:
     return StoreOpened(node=0, host="h", port=1, at=0.0)
 
 
-def test_torn_rank_still_writes_its_own_rank_local_state() -> None:
-    """When a bug of the script occurs inside the update window of one rank, then that rank saves no
-    shard, but saves its RNG and data position. A job cannot be resumed without them."""
+def test_rank_that_fails_in_its_update_saves_only_its_rank_local_state() -> None:
+    """When a bug of the script occurs in the update of one rank, then this rank saves no shard. It
+    saves its RNG and data position, because a job cannot be resumed without them."""
     job = trained(world=3)
     for rank in range(3):
         job.window(rank)
@@ -688,8 +688,8 @@ def test_third_attempt_waits_for_two_seconds_or_the_store() -> None:
 @pytest.mark.parametrize("order", ["freeze", "stop"])
 @pytest.mark.parametrize("late", [(0, 1, 2, 3), (1, 2, 3)])
 def test_missing_answers_of_most_ranks_end_no_rank(order: OrderName, late: tuple[int, ...]) -> None:
-    """When most ranks do not answer a freeze or a stop, then the bus or the controller is away. No
-    rank is ended until this has happened several times."""
+    """When most ranks do not answer a freeze or a stop, then the bus or the controller may be away.
+    The ranks are ended only after four limits."""
     job = trained()
     job.script.muted = {(rank, order) for rank in late}
     job.fault(1, "network")
@@ -728,8 +728,8 @@ def test_short_loss_of_the_bus_ends_no_process() -> None:
 def test_missing_answers_of_at_most_half_of_the_ranks_end_them(
     world: int, late: tuple[int, ...]
 ) -> None:
-    """When at least half of the ranks answer a freeze, or only one rank was asked, then the ranks
-    that have not answered are ended when their time is over."""
+    """When at least half of the ranks answer a freeze, or only one rank was asked, then the other
+    ranks are ended when the limit is over."""
     job = trained(world)
     job.script.muted = {(rank, "freeze") for rank in late}
     job.fault(0, "network")
@@ -758,8 +758,8 @@ def test_node_with_most_ranks_that_hangs_is_replaced_later() -> None:
     assert job.state is State.HEALTHY
 
 
-def test_stall_that_comes_back_is_not_retried_for_ever() -> None:
-    """When there is no suspect and a retry does not help, then the stall is not retried for ever."""
+def test_repeated_stall_without_a_suspect_ends_in_a_last_checkpoint() -> None:
+    """When a stall without a suspected rank comes back after each retry, then the job is dumped."""
     job = trained()
     for _ in range(10):
         if job.over is None:
@@ -785,8 +785,9 @@ def test_suspicion_ends_when_the_hanging_rank_is_replaced() -> None:
     assert [k.rank for k in job.orders(Kill)] == [1]
 
 
-def test_rank_that_does_not_leave_after_the_end_is_ended() -> None:
-    """When the job is complete and a rank does not react, then the rank is ended."""
+def test_job_fails_when_a_rank_does_not_answer_complete() -> None:
+    """When all steps are done and a rank does not answer the order `complete` in time, then the job
+    has failed."""
     job = trained()
     job.script.muted = {(2, "complete")}
     job.finish()
@@ -844,8 +845,8 @@ def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
 
 
 def test_node_lost_after_training_fails_the_job() -> None:
-    """When all steps are done and a node is lost before its ranks have left, then the outcome is
-    not `completed`, because these ranks may have had a model to save."""
+    """When all steps are done and a node is lost before its ranks have left, then the job has
+    failed. These ranks may have had a model to save."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.script.muted = {(2, "complete"), (3, "complete")}
     job.finish()
@@ -857,8 +858,8 @@ def test_node_lost_after_training_fails_the_job() -> None:
 
 @pytest.mark.parametrize("lost", ["rank", "node"])
 def test_loss_after_training_ends_the_job_within_a_limit(lost: str) -> None:
-    """When a rank or a node is lost after all steps are done, and the scripts of the other ranks
-    wait for the lost one, then the job ends within a limit."""
+    """When a rank or node is lost after all steps are done, and the other scripts wait for it, then
+    the job has failed within a limit."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
     job.script.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step

@@ -198,8 +198,8 @@ def test_existing_checkpoint_allows_recovery_but_no_dump() -> None:
 
 
 def test_polluted_step_is_neither_used_nor_saved() -> None:
-    """When no copy of a step after 3 is sound, then all strategies and the last checkpoint use step
-    3 or earlier."""
+    """When no copy of a step after 3 is sound, then `retry` continues from step 3, and `dump` saves
+    step 3."""
     standings = {
         rank: Standing(rank=rank, held=4, backups=(3,), strategies=ALL) for rank in range(4)
     }
@@ -318,8 +318,8 @@ def test_dump_saves_the_newest_covered_step() -> None:
 
 
 def test_scale_in_waits_for_a_rank_that_starts_with_the_job() -> None:
-    """When a rank has not joined yet at the start of the job, then no rank leaves. When it starts
-    again after a loss, then the job can continue without it."""
+    """When a rank has not joined yet at the start of the job, then `scale_in` does not exclude it.
+    When it starts again after a loss, then `scale_in` may exclude it."""
     standings = without(everybody(4), [1, 2])
     standings[1] = Standing(rank=1, alive=False, coming=True, strategies=ALL)
     assert offered(standings)["scale_in"].leaving == (2,)

@@ -64,7 +64,7 @@ def test_orders_name_ranks_in_order() -> None:
 
 def test_job_without_a_leader_waits_for_nothing() -> None:
     """When a job is created and no event has come, then no order is open, there is no deadline, and
-    the first leader has epoch 1."""
+    the epoch is 0."""
     machine = ScriptedJob(2).machine
     assert (machine.epoch, machine.outstanding(), machine.next_deadline()) == (0, [], None)
 

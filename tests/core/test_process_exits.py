@@ -665,9 +665,9 @@ def test_rank_that_hangs_after_its_last_step_is_found() -> None:
     assert strategies(job) == ["recover"]
 
 
-def test_rank_that_hangs_after_the_last_step_of_an_incident_is_found() -> None:
-    """When a rank hangs after the last step, which is the first one after an incident, then this is
-    detected too."""
+def test_rank_that_hangs_after_the_only_step_since_the_resume_is_found() -> None:
+    """When the first step after an incident is also the last step of the job, and a rank hangs
+    after it, then a freeze begins after the limit."""
     job = trained(tail=50.0)
     job.kill(2)
     job.settle()

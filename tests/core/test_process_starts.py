@@ -549,7 +549,7 @@ def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
 
 def test_places_of_a_lost_node_do_not_count() -> None:
     """When the lost node had free places and the new node has a place for one of two ranks, then
-    the job does not wait for the ranks."""
+    `recover` is refused and no process is started."""
     job = stranded()
     job.advise(strategy="recover")
     job.settle()
@@ -558,8 +558,8 @@ def test_places_of_a_lost_node_do_not_count() -> None:
 
 
 def test_places_of_a_node_with_unkillable_ranks_do_not_count_for_them() -> None:
-    """When two ranks could not be ended and the new node has a place for one of them, then the job
-    does not wait for them. The free places of their old node do not count for them."""
+    """When an agent cannot end two ranks and a new node has a place for one, then the free places
+    of the old node do not count for them. `recover` is refused."""
     job = stranded(lost=False)
     job.advise(strategy="recover")
     job.settle()
@@ -568,8 +568,8 @@ def test_places_of_a_node_with_unkillable_ranks_do_not_count_for_them() -> None:
 
 
 def test_late_started_rank_has_the_usual_number_of_restarts() -> None:
-    """When a place was found only after the freeze and the process started there dies, then this
-    counts as its second death, not more."""
+    """When a rank gets a place only after the freeze, then each death of its processes counts once.
+    With `respawns` 2, `recover` is refused after three deaths."""
     job = stranded(room=2, respawns=2)
     for _ in range(2):
         job.advise(strategy="recover")

@@ -107,8 +107,8 @@ def test_log_lists_the_ranks_that_caused_the_stop_in_order() -> None:
 
 
 def test_wait_before_another_attempt_grows() -> None:
-    """When groups cannot be formed again and again, then the second attempt begins at once, and
-    each further attempt waits longer."""
+    """When groups cannot be formed again and again, then the second attempt begins at once. The
+    further attempts wait 2, 4 and 6 seconds."""
     job = trained(attempts=5, backoff=2.0)
     job.script.failures[0, "regroup"] = ["no route to host"] * 4
     job.fault(1, "network")
@@ -165,7 +165,8 @@ def test_fault_has_the_step_of_its_own_rank() -> None:
 
 
 def test_fault_noticed_in_a_pause_has_the_next_step() -> None:
-    """When a fault of a waiting rank is noticed in a pause, then its step is known at once."""
+    """When a fault of a rank is noticed in a pause after step 7, then the log and the report give
+    it step 8 at once."""
     job = trained(steps=7)
     job.pause()
     job.settle()
@@ -232,8 +233,8 @@ def test_pollution_lowers_the_step_once() -> None:
 
 
 def test_terminating_rank_owes_no_answer() -> None:
-    """When a rank is being ended, then it owes no answer, and open orders are repeated to the other
-    ranks only."""
+    """When a rank is being ended, then no answer of it is awaited, and open orders are repeated to
+    the other ranks only."""
     job = trained()
     job.notice(3, "process", "its container is gone")
     frozen = [o.to for o in job.machine.outstanding() if isinstance(o, Freeze)]
@@ -298,8 +299,8 @@ def test_failures_before_a_loss_do_not_count_for_the_replacement() -> None:
 
 
 def test_joining_fault_resets_the_count_of_failures() -> None:
-    """When a fetch has failed twice, another rank fails, and the fetch fails twice more, then the
-    strategy has not failed three times."""
+    """When a fetch has failed twice, another rank fails, and the fetch fails twice more, then
+    `retry` still succeeds, because the new fault resets the count."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 2

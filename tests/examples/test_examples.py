@@ -1,6 +1,6 @@
 """
-The examples, as a stranger meets them: installed into a fresh environment, and run by typing what
-their pages say. The commands are taken from the pages, so a page that is wrong fails here.
+The examples as a new user meets them: installed into a fresh environment, and run with the commands
+of their pages. The commands are read from the pages, so a wrong page fails here.
 """
 
 import json
@@ -30,7 +30,7 @@ _COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """
-    A page whose commands were typed.
+    A page and the output of its commands.
     """
 
     code: int
@@ -42,8 +42,8 @@ class Page:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """
-    The variables of somebody who has made a virtual environment, activated it, and installed tft
-    and the examples.
+    Return the environment variables of a user who has made and activated a virtual environment, and
+    installed tft and the examples.
     """
     place = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(place, symlinks=True)
@@ -64,8 +64,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def typed(example: str, directory: Path, environment: Mapping[str, str]) -> Page:
     """
-    Type the commands of a page, one after the other, until one fails. `directory` stands for the
-    root of the checkout. Whatever is left at the end is killed, by pid.
+    Run the commands of a page one after another, until one fails. `directory` replaces the root of
+    the checkout. Processes that are left at the end are killed by pid.
     """
     commands = _COMMANDS.findall((EXAMPLES / example / "README.md").read_text())
     assert commands, f"the page of {example} has no commands"

@@ -1,5 +1,5 @@
 """
-The launcher's processes: all of them are seen to end.
+The processes of the launcher: it sees the end of each.
 """
 
 import os
@@ -60,7 +60,7 @@ async def test_launcher_waits_for_orphans_of_its_children() -> None:
 
 async def _broker(children: Children, folder: Path) -> LaunchedProcess:
     """
-    A broker that has opened its ports.
+    Return a broker that accepts connections.
     """
     address = free_address("127.0.0.1")
     port = address.partition(":")[2]
@@ -72,7 +72,7 @@ async def _broker(children: Children, folder: Path) -> LaunchedProcess:
 
 def _orphan() -> int:
     """
-    The pid of a process whose parent has ended.
+    Return the pid of a process whose parent has ended.
     """
     script = "sleep 60 >/dev/null & echo $!"
     return int(subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True).stdout)

@@ -1,5 +1,5 @@
 """
-What the launcher makes of the end of a part.
+The meaning of the end of a part, and the exit codes of the launcher.
 """
 
 import signal

@@ -1,5 +1,5 @@
 """
-What `tft run` decides and refuses before it starts anything.
+The decisions and refusals of `tft run` before it starts a process.
 """
 
 import socket
@@ -17,7 +17,7 @@ from tft.launcher.run_directory import run_dir_of, write_job
 
 def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type
     """
-    A plan of a job of two nodes.
+    Return the plan of a job of two nodes.
     """
     settings = JobSettings(
         job="j", run_dir=Path("/d"), broker="127.0.0.1:29400", nnodes=2, nproc_per_node=4, **job
@@ -35,7 +35,7 @@ def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type
 
 def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
     """
-    The options of `tft run` as click hands them over, where only these were given.
+    Return the options of `tft run` as click passes them, with only these given.
     """
     return {
         "job": None,

@@ -1,5 +1,6 @@
 """
-The launcher with real parts and a fake framework: what it does that no other test of a job sees.
+The launcher with real processes and a fake framework, for behaviour that no other test of a job
+covers.
 """
 
 import json
@@ -47,7 +48,8 @@ signal.pause()
 
 def until(fact: Callable[[], bool], what: str) -> None:
     """
-    Wait for a fact that no event tells: what a file says, who is in the kernel's table.
+    Wait for a fact that no event reports, such as the content of a file or a process of the
+    kernel's table.
     """
     end = time.monotonic() + LIMIT
     while not fact():
@@ -59,7 +61,7 @@ def started(
     folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()
 ) -> AbstractContextManager[Job]:
     """
-    A job of the fake adaptor, of one rank a node.
+    Start a job with the fake adaptor and one rank per node.
     """
     path = folder / "script.py"
     path.write_text(script)
@@ -176,7 +178,7 @@ def test_job_fails_when_its_story_is_damaged_while_it_runs(tmp_path: Path) -> No
 
 def next_broker(running: Job, before: int) -> int:
     """
-    The pid of the broker that follows the one with the pid `before`.
+    Return the pid of the broker that replaces the one with the pid `before`.
     """
     path = running.run_dir / "pids" / "broker.pid"
     until(lambda: path.exists() and int(path.read_text()) != before, "a new broker")

@@ -1,5 +1,5 @@
 """
-The run directory: who may use it, and what the launcher leaves in it.
+The run directory: which runs may use it, and which files the launcher leaves in it.
 """
 
 import json
@@ -33,7 +33,7 @@ from tft.launcher.run_directory import (
 @pytest.fixture
 def settings(tmp_path: Path) -> JobSettings:
     """
-    A job whose run directory is not made yet.
+    Return the settings of a job whose run directory does not exist yet.
     """
     return JobSettings(job="j", run_dir=tmp_path / "run", broker="127.0.0.1:29400")
 
@@ -272,7 +272,8 @@ def test_damaged_checkpoint_is_passed_over_by_a_run_that_may_begin(settings: Job
 
 def saved(settings: JobSettings, *, step: int = 7, ranks: int = 2) -> Path:
     """
-    A checkpoint of two ranks of the adaptor `pytorch`, or with the rank-local state of one alone.
+    Write a checkpoint of two ranks with the adaptor `pytorch`. With `ranks` 1, only one rank has
+    rank-local state.
     """
     final = checkpoint_store_of(settings).place(step)
     partial = checkpoint.partial(final)

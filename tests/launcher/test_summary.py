@@ -1,5 +1,5 @@
 """
-The lines a run ends with.
+The lines at the end of a run.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from tft.launcher.summary import summary
 
 def incident(**differences: Any) -> dict[str, Any]:  # Any: JSON
     """
-    One incident of a report.
+    Return one incident of a report.
     """
     fault = {"kind": "process", "rank": 2, "step": 10, "at": 0.0, "evidence": "ended by signal 9"}
     return {

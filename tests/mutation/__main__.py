@@ -1,9 +1,10 @@
 """
-`make mutate`: makes small mistakes in the judgement, one at a time, and sees whether a test fails.
+`make mutate`: makes small mistakes in the judgement, one at a time, and checks that a test fails
+for each.
 
-`settings.toml` says which files and with which tests; beside it, `survivors` explains every mutant
-that no test kills.
-Fails when too few are killed, when a survivor is not explained, or an explanation has no survivor.
+`settings.toml` names the files and the tests. The files in `survivors` explain every mutant that no
+test kills. The command fails if too few mutants are killed, if a survivor is not explained, or if
+an explained mutant is killed.
 """
 
 import argparse
@@ -23,7 +24,7 @@ SETTINGS = Path(__file__).with_name("settings.toml")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """
-    What the file says.
+    The content of `settings.toml` and of the explanations.
     """
 
     files: dict[str, Path]
@@ -39,8 +40,8 @@ class Settings:
 
 def read(path: Path) -> Settings:
     """
-    The settings in this file, and the explanations beside it; the paths in it start from the working
-    directory.
+    Read the settings in a file, and the explanations beside it. Paths in the file are relative to
+    the working directory.
     """
     said = tomllib.loads(path.read_text())
     told = [tomllib.loads(p.read_text()) for p in sorted(path.parent.glob("survivors/*.toml"))]
@@ -62,7 +63,7 @@ def read(path: Path) -> Settings:
 
 def made(settings: Settings, chosen: Sequence[str]) -> list[Mutant]:
     """
-    All mutants, or those in whose names one of these texts occurs.
+    Return all mutants, or those whose names contain one of the texts in `chosen`.
     """
     rooms = {path.parent for path in settings.files.values()}
     near = [Path("tft/protocol/messages.py"), *(p for room in rooms for p in room.glob("*.py"))]
@@ -77,7 +78,7 @@ def made(settings: Settings, chosen: Sequence[str]) -> list[Mutant]:
 
 def main(settings: Settings, chosen: Sequence[str]) -> int:
     """
-    Tries them, prints the table, and says whether all is well.
+    Try the mutants, print the table, and return True if there are no complaints.
     """
     began = time.monotonic()
     candidates = made(settings, chosen)
@@ -97,7 +98,7 @@ def main(settings: Settings, chosen: Sequence[str]) -> int:
 
 def table(settings: Settings, verdicts: Sequence[Verdict]) -> str:
     """
-    A line for each file, and one for all.
+    Print a line for each file, and one for all files.
     """
     lines = [f"{'':28}{'mutants':>9}{'killed':>9}{'late':>7}{'explained':>11}{'alive':>7}{'':>9}"]
     for module in (*settings.files, "all"):
@@ -116,7 +117,7 @@ def table(settings: Settings, verdicts: Sequence[Verdict]) -> str:
 
 def complaints(settings: Settings, verdicts: Sequence[Verdict], *, everything: bool) -> list[str]:
     """
-    Why the command fails; empty: it does not.
+    Return why the command fails; empty if it does not.
     """
     alive = sorted((v for v in verdicts if not v.killer), key=_place)
     wrong = [

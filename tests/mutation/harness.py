@@ -1,9 +1,9 @@
 """
-Tries mutants: each in a process of its own, forked from one in which pytest is ready to collect
-and everything that no mutant touches is imported. A mutated module exists in memory only.
+Tries mutants. Each runs in a process forked from one in which pytest is ready to collect and all
+modules without mutants are imported. A mutated module exists in memory only.
 
-It is a pytest plugin: in the parent the collection never begins, in each child it goes on from
-there, with other arguments.
+The harness is a pytest plugin. In the parent the collection never begins; each child continues from
+there with other arguments.
 """
 
 import ast
@@ -58,7 +58,7 @@ _Tracer = Callable[[FrameType, str, object], "_Tracer | None"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
     """
-    What the undisturbed run told of a test.
+    The results of a test in the undisturbed run: its CPU time, and the lines that it runs.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Test:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """
-    What became of a mutant.
+    The result for one mutant.
     """
 
     mutant: Mutant
@@ -101,7 +101,7 @@ class Harness:
 
     def run(self) -> None:
         """
-        Judges all mutants.
+        Judge all mutants.
         """
         with tempfile.TemporaryDirectory(prefix="mutation-") as compiled:
             # what one child has compiled the next need not, wherever else that may be switched off
@@ -148,7 +148,7 @@ class Harness:
 
 class _Server:
     """
-    Forks the children, and hears what they found.
+    Forks the children, and receives their results.
     """
 
     def __init__(self, session: pytest.Session, files: dict[str, Path], patience: float) -> None:
@@ -163,7 +163,7 @@ class _Server:
 
     def baseline(self, tests: list[str]) -> "_Baseline | None":
         """
-        Runs all tests undisturbed, and learns which lines each of them runs.
+        Run all tests without a mutant, and record the lines that each of them runs.
         """
         ours, theirs = os.pipe()
         pid = os.fork()
@@ -186,7 +186,8 @@ class _Server:
 
     def judge(self, mutants: Sequence[Mutant]) -> "Iterator[Verdict | _Child]":
         """
-        Verdict by verdict, in the order they are reached; in a forked child, the child.
+        Yield the verdicts in the order in which they are reached. In a forked child, return the
+        child.
         """
         running: dict[int, tuple[Mutant, int, int]] = {}
         waiting = list(reversed(mutants))
@@ -213,8 +214,8 @@ class _Server:
 
     def _suited(self, mutant: Mutant) -> list[Test]:
         """
-        The tests that run the mutated lines: first those that have killed its neighbours, then
-        the quick ones. What runs at import, every test runs.
+        Return the tests that run the mutated lines: first those that have killed neighbouring
+        mutants, then the fastest ones. Every test runs the code that runs at import.
         """
         imported = self._imported.get(mutant.module, frozenset())
         always = mutant.always or mutant.lines & imported
@@ -255,7 +256,7 @@ def _killer(told: int, status: int) -> str:
 
 def _quick_hypothesis() -> None:
     """
-    The same examples each time, and nothing shrunk: that a test fails is all we want to know.
+    Make hypothesis use the same examples each time, without shrinking: only the failure counts.
     """
     from hypothesis import Phase, settings
 
@@ -276,7 +277,7 @@ def _quick_hypothesis() -> None:
 
 class _Child:
     """
-    Runs some tests against one mutant, until one fails.
+    Runs tests against one mutant until one fails.
     """
 
     def __init__(
@@ -306,7 +307,8 @@ class _Child:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         """
-        Before a report is made, which takes longer than most of the tests.
+        Record a failure before pytest makes its report, because the report takes longer than most
+        tests.
         """
         if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
             self._leave(item.nodeid)
@@ -324,7 +326,7 @@ class _Child:
 
 class _Baseline:
     """
-    Runs all tests, and notes for each its CPU time and the lines it runs.
+    Runs all tests, and records for each its CPU time and the lines that it runs.
     """
 
     def __init__(self, told: int, files: dict[str, Path]) -> None:
@@ -386,7 +388,7 @@ class _Baseline:
 
 class _Finder(importlib.abc.MetaPathFinder):
     """
-    Finds the mutated module, and nothing else.
+    Finds the mutated module, and no other.
     """
 
     def __init__(self, module: str, file: Path, tree: ast.Module) -> None:
@@ -405,7 +407,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 class _Loader(importlib.machinery.SourceFileLoader):
     """
-    Compiles a tree instead of what the file says.
+    Loads a module from a mutated syntax tree instead of its file.
     """
 
     def __init__(self, name: str, path: str, tree: ast.Module) -> None:
@@ -418,7 +420,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 def _limit(seconds: float) -> None:
     """
-    Of CPU time: a machine that is busy with something else kills no mutant.
+    Limit the CPU time of this process, so that other load on the machine kills no mutant.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
 

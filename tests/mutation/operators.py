@@ -1,8 +1,9 @@
 """
-What a mutant is: a source file with one small mistake in it. Which mistakes are made, and where.
+Makes mutants: copies of a source file with one small mistake each. Decides which mistakes are made,
+and where.
 
-Not made are those that say nothing about the tests: in annotations, decorators, docstrings, names
-of enumeration members, and in the guards that only a type checker can reach.
+No mistakes are made in annotations, decorators, docstrings, names of enumeration members, and in
+conditions that only a type checker needs, because such mistakes say nothing about the tests.
 """
 
 import ast
@@ -63,7 +64,7 @@ TYPES = ("Literal", "Mapping", "Sequence", "Callable")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
     """
-    One mistake.
+    One mistake in one file.
     """
 
     module: str
@@ -82,7 +83,7 @@ class Mutant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """
-    Where in the source the search is.
+    The present place of the search in the source.
     """
 
     scope: str = ""
@@ -98,8 +99,8 @@ class _Place:
 
 def mutants(module: str, source: str, optional: frozenset[str]) -> list[Mutant]:
     """
-    All mutants of a module. `optional` are names of arguments that have defaults: leaving them
-    out of a call is a mistake that Python does not notice.
+    Return all mutants of a module. `optional` has the names of arguments with a default: leaving
+    them out of a call is a mistake that Python does not report.
     """
     tree = ast.parse(source)
     short = module.rpartition(".")[2]
@@ -129,7 +130,7 @@ def mutants(module: str, source: str, optional: frozenset[str]) -> list[Mutant]:
 
 def mutated(source: str, mutant: Mutant) -> ast.Module:
     """
-    The source with the mistake in it.
+    Return the source with the mistake in it.
     """
     tree = ast.parse(source)
     _put(tree, mutant.path, mutant.substitute)
@@ -138,7 +139,7 @@ def mutated(source: str, mutant: Mutant) -> ast.Module:
 
 def optional_names(source: str) -> frozenset[str]:
     """
-    The names of arguments and fields that have a default somewhere in this source.
+    Return the names of arguments and fields that have a default in this source.
     """
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -204,7 +205,7 @@ def _joined(scope: str, name: str) -> str:
 
 def _children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
     """
-    The parts of a node in which a mistake would be one of behaviour.
+    Return the parts of a node in which a mistake would change behaviour.
     """
     match node:
         case ast.Expr(value=ast.Constant()) | ast.Import() | ast.ImportFrom():
@@ -234,7 +235,7 @@ def _children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
 
 def _lines(node: ast.AST | None) -> frozenset[int]:
     """
-    Where a node stands; for what is made of statements, where its head stands.
+    Return the lines of a node; for a node that contains statements, only the lines of its head.
     """
     places = [
         (part.lineno, part.end_lineno or part.lineno)
@@ -316,7 +317,8 @@ def _statements(node: ast.stmt, place: _Place) -> Iterator[ast.AST]:
 
 def _keeps_meaning_without(node: ast.Assign | ast.AnnAssign, place: _Place) -> bool:
     """
-    Without the first assignment to a local name every run ends in a NameError: that tells nothing.
+    Return False for the first assignment to a local name: without it, every run would end in a
+    NameError.
     """
     if not place.inside or node.value is None:
         return False
@@ -392,7 +394,8 @@ def _constants(value: object, parent: ast.AST, place: _Place) -> Iterator[ast.AS
 
 def _entries(node: ast.Dict, place: _Place) -> Iterator[ast.AST]:
     """
-    An entry is missing; in a table, the next one's value stands in its place.
+    Yield mutants of a dict: an entry is missing, or in a table an entry has the value of the next
+    one.
     """
     for index in range(len(node.keys)):
         keys = [*node.keys[:index], *node.keys[index + 1 :]]
@@ -413,7 +416,7 @@ def _other(
 
 def _with(node: ast.AST, **changes: object) -> ast.AST:
     """
-    A shallow copy with some fields changed.
+    Return a shallow copy of a node with some fields changed.
     """
     fields = dict(ast.iter_fields(node))
     return ast.copy_location(type(node)(**(fields | changes)), node)
@@ -421,7 +424,8 @@ def _with(node: ast.AST, **changes: object) -> ast.AST:
 
 def _without(node: ast.AST, field: str, index: int) -> ast.AST:
     """
-    A copy that lacks one of several; of two, the other is left by itself.
+    Return a copy of a node that lacks one of several elements. If it had two, return the other
+    element itself.
     """
     items = getattr(node, field)
     left = [*items[:index], *items[index + 1 :]]
@@ -438,7 +442,7 @@ def _without(node: ast.AST, field: str, index: int) -> ast.AST:
 
 def _put(tree: ast.AST, path: Sequence[Step], substitute: ast.AST | None) -> None:
     """
-    Replaces what stands at the end of the path.
+    Replace the node at the end of the path.
     """
     node = tree
     for field, position in path[:-1]:
@@ -457,7 +461,7 @@ def _texts(
     chain: Sequence[ast.AST], path: Sequence[Step], substitute: ast.AST | None
 ) -> tuple[str, str]:
     """
-    The code before and after, as much of it as a reader needs to recognise it.
+    Return the code before and after the mistake, with enough context for a reader to recognise it.
     """
     if isinstance(chain[-1], ast.stmt):
         gone = substitute is None or isinstance(substitute, ast.Pass)
@@ -490,7 +494,7 @@ def _entry_texts(before: ast.Dict, after: ast.Dict) -> tuple[str, str]:
 
 def _belongs(node: ast.AST) -> bool:
     """
-    It says more about its part, and is not a whole block.
+    Return True if a node gives context to its part and is not a whole block.
     """
     simple = (
         ast.expr
@@ -510,7 +514,7 @@ def _flat(node: ast.AST | None) -> str:
 
 def _window(before: str, after: str) -> tuple[str, str]:
     """
-    Of two long texts, the part in which they differ.
+    Return the parts of two long texts in which they differ.
     """
     pairs = enumerate(zip(before, after, strict=False))
     differ = next((place for place, (a, b) in pairs if a != b), min(len(before), len(after)))

@@ -1,5 +1,5 @@
 """
-That the mutants are mistakes, that they are tried, and that what survives is not overlooked.
+Tests of the mutation tester: mutants are mistakes, all are tried, and survivors are reported.
 """
 
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def names(source: str) -> set[str]:
     """
-    The mutants of a module called `m`.
+    Return the names of the mutants of a module called `m`.
     """
     return {m.name for m in mutants("m", source, optional_names(source))}
 
@@ -150,7 +150,7 @@ def mutate(
     where: Path, settings: str, *, source: str = JUDGEMENT, tests: str = TESTS
 ) -> subprocess.CompletedProcess[str]:
     """
-    The command, in a directory of its own.
+    Run the command in a directory of its own.
     """
     (where / "judgement.py").write_text(source)
     (where / "test_judgement.py").write_text(tests)

@@ -1,5 +1,6 @@
 """
-From the sizes of a job's parallelism to who holds what, what can be lost, and what the copies cost.
+The derivation of shard groups from the sizes of a job's parallelism, with possible losses and the
+cost of copies.
 """
 
 from collections import Counter
@@ -87,9 +88,9 @@ def test_experts_have_their_own_groups() -> None:
     assert plan[5]["optimizer.1"] == plan[5]["expert.1"] == plan[5]["expert_optimizer.1"] == [1]
 
 
-def test_neighbouring_ranks_have_different_experts() -> None:
-    """When pairs of four data-parallel ranks share the experts, then neighbouring ranks have
-    different experts."""
+def test_coordinates_contain_the_expert_index_of_a_rank() -> None:
+    """When dp is 4, tp is 2 and ep is 2, then ranks 0, 1, 4 and 5 have expert index 0. Ranks 2, 3,
+    6 and 7 have expert index 1."""
     layout = Layout(dp=4, tp=2, ep=2)
     assert layout.coordinates(6) == {"tp": 0, "cp": 0, "ep": 1, "dp": 3, "pp": 0}
     assert [layout.coordinates(rank)["ep"] for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
@@ -224,30 +225,30 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
     ],
 )
 def test_impossible_sizes_are_refused(sizes: dict[str, object], sentence: str) -> None:
-    """When the sizes do not fit together, or some state has no replica, then a sentence says what
-    is wrong."""
+    """When the sizes do not fit together, or some state has no replica, then `Layout` raises
+    `UsageError` with the reason."""
     with pytest.raises(UsageError) as refused:
         Layout(**sizes)  # type: ignore[arg-type] # fields by name
     assert str(refused.value) == sentence
 
 
 @pytest.mark.parametrize("ranks", [0, -2, 3, 16])
-def test_nodes_must_be_full(ranks: int) -> None:
-    """When the ranks do not fill nodes of the given size, then this is refused."""
+def test_ranks_that_do_not_fill_the_nodes_are_refused(ranks: int) -> None:
+    """When the ranks do not fill nodes of the given size, then `topology` raises `UsageError`."""
     with pytest.raises(UsageError, match=f"8 ranks do not fill nodes of {ranks} ranks each"):
         topology(Layout(dp=8), ranks)
 
 
 def test_nodes_of_one_rank_and_the_largest_job_are_accepted() -> None:
-    """When nodes have one rank each, or a job has the largest number of ranks, then nothing is
-    refused."""
+    """When nodes have one rank each, or a job has the maximum of 1,000,000 ranks, then the layout
+    is accepted."""
     assert topology(Layout(dp=2), 1).nodes == {0: 0, 1: 1}
     assert Layout(dp=WORLD).world == 1_000_000
 
 
-def test_experts_on_as_many_ranks_as_context_have_the_same_stages() -> None:
-    """When experts are spread over as many ranks as the context, then their pipeline stages are the
-    same."""
+def test_stages_may_be_counted_before_dp_when_ep_equals_cp() -> None:
+    """When ep equals cp, or there is only one pipeline stage, then the order tp-cp-ep-pp-dp is
+    accepted for a layout with experts."""
     layout = Layout(dp=4, cp=2, pp=2, ep=2, order=COUNTED_STAGES_FIRST)
     assert groups(layout, "expert")[0] == (0, 4, 8, 12)
     one_stage = Layout(dp=4, ep=2, order=COUNTED_STAGES_FIRST)
@@ -257,9 +258,9 @@ def test_experts_on_as_many_ranks_as_context_have_the_same_stages() -> None:
 # ---------------------------------------------------------------- report lines
 
 
-def test_every_rank_is_reported_with_its_fewest_copies() -> None:
-    """When a rank holds several shards, then the holders of its shards with the fewest copies are
-    listed, each group once."""
+def test_report_lists_the_smallest_groups_of_each_rank() -> None:
+    """When a rank holds several shards, then the report lists for this rank the groups with the
+    fewest holders, each group once."""
     placed = Topology(groups={"a": (9, 1, 8), "b": (8, 1), "c": (1, 8), "d": (1, 3)})
     assert list(report_lines(placed)) == [
         "rank:1, report group list: [1, 8]",
@@ -289,8 +290,8 @@ def test_pairs_are_listed_by_their_distance() -> None:
 
 
 def test_node_with_both_copies_cannot_be_lost() -> None:
-    """When replicas are on one node, then this node cannot be lost. Nodes with replicas at another
-    distance can."""
+    """When all copies of a shard are on one node, then this node cannot be lost. When they are on
+    two nodes, then only this pair cannot be lost together."""
     layout = Layout(dp=4, tp=2)
     assert of_nodes(topology(layout, 4)) == Survival(alone={}, pairs={(0, 1): "dense.tensor0"})
     within = of_nodes(topology(Layout(dp=2, tp=4, order=("dp", "cp", "ep", "tp", "pp")), 2))
@@ -299,7 +300,8 @@ def test_node_with_both_copies_cannot_be_lost() -> None:
 
 
 def test_losses_are_listed_in_order() -> None:
-    """When several ranks or pairs cannot be lost, then they are listed in order, each with a shard."""
+    """When several ranks or pairs of ranks cannot be lost, then they are listed in ascending order,
+    each with a shard that would be lost."""
     placed = Topology(groups={"a": (5,), "b": (2,), "c": (4, 3), "d": (1, 0), "e": (5, 0)})
     survival = of_ranks(placed)
     assert list(survival.alone.items()) == [(2, "b"), (5, "a")]
@@ -307,8 +309,8 @@ def test_losses_are_listed_in_order() -> None:
 
 
 def test_pairs_of_a_hundred_thousand_ranks_are_found() -> None:
-    """When a job has a hundred thousand ranks, then its pairs are found without trying all five
-    thousand million pairs."""
+    """When a job has a hundred thousand ranks, then the pairs that cannot be lost together are
+    found without trying all five thousand million pairs."""
     placed = topology(Layout(dp=200, tp=8, pp=64, shards=100), 8)
     ranks, nodes = of_ranks(placed), of_nodes(placed)
     assert (len(ranks.pairs), len(nodes.pairs)) == (51_200, 6_400)
@@ -402,10 +404,9 @@ lasting = settings(unhurried, suppress_health_check=list(HealthCheck))
 
 @given(layouts())
 @lasting
-def test_every_rank_is_in_one_group_of_each_kind(layout: Layout) -> None:
-    """When a job has a kind of state, then every rank holds exactly one shard of it, with at least
-    two and exactly as many copies as requested. All holders have the same place in the model and
-    the same expert."""
+def test_every_rank_is_in_one_group_of_each_kind_of_state(layout: Layout) -> None:
+    """When a layout has a kind of state, then every rank holds one shard of it, with at least two
+    copies. All holders have the same stage, and the same tensor rank or expert."""
     for state in layout.states():
         ranks = [rank for group in state.groups.values() for rank in group]
         assert sorted(ranks) == list(range(layout.world))
@@ -425,8 +426,8 @@ def test_every_rank_is_in_one_group_of_each_kind(layout: Layout) -> None:
 @given(layouts())
 @lasting
 def test_number_of_copies_follows_from_the_number_of_shards(layout: Layout) -> None:
-    """When the optimizer state is cut, then a dense group has the requested number of shards, and
-    the copies follow from the division. Every rank has its own coordinates."""
+    """When the optimizer state is cut, then the number of copies times the number of shards is dp
+    times cp. Every rank has its own coordinates."""
     kinds = {state.kind: state for state in layout.states()}
     assert len(kinds["optimizer"].groups) == layout.shards * layout.tp * layout.pp
     assert kinds["optimizer"].copies * layout.shards == layout.dp * layout.cp
@@ -464,8 +465,8 @@ def test_any_single_rank_of_an_accepted_layout_can_be_lost(layout: Layout) -> No
 def test_memory_of_a_parameter_follows_the_formulas(
     copies: int, half: float, single: float
 ) -> None:
-    """When eight ranks hold this number of copies of Adam's state, then each rank needs this memory
-    per parameter. The cost of the copies is the difference to one copy."""
+    """When eight ranks hold several copies of Adam's state, then the bytes per parameter on each
+    rank match the formula. The cost of the copies is the difference from one copy."""
     for gradients, total in ((Gradients.HALF, half), (Gradients.SINGLE, single)):
         assert cost(gradients, 8, copies).total == total
         assert cost(gradients, 8, copies).added == total - cost(gradients, 8, 1).total
@@ -480,8 +481,8 @@ def test_formula_shows_the_whole_and_the_cut_part() -> None:
 
 
 def test_rank_needs_its_share_of_the_model() -> None:
-    """When a model of 32 parameters, 16 of them in experts, is spread over tp 2, pp 2 and ep 2,
-    then a rank has 4 dense parameters and 2 expert parameters."""
+    """When a model has 16 dense and 16 expert parameters, with tp 2, pp 2 and ep 2, then a rank has
+    4 dense and 2 expert parameters."""
     layout = Layout(dp=4, tp=2, pp=2, ep=2, shards=2)
     dense, expert = 4 + 32 / 4, 20
     assert bytes_per_rank(layout, Gradients.HALF, 32, 16) == (4 * dense + 2 * expert, 4 * 4 + 2 * 8)

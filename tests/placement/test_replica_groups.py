@@ -1,5 +1,5 @@
 """
-The cases that MindIO TFT's replica groups are described by, and the shapes real jobs have.
+The documented cases of MindIO TFT's replica groups, and the layouts of real jobs.
 """
 
 import pytest

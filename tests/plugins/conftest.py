@@ -1,5 +1,5 @@
 """
-Processes for the tests of chaos, forked from one that has imported torch already.
+Processes for the tests of chaos, forked from a process that has imported torch.
 """
 
 import multiprocessing
@@ -16,7 +16,8 @@ Start = Callable[[Scene], ForkServerProcess]
 @pytest.fixture(scope="session")
 def context() -> ForkServerContext:
     """
-    Where processes come from: the imports, torch's late ones too, are paid for once.
+    Return the context that forks the processes. Imports, including torch's late ones, are done
+    once.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed", "torch.nn.parallel", "torch._dynamo"])
@@ -26,7 +27,7 @@ def context() -> ForkServerContext:
 @pytest.fixture
 def start(context: ForkServerContext) -> Iterator[Start]:
     """
-    Start processes that play; what is left of them at the end of the test is killed.
+    Start processes that play scenes. Processes that are left at the end of the test are killed.
     """
     started: list[ForkServerProcess] = []
 

@@ -1,9 +1,10 @@
 """
-A scheduler of another make as a recovery plugin: MindIO TFT's negotiation, said in our hooks.
+An external scheduler as a recovery plugin: MindIO TFT's negotiation, carried out with the hooks of
+tft.
 
-There a controller reports in four ways (`report_fault_ranks`, `report_stop_complete`,
-`report_strategies`, `report_result`), and the orchestrator answers with calls of its own. Here the
-controller decides and the plugin is asked; that is enough to speak as the other one does.
+MindIO's controller sends four reports (`report_fault_ranks`, `report_stop_complete`,
+`report_strategies`, `report_result`), and the orchestrator answers with calls of its own. The
+controller of tft decides and asks the plugin, which is enough for the same dialogue.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ Said = tuple[Any, ...]  # Any: a name and its arguments
 @dataclass
 class Orchestrator:
     """
-    The other side: keeps what it hears, and answers as a test has it answer.
+    The external scheduler: records the reports, and answers as the test specifies.
     """
 
     heard: list[Said] = field(default_factory=list)
@@ -41,13 +42,13 @@ class Orchestrator:
 
     def present(self) -> bool:
         """
-        It is always there.
+        Return True: the scheduler is always connected.
         """
         return True
 
     def hear(self, name: str, *facts: Any) -> None:  # Any: as in `Said`
         """
-        One report of the controller.
+        Receive one report of the controller.
         """
         if self.broken:
             raise ConnectionError("the orchestrator is not there")
@@ -58,7 +59,7 @@ class Orchestrator:
 
 class Negotiation:
     """
-    A scripted job whose real machine asks the real `Advisors`, and they this plugin.
+    A scripted job whose real machine asks the real `Advisors`, which ask this plugin.
     """
 
     def __init__(self, **facts: Any) -> None:  # Any: as in `trained`
@@ -81,26 +82,26 @@ class Negotiation:
 
     def news(self) -> list[Said]:
         """
-        What the orchestrator has heard since it was looked at last.
+        Return the reports that the orchestrator has received since the last call.
         """
         heard, self.orchestrator.heard = self.orchestrator.heard, []
         return heard
 
     def on(self, name: str, answer: Callable[[Negotiator], None]) -> None:
         """
-        What the orchestrator calls when it hears this.
+        Set the call that the orchestrator makes when it receives the report `name`.
         """
         self.orchestrator.answers[name] = answer
 
     def settle(self) -> None:
         """
-        Everyone does and says what they have to, until nothing is left.
+        Carry out all orders and requests until none is left.
         """
         asyncio.run(self._settle())
 
     def until(self, state: str) -> None:
         """
-        Everyone does what they have to, as far as it takes to come to a state.
+        Carry out orders until the job is in this state.
         """
         while self.job.doing != state:
             self._deliver()
@@ -109,14 +110,14 @@ class Negotiation:
 
     def train(self) -> None:
         """
-        A step, and what follows from it.
+        Train a step, and carry out the orders that follow.
         """
         self.job.train()
         self.settle()
 
     def wait(self) -> None:
         """
-        Until the next limit.
+        Advance the time to the next deadline.
         """
         self.job.wait()
         self.settle()
@@ -137,7 +138,7 @@ class Negotiation:
 
     def _deliver(self) -> bool:
         """
-        What the orchestrator has asked for comes in; whether there was anything.
+        Deliver the requests of the orchestrator. Return True if there were any.
         """
         reports, self._reports[:] = list(self._reports), []
         for report in reports:

@@ -1,8 +1,8 @@
 """
-A stage for chaos: a process that plays the session of one rank round a small real model.
+A process that plays the session of one rank around a small real model, for the tests of chaos.
 
-It leaves traces that owe nothing to what chaos writes down: a line for every place it comes to,
-and its parameters in a file that is their memory, to be read when it is dead.
+The process leaves evidence that is independent of chaos's own record: a line for every place that
+it reaches, and a file that is the memory of its parameters and can be read after its death.
 """
 
 import json
@@ -30,7 +30,7 @@ from tft.protocol.messages import OrderName
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """
-    What one process is to play.
+    The script of one process.
     """
 
     run_dir: Path
@@ -49,33 +49,33 @@ class Scene:
 
     def file(self, name: str) -> Path:
         """
-        One of the files this process leaves.
+        Return the path of one of the files that this process writes.
         """
         return self.run_dir / f"{name}-{self.rank}.{self.incarnation}"
 
     def places(self, step: int) -> list[str]:
         """
-        Where it came to in one step, in order.
+        Return the places that the process reached in one step, in order.
         """
         return [place for number, _, place in self._trace() if number == step]
 
     def at(self, step: int, place: str) -> float:
         """
-        When it came to a place (CLOCK_MONOTONIC).
+        Return the time at which the process reached a place (CLOCK_MONOTONIC).
         """
         (moment,) = (at for number, at, name in self._trace() if (number, name) == (step, place))
         return moment
 
     def ticks(self) -> tuple[int, int]:
         """
-        The second thread, and how far it has counted.
+        Return how far the second thread of the process has counted.
         """
         thread, number = struct.unpack("qq", self.file("ticks").read_bytes())
         return thread, number
 
     def durations(self, step: int) -> tuple[float, float]:
         """
-        Seconds that the model took in one step, and that its call took.
+        Return the seconds of the model's computation in one step, and of the whole call.
         """
         model, call = json.loads(self.file("times").read_text())[str(step)]
         return model, call
@@ -89,7 +89,7 @@ class Scene:
 @dataclass(slots=True, kw_only=True)
 class View:
     """
-    The session, as far as a plugin sees it.
+    The session as a plugin sees it.
     """
 
     rank: int
@@ -102,7 +102,7 @@ class View:
 
 class Small(nn.Module):
     """
-    Four parameters in two layers.
+    A model with four parameters in two layers.
     """
 
     def __init__(self, place: "Tracer") -> None:
@@ -122,7 +122,7 @@ class Small(nn.Module):
 
 class Tracer:
     """
-    Writes down where the process is; every line is in the file before the next thing happens.
+    Records where the process is. Each line is in the file before the process continues.
     """
 
     def __init__(self, scene: Scene, view: View) -> None:
@@ -135,8 +135,8 @@ class Tracer:
 
 def play(scene: Scene) -> None:
     """
-    Train from `first` to `last`. What is raised is traced, and the step is computed again, as
-    after a `retry`.
+    Train from `first` to `last`. An exception is recorded, and the step is computed again, as after
+    a `retry`.
     """
     torch.set_num_threads(1)
     os.environ[VARIABLE] = json.dumps(scene.chaos)
@@ -199,7 +199,7 @@ def play(scene: Scene) -> None:
 
 def evaluate(model: nn.Module, view: View, place: Tracer) -> None:
     """
-    What is called after a step.
+    Run the model after a step, as an evaluation does.
     """
     view.evaluating = True
     with torch.no_grad():
@@ -210,14 +210,14 @@ def evaluate(model: nn.Module, view: View, place: Tracer) -> None:
 
 def trace_gradient(place: Tracer, name: str, _: Tensor) -> None:
     """
-    A parameter's gradient is known, and not yet added to it.
+    Record that the gradient of a parameter is computed, and not yet accumulated.
     """
     place(f"gradient of {name}")
 
 
 class Bystander:
     """
-    For a rank that no spec concerns.
+    Stands for chaos in a rank that no spec concerns: does nothing.
     """
 
     def tft_on_adopted(self, **_: object) -> None: ...
@@ -228,7 +228,7 @@ class Bystander:
 
 def wrap(model: Small, scene: Scene, place: Tracer) -> nn.Module:
     """
-    With DDP, whose every collective is traced when it is launched, where there are peers.
+    Wrap the model in a DDP that records the start of every collective, if there are peers.
     """
     if scene.world == 1:
         return model
@@ -258,7 +258,7 @@ def parameter_groups(
     model: nn.Module, groups: int
 ) -> list[dict[str, Any]]:  # Any: torch's own type
     """
-    Matrices and vectors, or all in one.
+    Return two parameter groups, matrices and vectors, or one.
     """
     parameters = list(model.parameters())
     if groups == 1:
@@ -268,7 +268,7 @@ def parameter_groups(
 
 def share_memory(model: nn.Module, path: Path) -> Tensor:
     """
-    Move the parameters into a file, without a change of their values.
+    Move the parameters into a file without changing their values.
     """
     parameters = list(model.parameters())
     memory = torch.from_file(str(path), shared=True, size=sum(p.numel() for p in parameters))
@@ -283,7 +283,8 @@ def share_memory(model: nn.Module, path: Path) -> Tensor:
 
 def state_bits(optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """
-    All parameters and all that the optimizer keeps for them, each as one large number.
+    Return all parameters, and all state that the optimizer keeps for them, each as one large
+    integer.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     kinds = {
@@ -299,14 +300,14 @@ def state_bits(optimizer: torch.optim.Optimizer) -> dict[str, int]:
 
 def flipped(before: dict[str, int], after: dict[str, int]) -> str:
     """
-    How many bits differ, by kind.
+    Return the number of bits that differ, by kind of state.
     """
     return json.dumps({kind: (before[kind] ^ after[kind]).bit_count() for kind in before})
 
 
 def tick(scene: Scene) -> None:
     """
-    A second thread of Python that counts in a file for as long as it is let run.
+    Count in a file on a second Python thread, as long as the interpreter lets it run.
     """
     path = scene.file("ticks")
     path.write_bytes(bytes(16))

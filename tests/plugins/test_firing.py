@@ -1,5 +1,5 @@
 """
-What has fired never fires again, and the moment of a fault is known from it.
+The record of chaos: no fault is made twice, and the time of each fault is known.
 """
 
 import signal
@@ -23,7 +23,7 @@ PATIENCE = 30.0
 
 def endings(start: Start, scenes: list[Scene]) -> list[int | None]:
     """
-    How each scene ends, one played after the other.
+    Play the scenes one after another, and return how each process ends.
     """
     codes: list[int | None] = []
     for scene in scenes:
@@ -75,7 +75,7 @@ def test_repair_spec_with_a_count_also_kills_the_successor(start: Start, tmp_pat
 
 class Victims:
     """
-    Processes that stand for tft's own, with their pid files.
+    Processes that stand for processes of tft, with their pid files.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -85,7 +85,7 @@ class Victims:
 
     def start(self, name: str) -> "subprocess.Popen[bytes]":
         """
-        One that lives until it is killed.
+        Start a process that lives until it is killed.
         """
         process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
         self._started.append(process)
@@ -94,7 +94,7 @@ class Victims:
 
     def end(self) -> None:
         """
-        Leave none behind.
+        End all processes that are left.
         """
         for process in self._started:
             process.kill()
@@ -104,7 +104,7 @@ class Victims:
 @pytest.fixture
 def victims(tmp_path: Path) -> Iterator[Victims]:
     """
-    They all end with the test.
+    Return the victims. They end with the test.
     """
     victims = Victims(tmp_path)
     yield victims
@@ -166,7 +166,7 @@ def test_kill_waits_until_the_target_process_runs(tmp_path: Path, victims: Victi
 
 def fired(run_dir: Path, index: int, spec: str, at: float) -> None:
     """
-    Write a firing down as if it had been.
+    Write the record of a firing.
     """
     target = spec.partition("rank=")[2].partition(",")[0]
     firing = Firing(

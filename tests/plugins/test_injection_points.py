@@ -1,8 +1,9 @@
 """
-Every phase and action, in a real process with a real model: the victim was where the spec says.
+Every phase and action of chaos, in a real process with a real model: the fault happens where the
+spec says.
 
-Where it was is read from what the process left behind itself: its trace, its memory, what the
-kernel says of it; and then compared with the evidence that chaos has written down.
+The place is read from what the process itself leaves behind: its trace, its memory and the kernel's
+view of it. It is then compared with the evidence in chaos's record.
 """
 
 import json
@@ -30,7 +31,7 @@ PATIENCE = 30.0
 
 def firings(run_dir: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
     """
-    What chaos has written down, by file.
+    Return chaos's record, by file.
     """
     return {
         path.name: json.loads(path.read_text())
@@ -40,7 +41,7 @@ def firings(run_dir: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
 
 def until(fact: Callable[[], bool], process: ForkServerProcess) -> None:
     """
-    Return when `fact` has come true; the process must live meanwhile.
+    Wait until `fact` returns True. The process must live meanwhile.
     """
     deadline = time.monotonic() + PATIENCE
     while not fact():
@@ -50,7 +51,7 @@ def until(fact: Callable[[], bool], process: ForkServerProcess) -> None:
 
 def killed(start: Start, scene: Scene) -> dict[str, Any]:  # Any: JSON
     """
-    Play a scene whose process is killed; the one firing.
+    Play a scene whose process is killed. Return the only firing.
     """
     process = start(scene)
     process.join(PATIENCE)

@@ -1,5 +1,5 @@
 """
-An external scheduler that negotiates every recovery, dialogue by dialogue.
+An external scheduler that takes part in every recovery, one dialogue per test.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ ALL_LIVE = ["exit", "dump", "retry", "recover"]
 
 def agreeable(choice: str, **facts: Any) -> Negotiation:  # Any: as in `trained`
     """
-    An orchestrator that sees what the job sees, and always chooses this.
+    Return an orchestrator that sees the faults that the job sees, and always chooses this strategy.
     """
     talk = Negotiation(**facts)
     talk.on("stop_complete", lambda us: us.on_global_rank({}))
@@ -30,14 +30,14 @@ def agreeable(choice: str, **facts: Any) -> Negotiation:  # Any: as in `trained`
 
 def codes(faults: Ranks) -> dict[int, str]:
     """
-    The codes of devices, which have said none.
+    Return the device error codes of the faults, which are unknown.
     """
     return dict.fromkeys(faults, "")
 
 
 def strategies(talk: Negotiation) -> list[str]:
     """
-    What was done about each incident that is over.
+    Return the strategy of each closed incident.
     """
     return [incident.decision.strategy for incident in talk.job.machine.incidents]
 
@@ -359,7 +359,8 @@ OFFER = ["exit", "dump", "migration"]
 
 def switching(**facts: Any) -> Negotiation:  # Any: as in `trained`
     """
-    A job that is about to switch rank 3 to another node, and its scheduler, who agrees when it is asked.
+    Return a job that is about to move rank 3 to another node. Its scheduler agrees when it is
+    asked.
     """
     talk = Negotiation(**{"placement": WITH_ROOM, "spare": {2: 1}, **facts})
     talk.on("strategies", lambda us: us.change_strategy("migration"))

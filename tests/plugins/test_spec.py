@@ -1,5 +1,5 @@
 """
-What may be said after `--chaos`, and what is answered to the rest.
+The argument of `--chaos`: accepted values, and the messages for others.
 """
 
 import json

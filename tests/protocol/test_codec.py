@@ -1,5 +1,5 @@
 """
-The codec: what goes in comes out, and what does not belong is refused with a sentence.
+The codec: a message is decoded as it was encoded, and invalid frames are refused with a sentence.
 """
 
 import json
@@ -52,7 +52,7 @@ ENVELOPE = Envelope(job="job", sender="node.1/0", number=0, message=BEAT)
 
 def spoilt(**changes: object) -> bytes:
     """
-    The frame of ENVELOPE with some of its top fields changed.
+    Return the frame of ENVELOPE with some of its top-level fields changed.
     """
     frame: bytes = msgpack.packb({**msgpack.unpackb(codec.encode(ENVELOPE)), **changes})
     return frame
@@ -60,7 +60,7 @@ def spoilt(**changes: object) -> bytes:
 
 def spoilt_body(**changes: object) -> bytes:
     """
-    The frame of ENVELOPE with some fields of its message changed.
+    Return the frame of ENVELOPE with some fields of its message changed.
     """
     return spoilt(body={**msgpack.unpackb(codec.encode(ENVELOPE))["body"], **changes})
 

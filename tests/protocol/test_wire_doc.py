@@ -1,5 +1,6 @@
 """
-`docs/reference/wire.md` says what the code does: every message, every field, every topic, the envelope.
+The page `docs/reference/wire.md` agrees with the code: every message, field and topic, and the
+envelope.
 """
 
 import re
@@ -32,7 +33,7 @@ RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
 
 def tables() -> dict[str, list[list[str]]]:
     """
-    Heading to the rows of the table under it, without the table's own head.
+    Return the rows of the table under each heading, without the head of the table.
     """
     found: defaultdict[str, list[list[str]]] = defaultdict(list)
     heading = ""
@@ -47,7 +48,7 @@ def tables() -> dict[str, list[list[str]]]:
 
 def in_words(kind: typing.Any) -> str:  # Any: a type expression
     """
-    The type of a field as the page writes it.
+    Return the type of a field as the page writes it.
     """
     parts = typing.get_args(kind)
     match typing.get_origin(kind):

@@ -1,5 +1,5 @@
 """
-What came of many schedules is told at the end of a run of the tests, whether they passed or not.
+Prints the results of many schedules at the end of a test run, whether the tests passed or not.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ TOLD = pytest.StashKey[list[str]]()
 @pytest.fixture(scope="session")
 def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """
-    Have a page told at the end.
+    Return a function that adds a page to be printed at the end.
     """
     return request.config.stash.setdefault(TOLD, []).append
 
@@ -21,7 +21,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """
-    A page for each.
+    Print all pages.
     """
     for page in config.stash.get(TOLD, []):
         terminalreporter.section("simulated cluster")

@@ -1,5 +1,5 @@
 """
-Schedules that broke a promise once, each as small as it could be made.
+Schedules that once broke a promise, each made as small as possible.
 """
 
 from dataclasses import replace

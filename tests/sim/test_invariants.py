@@ -1,6 +1,6 @@
 """
-Every promise of the simulation, tested by its own breach: the judgement is broken on purpose, one
-way at a time, and within a few dozen schedules the simulation notices.
+Tests of the simulation's promises: the judgement is broken on purpose in one way at a time, and the
+simulation finds each breach within a few dozen schedules.
 """
 
 import sys
@@ -43,21 +43,21 @@ Patch = pytest.MonkeyPatch
 
 def drawn(wanted: Callable[[Schedule], bool] = lambda _: True) -> Iterable[Schedule]:
     """
-    The first schedules in which what is broken is likely to be needed.
+    Return the first schedules that satisfy `wanted`, in which the broken code is likely to run.
     """
     return islice((s for seed in range(4000) if wanted(s := draw(seed))), SEEDS)
 
 
 def where(wanted: Callable[[Schedule], bool]) -> Callable[[], Iterable[Schedule]]:
     """
-    The same, to be drawn later.
+    Return a function that draws such schedules later.
     """
     return lambda: drawn(wanted)
 
 
 def somebody_dies_while_all_save() -> Iterable[Schedule]:
     """
-    Slow messages, and a last checkpoint that has to be planned twice.
+    Return a schedule with slow messages and a last checkpoint that has to be planned twice.
     """
     dies = Mishap(what="kill", target=5, when="order", name="save", delay=0.2)
     for seed in range(SEEDS):
@@ -72,7 +72,8 @@ def somebody_dies_while_all_save() -> Iterable[Schedule]:
 
 def a_leader_that_hears_nothing_more() -> Iterable[Schedule]:
     """
-    In the middle of an incident, while another one takes over.
+    Return a schedule in which a leader hears nothing in the middle of an incident while another one
+    takes over.
     """
     dies = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=3)
     for seed in range(SEEDS):
@@ -83,7 +84,7 @@ def a_leader_that_hears_nothing_more() -> Iterable[Schedule]:
 
 def plugins_are_asked_again_and_again() -> Iterable[Schedule]:
     """
-    One broken connection after the other.
+    Return a schedule with one broken connection after another.
     """
     policy = replace(QUICK, advised=True)
     for seed in range(SEEDS):
@@ -96,28 +97,28 @@ def plugins_are_asked_again_and_again() -> Iterable[Schedule]:
 
 def happens(*what: str) -> Callable[[Schedule], bool]:
     """
-    A schedule with one of these mishaps.
+    Return a condition: the schedule has one of these mishaps.
     """
     return lambda schedule: any(mishap.what in what for mishap in schedule.mishaps)
 
 
 def is_seen(*kinds: str) -> Callable[[Schedule], bool]:
     """
-    A schedule in which something like this is seen from outside, or found by a check.
+    Return a condition: a fault of one of these kinds is noticed from outside or found by a check.
     """
     return lambda schedule: any(mishap.kind in kinds for mishap in schedule.mishaps)
 
 
 def keeps_its_own(schedule: Schedule) -> bool:
     """
-    A job that keeps checkpoints of its own, and has one copy of most of its state.
+    Return True for a job that keeps its own checkpoints and has one copy of most of its state.
     """
     return schedule.own > 0 and schedule.copies == 1
 
 
 def everywhere(patch: Patch, name: str, function: object) -> None:
     """
-    Put this function in place of a function of the judgement, in all modules that use it.
+    Replace a function of the judgement in all modules that use it.
     """
     users = [
         module
@@ -467,7 +468,7 @@ def what_was_cut_off_is_not_told(patch: Patch) -> None:
 
 def has_tails(schedule: Schedule) -> bool:
     """
-    A job in whose tails one rank does not wait for the others.
+    Return True for a job in whose tails one rank does not wait for the others.
     """
     return schedule.averages and schedule.broadcasts
 
@@ -475,7 +476,7 @@ def has_tails(schedule: Schedule) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breach:
     """
-    A way in which the judgement could be wrong.
+    One way in which the judgement could be wrong.
     """
 
     breaks: Callable[[Patch], None]

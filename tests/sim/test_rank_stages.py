@@ -1,5 +1,5 @@
 """
-The stages that training threads go through in simulated jobs are those of the table.
+The stages of training threads in simulated jobs, compared with the table of stages.
 """
 
 import pytest

@@ -1,5 +1,5 @@
 """
-Thousands of schedules nobody thought of: under each, everything that tft promises is kept.
+Random schedules of the simulated cluster: all promises of tft hold under each.
 """
 
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)  # half a minute on two cores that have no
 @pytest.fixture(scope="module")
 def tally(tell: Callable[[str], None]) -> Tally:
     """
-    What came of them.
+    Print the results of the random schedules.
     """
     tally = run_many(range(SCHEDULES), jobs=os.cpu_count() or 1)
     tell(show(tally))
@@ -34,7 +34,7 @@ def tally(tell: Callable[[str], None]) -> Tally:
 @pytest.fixture(scope="module")
 def written(tell: Callable[[str], None]) -> Tally:
     """
-    What came of the small ones that were written for what hardly ever happens.
+    Print the results of the small schedules that were written for rare events.
     """
     tally = run_many((), jobs=os.cpu_count() or 1, written=rare())
     tell(show(tally))

@@ -1,5 +1,5 @@
 """
-A hundred thousand schedules: what two thousand have not met.
+A hundred thousand random schedules of the simulated cluster.
 """
 
 import os

@@ -1,6 +1,6 @@
 """
-`python -m tests.stories`: judges all stories anew, for the difference to be read before it is kept.
-`python -m tests.stories 4711`: adds what happens under these schedules (seeds of `draw`).
+`python -m tests.stories` judges all stories anew; read the difference before you keep it. `python
+-m tests.stories 4711` adds the story of a schedule, given by its seed for `draw`.
 """
 
 import sys
@@ -16,7 +16,7 @@ STORIES = Path(__file__).parent
 
 def renew() -> None:
     """
-    Writes what is made of every story now.
+    Write the present commands and reports of every story.
     """
     for path in STORIES.glob("*.txt"):
         path.write_text(judged(*read(path.read_text())))
@@ -24,7 +24,7 @@ def renew() -> None:
 
 def add(seed: int) -> None:
     """
-    Writes the story of a schedule, under the name of what goes wrong in it.
+    Write the story of a schedule. Its name lists the mishaps of the schedule.
     """
     schedule = draw(seed)
     stage = set_up(schedule)

@@ -1,6 +1,6 @@
 """
-Stories of simulated jobs in which no promise was broken: what is commanded and told upon them stays
-as it is, word for word and limit for limit, until somebody means to change it.
+Stories of simulated jobs in which no promise was broken. Commands and reports must stay the same,
+word for word and limit for limit, until a change is intended.
 """
 
 from difflib import unified_diff

@@ -1,11 +1,11 @@
 """
-A story and everything that the judgement makes of it, as one text: what happened, what is commanded
-with all it says, what is owed and due then, and how each incident is reported in the end.
+A story and all results of the judgement as one text: events, commands with all their fields, open
+orders and deadlines, and the report of each incident.
 
-    {"job": ...}                          what the machine is made with
-    > 0.1 node.0/0 1 NodeJoined {...}     what happened: when, who said it, its number, what
-    < Spawn {...}                         what is commanded
-    = awaiting 0.0; owed Spawn; ...       how the machine stands then, where that has changed
+    {"job": ...}                          the arguments of the machine
+    > 0.1 node.0/0 1 NodeJoined {...}     an event: time, sender, number, message
+    < Spawn {...}                         a command
+    = awaiting 0.0; owed Spawn; ...       the state of the machine after it, if it has changed
     ! {...}                               the report of an incident
 """
 
@@ -32,7 +32,7 @@ UNSAID: tuple[object, ...] = ("", 0, None, [], {}, False)
 
 def judged(opened: Opened, events: Iterable[Event]) -> str:
     """
-    The transcript of these events. Raises what the machine raises.
+    Return the transcript of these events. Raises the exceptions of the machine.
     """
     machine = opened.machine()
     first = json.dumps(msgspec.to_builtins(opened, order="deterministic"))
@@ -41,7 +41,7 @@ def judged(opened: Opened, events: Iterable[Event]) -> str:
 
 def read(text: str) -> tuple[Opened, list[Event]]:
     """
-    What happened in a transcript, without what was made of it.
+    Return the events of a transcript, without the results.
     """
     first, *rest = text.splitlines()
     opened = msgspec.convert(json.loads(first), Opened)
@@ -50,7 +50,7 @@ def read(text: str) -> tuple[Opened, list[Event]]:
 
 def exact(event: Event) -> Event:
     """
-    The event as it is read again: its moments are rounded.
+    Return the event as it is read again, with rounded times.
     """
     return _event(_happened(event))
 
@@ -138,7 +138,7 @@ def _reports(machine: Machine) -> Iterator[str]:
 
 def _made(field: "Field[Any]") -> object:  # Any: of any type
     """
-    What a field is where nothing is said, if that is made anew each time.
+    Return the default of a field that is created anew for each object.
     """
     return MISSING if field.default_factory is MISSING else field.default_factory()
 

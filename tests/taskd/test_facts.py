@@ -1,5 +1,6 @@
 """
-The package `taskd` without msrun: what it makes of msrun's command line, and where it stands aside.
+The package `taskd` without msrun: the settings it reads from msrun's command line, and the cases
+that it leaves to msrun.
 """
 
 import os
@@ -17,7 +18,7 @@ from tft.errors import UsageError
 @dataclass(kw_only=True)
 class Line:
     """
-    msrun's command line, with its own defaults but for the numbers.
+    The command line of msrun with its own defaults, except for the numbers.
     """
 
     worker_num: int = 4
@@ -32,7 +33,7 @@ class Line:
 
 def facts(line: Line, **environ: str) -> Facts:
     """
-    Of a job that is no dry run.
+    Return the settings of a job that is no dry run.
     """
     found = facts_of(line, environ)
     assert found is not None

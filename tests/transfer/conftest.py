@@ -1,5 +1,5 @@
 """
-What the tests of a transfer open is closed after each, and no thread of it may be left.
+Closes everything that a test of a transfer opens. No thread may be left.
 """
 
 import threading
@@ -14,7 +14,7 @@ from tests.transfer.peers import C, Opened
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     """
-    Closes, the last first.
+    Close the opened objects, the last one first.
     """
     before = set(threading.enumerate())
     with ExitStack() as stack:

@@ -1,5 +1,5 @@
 """
-The other ends that the tests of a transfer talk to: what is held, where it goes, what lies between.
+The peers of the tests of a transfer: sources, destinations, and a tap between them.
 """
 
 import os
@@ -31,11 +31,13 @@ Disturb = Callable[[int, bytearray], None]
 
 class Closable(Protocol):
     """
-    A server, a process, a tap.
+    An object with a `close` method: a server, a process or a tap.
     """
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """
+        Release everything.
+        """
 
 
 C = TypeVar("C", bound=Closable)
@@ -43,23 +45,25 @@ C = TypeVar("C", bound=Closable)
 
 class Opened(Protocol):
     """
-    Takes charge of something: it is closed after the test.
+    Registers objects that are closed after the test.
     """
 
     def __call__(self, thing: C) -> C:
-        """The same thing."""
+        """
+        Register an object, and return it.
+        """
 
 
 def content(size: int, seed: int = 0) -> bytes:
     """
-    Bytes in which no two parts are alike, the same for the same seed.
+    Return bytes without repetition, which are the same for the same seed.
     """
     return random.Random(seed).randbytes(size)
 
 
 def serve(shard: Shard, meta: bytes = META, tls: Tls | None = None) -> ShardServer:
     """
-    A started server that holds this shard at STEP.
+    Return a started server that has this shard at STEP.
     """
     payload = ShardPayload(
         meta=meta,
@@ -78,7 +82,7 @@ def serve(shard: Shard, meta: bytes = META, tls: Tls | None = None) -> ShardServ
 
 class Room:
     """
-    Where a shard goes, and what was said about it.
+    The destination of a shard, and a record of the calls.
     """
 
     def __init__(self, shard: Shard, *, at_take: Callable[[], None] = lambda: None) -> None:
@@ -89,21 +93,21 @@ class Room:
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        The buffers, and whatever the test does at this moment.
+        Return the buffers. The test may act at this moment.
         """
         self._at_take()
         return [Buffer(name=name, view=memoryview(here)) for name, here in self.memory.items()]
 
     def put_to_use(self, meta: bytes) -> None:
         """
-        The end of a fetch: by now every byte must be right.
+        End a fetch. Every byte must be right by now.
         """
         assert self.whole()
         self.taken.append(meta)
 
     def whole(self) -> bool:
         """
-        All bytes are those that the sources hold.
+        Return True if all bytes are equal to those of the sources.
         """
         return self.memory == self._expected
 
@@ -118,7 +122,7 @@ def fetch_into(
     tls: Tls | None = None,
 ) -> None:
     """
-    Fetch from sources at these addresses, which are ranks 0, 1, 2, …; this is rank 9.
+    Fetch as rank 9 from sources at these addresses, which are the ranks 0, 1, 2 and so on.
     """
     sources = tuple(Source(rank=rank, address=address) for rank, address in enumerate(addresses))
     fetch(
@@ -134,7 +138,7 @@ def fetch_into(
 
 class Process:
     """
-    A source that is a process of its own.
+    A source in a separate process.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
@@ -150,21 +154,21 @@ class Process:
 
     def kill(self) -> None:
         """
-        SIGKILL; it is gone when this returns.
+        Kill the process with SIGKILL. Returns when it has ended.
         """
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
         """
-        SIGSTOP; it does nothing any more when this returns.
+        Stop the process with SIGSTOP. Returns when it is stopped.
         """
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def close(self) -> None:
         """
-        Leave nothing behind.
+        End the process.
         """
         self.kill()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -174,7 +178,7 @@ class Process:
 
 class Tap:
     """
-    A wire between a fetch and a source: it damages what passes, or stops passing it on.
+    A connection between a fetch and a source, which can damage bytes or stop forwarding them.
     """
 
     def __init__(
@@ -195,7 +199,7 @@ class Tap:
 
     def close(self) -> None:
         """
-        Cut it.
+        Close the connection.
         """
         for end in (self._listener, *self._ends):
             with suppress(OSError):
@@ -231,7 +235,7 @@ def _pass(giving: socket.socket, getting: socket.socket, disturb: Disturb) -> No
 
 def flip(*positions: int) -> Disturb:
     """
-    Flip a bit of the bytes at these positions of the stream.
+    Return a function that flips a bit of the bytes at these positions of the stream.
     """
 
     def disturb(position: int, piece: bytearray) -> None:

@@ -1,6 +1,6 @@
 """
-A source in a process of its own, to be killed or stopped: serves one shard until its standard
-input ends. Usage: serve.py JOB SIZE SEED. Prints its address.
+A source in a separate process, for tests that kill or stop it. It serves one shard until its
+standard input ends. Usage: serve.py JOB SIZE SEED. Prints its address.
 """
 
 import sys

@@ -1,5 +1,6 @@
 """
-The scheduler: whatever happens to the sources, no chunk is forgotten and nobody waits for nothing.
+The chunk scheduler: whatever happens to the sources, no chunk is lost and no source waits without
+reason.
 """
 
 from hypothesis import given
@@ -13,7 +14,7 @@ OFFER = ShardOffer(meta=b"meta", buffers=(("weights", 100),))
 
 def settled(sources: int, chunks: int) -> ChunkScheduler:
     """
-    A scheduler on which all sources agree.
+    Return a scheduler whose sources all agree.
     """
     scheduler = ChunkScheduler(sources)
     scheduler.settle(

@@ -1,5 +1,5 @@
 """
-A fetch: what arrives, and what is made of sources that fail it.
+The fetch of a shard: the received bytes, and the handling of failing sources.
 """
 
 import socket
@@ -34,14 +34,14 @@ LARGE = {"weights": content(9 * CHUNK + 12345)}
 
 def given(logs: Sequence[Mapping[str, object]]) -> object:
     """
-    Good bytes by rank, as the log of a fetch that succeeded has it.
+    Return the number of good bytes by rank, from the log of a successful fetch.
     """
     return next(line["given"] for line in logs if line["event"] == "shard_fetched")
 
 
 def lost(logs: Sequence[Mapping[str, object]]) -> dict[object, object]:
     """
-    Why each rank was lost, as the log has it.
+    Return the reason why each source was lost, from the log.
     """
     return {line["source"]: line["why"] for line in logs if line["event"] == "source_lost"}
 

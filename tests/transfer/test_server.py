@@ -1,5 +1,5 @@
 """
-The serving end: whom it answers, what it survives, how it ends.
+The server of shards: which requests it answers, which faults it survives, and how it ends.
 """
 
 import socket
@@ -32,7 +32,7 @@ HELLO = Hello(job=JOB, rank=1, shard="model", step=STEP)
 
 def connect(server: ShardServer) -> socket.socket:
     """
-    A client's socket.
+    Return a client socket.
     """
     host, _, port = server.address.rpartition(":")
     return socket.create_connection((host, int(port)), timeout=60)
@@ -40,7 +40,7 @@ def connect(server: ShardServer) -> socket.socket:
 
 def answer(client: socket.socket) -> object:
     """
-    What the server says next.
+    Return the next answer of the server.
     """
     return read_frame(lambda views: client.recvmsg_into(views)[0], FROM_SERVER)
 

@@ -1,5 +1,5 @@
 """
-Transfers between ranks with the keys of a job: nobody else fetches, and nobody reads along.
+Transfers with the keys of a job: other processes can neither fetch nor read along.
 """
 
 import socket

@@ -1,5 +1,5 @@
 """
-The bytes of a transfer: frames and chunks survive any cut of the stream, and show any damage.
+The bytes of a transfer: frames and chunks survive any division of the stream, and damage is found.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ KEY = fingerprint(ShardOffer(meta=b"", buffers=()))
 
 def stream(content: bytes, mouthful: int = 1 << 30) -> Read:
     """
-    Reads from these bytes, at most so many at a time, as a socket may.
+    Return a function that reads from these bytes, at most `mouthful` at a time, as a socket may.
     """
     left = bytearray(content)
 
@@ -53,7 +53,7 @@ def stream(content: bytes, mouthful: int = 1 << 30) -> Read:
 
 def sink(mouthful: int = 1 << 30) -> tuple[bytearray, Callable[[Views], int]]:
     """
-    Where bytes are sent to, at most so many at a time.
+    Return a buffer and a function that writes to it, at most `mouthful` bytes at a time.
     """
     sent = bytearray()
 
