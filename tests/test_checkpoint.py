@@ -427,7 +427,7 @@ def test_checkpoint_is_whole_when_only_a_further_copy_is_damaged(tmp_path: Path)
         checkpoint.verify(final)
 
 
-# ---------------------------------------------------------------- what is old
+# ---------------------------------------------------------------- old checkpoints
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,7 +28,7 @@ MANY_FIELDS = ("tft/config.py", "tft/protocol/")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-# ---------------------------------------------------------------- what a file contains
+# ---------------------------------------------------------------- the content of a file
 
 
 @cache
@@ -134,7 +134,7 @@ def too_large(rule: Rule, tree: ast.AST, file: str) -> Iterator[tuple[str, int]]
             yield f"{file} {name}", number
 
 
-# ---------------------------------------------------------------- who imports whom
+# ---------------------------------------------------------------- imports
 
 
 def modules() -> dict[str, Path]:
@@ -215,7 +215,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not found, f"import circles: {found}"
 
 
-# ---------------------------------------------------------------- the gate's own tests
+# ---------------------------------------------------------------- tests of the rules themselves
 
 SAMPLE = """
 import abc

@@ -225,7 +225,7 @@ def inherited_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-# ---------------------------------------------------------------- from parent to child
+# ---------------------------------------------------------------- variables for child processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ def transfer_files(directory: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
-# ---------------------------------------------------------------- made
+# ---------------------------------------------------------------- making keys
 
 
 def _files(seed: bytes) -> Mapping[str, bytes]:
@@ -192,7 +192,7 @@ def _write(path: Path, content: bytes) -> None:
         os.close(made)
 
 
-# ---------------------------------------------------------------- read
+# ---------------------------------------------------------------- reading keys
 
 
 def _check_directory(directory: Path) -> None:

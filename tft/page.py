@@ -164,7 +164,7 @@ class Page:
             if self._words[header + _TAG] // 2 > step:
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # no capture has this length
 
-    # ------------------------------------------------------------ anybody reads
+    # ------------------------------------------------------------ methods for all readers
 
     def position(self) -> Position:
         """

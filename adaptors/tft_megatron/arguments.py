@@ -256,7 +256,7 @@ def _tell_that_all_is_off() -> None:
     )
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused arguments
 
 
 def _refuse_other_names(args: Namespace) -> None:
@@ -381,7 +381,7 @@ def _not_yet() -> UsageError:
     )
 
 
-# ---------------------------------------------------------------- what is asked for
+# ---------------------------------------------------------------- the requested recoveries
 
 
 def _strategies(args: Namespace) -> tuple[str, ...]:

@@ -224,7 +224,7 @@ def _told(place: Path) -> dict[str, Any]:
     return told
 
 
-# ---------------------------------------------------------------- the whole
+# ---------------------------------------------------------------- joining the parts
 
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:

@@ -106,7 +106,7 @@ class Adopted:
         """
         return self._on_cuda
 
-    # ------------------------------------------------------------ between steps
+    # ------------------------------------------------------------ calls between steps
 
     def capture(self, *, closing: bool = False) -> bytes:
         """

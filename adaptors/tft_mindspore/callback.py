@@ -83,7 +83,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         _check_enabled(environment.settle())
         super().__init__(ckpt_save_path, **others)
 
-    # ---------------------------------------------------------------- from MindSpore's constructor
+    # ---------------------------------------------------------------- methods that MindSpore's constructor calls
 
     def _check_init(self) -> None:
         """
@@ -152,7 +152,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         return _marked(origin_opt_cls)
 
-    # ---------------------------------------------------------------- in the loop
+    # ---------------------------------------------------------------- methods that MindSpore's loop calls
 
     def on_train_begin(self, run_context: train.RunContext) -> None:
         """

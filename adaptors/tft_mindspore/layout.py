@@ -42,7 +42,7 @@ def directory_of(root: Path, rank: int) -> Path:
     return root / _DIRECTORY.format(rank)
 
 
-# ---------------------------------------------------------------- which ranks write
+# ---------------------------------------------------------------- ranks that write
 
 
 def savers(

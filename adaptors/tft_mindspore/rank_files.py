@@ -183,7 +183,7 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
         sync(path.parent.parent)
 
 
-# ---------------------------------------------------------------- whole or not
+# ---------------------------------------------------------------- checks that a file is whole
 
 
 def damage(path: Path, *, thoroughly: bool = False) -> str:

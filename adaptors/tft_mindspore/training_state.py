@@ -107,7 +107,7 @@ class Adopted:
             shard.meta()
         self._local_state.digests()
 
-    # ------------------------------------------------------------ between steps
+    # ------------------------------------------------------------ calls between steps
 
     def capture(self, *, closing: bool = False) -> bytes:
         """

@@ -79,7 +79,7 @@ class AdoptedMaker:
         optimizer = self.made.optimizer
         return optimizer if isinstance(optimizer, ReplicaOptimizer) else None
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ the shards of this rank
 
     def shards(self) -> Mapping[str, Holders]:
         return {name: shard.holders for name, shard in self._shards.items()}
@@ -104,7 +104,7 @@ class AdoptedMaker:
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others
 
-    # ------------------------------------------------------------ other content
+    # ------------------------------------------------------------ changes of the content
 
     def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
         return self._shards[shard].room(meta)

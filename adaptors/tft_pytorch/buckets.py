@@ -100,7 +100,7 @@ class Wrappers:
             ddp._remove_autograd_hooks()
         self._watches, self._wrappers = [], []
 
-    # ------------------------------------------------------------ to and from another process
+    # ------------------------------------------------------------ transfer to another process
 
     def layouts(self) -> list[list[list[int] | list[list[int]] | None] | None] | None:
         """

@@ -88,7 +88,7 @@ class FactoryMaker:
     def made(self) -> Made | None:
         return None if self._parts is None else self._parts.made
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ the shards of this rank
 
     def shards(self) -> Mapping[str, Holders]:
         return self._shards
@@ -132,7 +132,7 @@ class FactoryMaker:
         names = {name: None for each in contents for name in each.others}
         return {name: [each.others.get(name) for each in contents] for name in names}
 
-    # ------------------------------------------------------------ other content
+    # ------------------------------------------------------------ changes of the content
 
     def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
         return room(meta, self._tried[shard]).tensors

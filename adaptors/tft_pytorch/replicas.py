@@ -105,7 +105,7 @@ class ReplicaOptimizer(Optimizer):
         that this rank owns."""
         self._ready = True
 
-    # ---------------------------------------------------------------- as any optimizer
+    # ---------------------------------------------------------------- the interface of an optimizer
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]  # torch overloads it
         """
@@ -183,7 +183,7 @@ class ReplicaOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
-    # ---------------------------------------------------------------- for the adaptor
+    # ---------------------------------------------------------------- methods for the adaptor
 
     def holders(self) -> tuple[int, ...]:
         """
@@ -315,7 +315,7 @@ class ReplicaOptimizer(Optimizer):
         self._group = None
 
 
-# ---------------------------------------------------------------- dealing out
+# ---------------------------------------------------------------- division among the ranks
 
 
 def _place(

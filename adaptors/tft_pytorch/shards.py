@@ -64,7 +64,7 @@ class Shard:
         self._belongs = belongs
         self._wrappers = wrappers
 
-    # ------------------------------------------------------------ what there is
+    # ------------------------------------------------------------ the content of the shards
 
     def content(self) -> ShardContent:
         """
@@ -135,7 +135,7 @@ class Shard:
             for name, t in self._named().items()
         }
 
-    # ------------------------------------------------------------ putting it into the objects
+    # ------------------------------------------------------------ writing into the objects
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
@@ -178,7 +178,7 @@ class Shard:
         if self._wrappers is not None:
             self._wrappers.restore(told["layouts"])
 
-    # ------------------------------------------------------------ what others write
+    # ------------------------------------------------------------ state from other ranks
 
     def beside(self) -> bytes:
         """
@@ -266,7 +266,7 @@ def shards_of(
     ]
 
 
-# ---------------------------------------------------------------- descriptions
+# ---------------------------------------------------------------- descriptions of shards
 
 
 def _group_members(optimizer: Mapping[str, Any]) -> list[list[str]]:  # Any: as optimizers have it

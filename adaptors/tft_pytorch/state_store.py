@@ -178,7 +178,7 @@ class StateStore:
         """
         return self._maker.on_cuda
 
-    # ------------------------------------------------------------ between steps
+    # ------------------------------------------------------------ calls between steps
 
     def capture(self, *, closing: bool = False) -> bytes:
         """

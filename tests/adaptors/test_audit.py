@@ -343,7 +343,7 @@ def test_rank_that_caught_a_fault_leaves_the_loop_before_the_step_ends() -> None
     assert [finding for finding, _ in said(loop.run(train))] == ["swallows"]
 
 
-# ---------------------------------------------------------------- behind the end of a step
+# ---------------------------------------------------------------- changes after the end of a step
 
 
 def test_average_updated_at_the_head_of_the_loop_is_reported() -> None:
@@ -419,7 +419,7 @@ def test_parameters_changed_in_the_backward_pass_are_reported() -> None:
     assert why.startswith("parameters or buffers of the model changed outside any update window")
 
 
-# ---------------------------------------------------------------- strict, and the end
+# ---------------------------------------------------------------- strict mode, and the end of the audit
 
 
 def test_strict_audit_raises_in_any_step() -> None:

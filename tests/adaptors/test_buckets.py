@@ -87,7 +87,7 @@ def test_bucket_layout_is_equal_after_a_rebuild(job: NewJob, *, sparse: bool) ->
     assert len(before[0]) == 2  # type: ignore[arg-type]  # lists
 
 
-# ---------------------------------------------------------------- in the rank's process
+# ---------------------------------------------------------------- functions for the rank's process
 
 
 def rebuild_as(actor: Actor, options: dict[str, Any]) -> None:

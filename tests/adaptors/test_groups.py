@@ -292,7 +292,7 @@ def quiesced(ranks: list[Rank]) -> list[Failure]:
     return [answer for answer in answers if isinstance(answer, Failure)]
 
 
-# ---------------------------------------------------------------- in the rank's process
+# ---------------------------------------------------------------- functions for the rank's process
 
 
 SEVERAL: dict[str, Callable[[Tensor], object]] = {

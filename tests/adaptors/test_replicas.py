@@ -109,7 +109,7 @@ class Fleet:
         return list(self.models[rank].parameters())
 
 
-# ---------------------------------------------------------------- alone
+# ---------------------------------------------------------------- without a job
 
 
 OPTIMIZERS = (
@@ -238,7 +238,7 @@ def test_adding_parameters_after_sharding_is_refused() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
 
 
-# ---------------------------------------------------------------- in a job
+# ---------------------------------------------------------------- in a job of several ranks
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def sources(found: Found) -> dict[int, int]:
     return {rank: int(path.parent.name.removeprefix("rank_")) for rank, path in found.files.items()}
 
 
-# ---------------------------------------------------------------- who writes
+# ---------------------------------------------------------------- ranks that write
 
 
 def test_one_rank_of_each_group_saves_as_documented() -> None:
@@ -129,7 +129,7 @@ def test_a_prefix_with_path_parts_is_refused(tmp_path: Path, prefix: str) -> Non
         open_series(tmp_path, 0, prefix)
 
 
-# ---------------------------------------------------------------- going on
+# ---------------------------------------------------------------- resuming
 
 
 def test_all_ranks_resume_from_a_last_checkpoint(tmp_path: Path) -> None:

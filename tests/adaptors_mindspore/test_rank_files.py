@@ -208,7 +208,7 @@ def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [place.name]
 
 
-# ---------------------------------------------------------------- whole or not
+# ---------------------------------------------------------------- checks that a file is whole
 
 
 @pytest.mark.parametrize(

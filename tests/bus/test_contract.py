@@ -277,7 +277,7 @@ async def test_wait_for_a_listener_uses_the_current_listeners(
         await waiting
 
 
-# ---------------------------------------------------------------- strangers
+# ---------------------------------------------------------------- other programs
 
 
 def frame(*, job: str = "job", epoch: int = 1, **changes: object) -> bytes:

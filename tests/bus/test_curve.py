@@ -86,7 +86,7 @@ async def without(
         yield bus
 
 
-# ---------------------------------------------------------------- who is not let in
+# ---------------------------------------------------------------- refused participants
 
 
 async def test_participant_without_keys_is_refused_with_a_reason(
@@ -255,7 +255,7 @@ async def test_repeated_refusal_is_reported_once(guarded: Broker) -> None:
     assert len(set(arrivals)) == len(arrivals)
 
 
-# ---------------------------------------------------------------- who is
+# ---------------------------------------------------------------- accepted participants
 
 
 async def test_refused_participant_connects_when_the_right_broker_starts(

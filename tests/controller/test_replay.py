@@ -226,7 +226,7 @@ def test_quotes_and_backslashes_of_a_story_survive_in_the_printed_test(tmp_path:
     assert summaries == [evil]
 
 
-# ---------------------------------------------------------------- what is different
+# ---------------------------------------------------------------- differences
 
 
 def test_replay_with_another_policy_shows_the_first_difference(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_incomplete_last_line_of_a_story_is_removed(tmp_path: Path) -> None:
     assert last_run(path, "j", "r") == (OPENED, EVENTS[:3])
 
 
-# ---------------------------------------------------------------- what followed
+# ---------------------------------------------------------------- recorded commands
 
 
 def test_story_records_the_commands_of_each_event(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_machine_is_built_from_the_opening_of_a_run() -> None:
     assert machine.incident.opened == 7.0
 
 
-# ---------------------------------------------------------------- what is no story
+# ---------------------------------------------------------------- files that are no story
 
 
 def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:

@@ -258,7 +258,7 @@ def test_the_losses_are_those_of_the_ordinary_script(
     assert plain.rows() == gpt_undisturbed.rows()
 
 
-# ---------------------------------------------------------------- the whole table
+# ---------------------------------------------------------------- the whole table, in make soak
 
 
 @pytest.mark.soak

@@ -212,7 +212,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-# ---------------------------------------------------------------- the optimizer cut up, too
+# ---------------------------------------------------------------- optimizer shards in addition
 
 
 @pytest.fixture(scope="module")

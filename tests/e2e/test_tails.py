@@ -103,7 +103,7 @@ def trail(outcome: Outcome, rank: int, incarnation: int = 0) -> list[str]:
     return (outcome.run_dir / f"trail-rank{rank}.{incarnation}").read_text().splitlines()
 
 
-# ---------------------------------------------------------------- the phase
+# ---------------------------------------------------------------- the phase `tail`
 
 
 @pytest.mark.soak
@@ -211,7 +211,7 @@ def test_each_rank_records_each_row_once_when_a_rank_dies(
     identical(outcome, calm(*arguments))
 
 
-# ---------------------------------------------------------------- other loops
+# ---------------------------------------------------------------- loops of other forms
 
 
 @pytest.mark.soak

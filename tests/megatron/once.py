@@ -76,7 +76,7 @@ class Script:
         self.built = build(args)
         self.wrapped = self.built.wrapped
 
-    # ------------------------------------------------------------ what it does
+    # ------------------------------------------------------------ the checks
 
     def evaluation(self) -> Found:
         """
@@ -221,7 +221,7 @@ class Script:
         found.append(refused(lambda: self.enable(data=self.args)))
         return {"refused": found}
 
-    # ------------------------------------------------------------ and with what
+    # ------------------------------------------------------------ the objects that are checked
 
     def enable(self, **others: object) -> None:
         """

@@ -47,7 +47,7 @@ def parsed(*words: str, **others: object) -> Namespace:
     return args
 
 
-# ---------------------------------------------------------------- what is switched on
+# ---------------------------------------------------------------- enabled recoveries
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_missing_megatron_arguments_are_refused_by_name(
     )
 
 
-# ---------------------------------------------------------------- what follows
+# ---------------------------------------------------------------- effects of the arguments
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
         check(args)
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused arguments
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def strike(where: str, step: int) -> None:
             raise RuntimeError(text)
 
 
-# ---------------------------------------------------------------- what it registers
+# ---------------------------------------------------------------- registered functions
 
 
 def stop(args: Any, ctx: Any) -> None:

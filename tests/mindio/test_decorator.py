@@ -112,7 +112,7 @@ def test_an_unknown_state_name_of_a_user_function_raises_key_error(says: Any) ->
         mine.classify(RuntimeError("MINE"), repairs=True)
 
 
-# ---------------------------------------------------------------- in jobs
+# ---------------------------------------------------------------- the decorator in jobs
 
 
 def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:
@@ -280,7 +280,7 @@ def test_savers_stop_and_clean_first_when_the_variable_asks_for_that(
     assert called == (["stop", "clean", "save"] if asked else ["stop", "save"])
 
 
-# ---------------------------------------------------------------- without it
+# ---------------------------------------------------------------- programs without the decorator
 
 
 @pytest.mark.soak

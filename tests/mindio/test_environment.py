@@ -113,7 +113,7 @@ def test_a_slow_function_is_logged(
     ) is told
 
 
-# ---------------------------------------------------------------- where lines go
+# ---------------------------------------------------------------- the places of log lines
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_process_survives_a_log_directory_that_cannot_be_made(tmp_path: Path) 
     assert "cannot be written: Not a directory; lines go to standard output" in done.stderr
 
 
-# ---------------------------------------------------------------- where a launcher put the process
+# ---------------------------------------------------------------- the place of a process
 
 
 def test_a_process_gets_its_node_from_the_launcher() -> None:

@@ -42,7 +42,7 @@ def came_of(outcome: Outcome) -> str:
     return " ".join([str(outcome.report["why"]), *found, *map(str, incident["tried"])])
 
 
-# ---------------------------------------------------------------- in a process that has joined
+# ---------------------------------------------------------------- calls in a process that has joined
 
 INIT = ["tft_init_processor", [0, 1, False], {"enable_tls": False, "enable_arf": True}]
 START = ["tft_start_processor", ["127.0.0.1", "$port"]]
@@ -192,7 +192,7 @@ def test_wrong_calls_of_the_controllers_functions_are_refused(
             assert says in result["says"], called
 
 
-# ---------------------------------------------------------------- who holds copies
+# ---------------------------------------------------------------- groups of copies
 
 FOUR = {"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}
 GROUPS: list[tuple[Any, bool, str]] = [

@@ -42,7 +42,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
     )
 
 
-# ---------------------------------------------------------------- what it chooses, over whole jobs
+# ---------------------------------------------------------------- choices of the orchestrator in whole jobs
 
 
 @pytest.mark.soak
@@ -154,7 +154,7 @@ def steps_done(directory: Path) -> list[int]:
     return [len((directory / f"losses-{rank}.jsonl").read_text().splitlines()) for rank in range(4)]
 
 
-# ---------------------------------------------------------------- what it says too early, too late or twice
+# ---------------------------------------------------------------- early, late and repeated calls
 
 
 def test_answers_in_the_wrong_order_are_accepted() -> None:

@@ -90,7 +90,7 @@ def test_changed_job_keys_are_refused(tmp_path: Path) -> None:
     assert "does not match the secret of the job" in refusal(info)
 
 
-# ---------------------------------------------------------------- what is taken
+# ---------------------------------------------------------------- accepted files
 
 
 TAKEN: dict[str, Callable[[Path], str]] = {
@@ -125,7 +125,7 @@ def test_a_certificate_that_expires_soon_is_accepted_with_a_warning(
     assert "certificate_expires" in written.out + written.err
 
 
-# ---------------------------------------------------------------- what is not
+# ---------------------------------------------------------------- refused files
 
 
 def _linked(at: Path) -> str:

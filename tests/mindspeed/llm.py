@@ -96,7 +96,7 @@ def _take(module: Any, path: Path, names: tuple[str, ...]) -> None:
     exec(compile(ast.Module([*begin, *wanted], []), str(path), "exec"), vars(module))
 
 
-# ---------------------------------------------------------------- what differs from version to version
+# ---------------------------------------------------------------- differences between versions
 
 
 def _high_availability() -> Any:

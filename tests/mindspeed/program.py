@@ -152,7 +152,7 @@ args = arguments()
 set_global_variables(args)
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- faults
 
 
 def strike(where: str) -> None:
@@ -318,7 +318,7 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
     return model(words[:, :-1], places, later, labels=words[:, 1:].contiguous()), loss_func
 
 
-# ---------------------------------------------------------------- what is written down
+# ---------------------------------------------------------------- records
 
 
 def write(name: str, **facts: Any) -> None:

@@ -306,7 +306,7 @@ def test_parameters_of_all_types_and_shapes_are_transferred(tmp_path: Path) -> N
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- parts of the state
 
 
 def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
@@ -331,7 +331,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
         adopted.give("optimizer.1")
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused objects
 
 
 @pytest.mark.parametrize(

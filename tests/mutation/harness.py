@@ -272,7 +272,7 @@ def _quick_hypothesis() -> None:
     settings.load_profile("mutation")
 
 
-# ---------------------------------------------------------------- in the children
+# ---------------------------------------------------------------- plugins of the children
 
 
 class _Child:

@@ -156,7 +156,7 @@ def optional_names(source: str) -> frozenset[str]:
     return frozenset(names)
 
 
-# ---------------------------------------------------------------- the search
+# ---------------------------------------------------------------- search for places
 
 Site = tuple[list[ast.AST], list[Step], _Place, ast.AST | None]
 """The nodes from the module down to the one changed, the way there, and what to put there."""
@@ -249,7 +249,7 @@ def _lines(node: ast.AST | None) -> frozenset[int]:
     return frozenset(line for first, last in places for line in range(first, last + 1))
 
 
-# ---------------------------------------------------------------- the mistakes
+# ---------------------------------------------------------------- mistakes by kind of node
 
 
 def _substitutes(
@@ -437,7 +437,7 @@ def _without(node: ast.AST, field: str, index: int) -> ast.AST:
     return _with(node, **{field: left})
 
 
-# ---------------------------------------------------------------- putting and naming
+# ---------------------------------------------------------------- changing and naming
 
 
 def _put(tree: ast.AST, path: Sequence[Step], substitute: ast.AST | None) -> None:

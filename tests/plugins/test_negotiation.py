@@ -175,7 +175,7 @@ def test_job_fails_when_the_scheduler_chooses_an_unoffered_strategy() -> None:
     assert talk.job.orders(Save) == []
 
 
-# ---------------------------------------------------------------- down and up
+# ---------------------------------------------------------------- downgrade and upgrade
 
 
 def test_scheduler_downgrades_the_job_and_upgrades_it_later() -> None:

@@ -65,7 +65,7 @@ def spoilt_body(**changes: object) -> bytes:
     return spoilt(body={**msgpack.unpackb(codec.encode(ENVELOPE))["body"], **changes})
 
 
-# ---------------------------------------------------------------- there and back
+# ---------------------------------------------------------------- encoding and decoding
 
 
 @given(message=messages, sender=st.text(), number=st.integers(0, 2**63 - 1))
@@ -139,7 +139,7 @@ def test_text_that_is_not_valid_unicode_is_sent_escaped() -> None:
     assert codec.decode(codec.encode(strange)).sender == "caf\\udce9"
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refused frames
 
 
 def test_message_of_another_version_is_refused() -> None:
@@ -216,7 +216,7 @@ def test_story_line_with_an_unknown_field_is_refused() -> None:
         codec.from_plain("Lead", {"epoch": 1, "heard": {}, "mood": "good"})
 
 
-# ---------------------------------------------------------------- anything else
+# ---------------------------------------------------------------- other values
 
 
 @given(plain)

@@ -130,7 +130,7 @@ def everywhere(patch: Patch, name: str, function: object) -> None:
         patch.setattr(module, name, function)
 
 
-# ---------------------------------------------------------------- the breaches
+# ---------------------------------------------------------------- breaches of the promises
 
 
 def a_file_left_out_of_the_manifest(patch: Patch) -> None:

@@ -68,7 +68,7 @@ def _turns(machine: Machine, events: Iterable[Event]) -> Iterator[str]:
         stood = stands
 
 
-# ---------------------------------------------------------------- what happened
+# ---------------------------------------------------------------- events
 
 
 def _happened(event: Event) -> str:
@@ -100,7 +100,7 @@ def _event(line: str) -> Event:
     return Received(at=float(at), sender=sender, number=int(number), message=message)
 
 
-# ---------------------------------------------------------------- what is made of it
+# ---------------------------------------------------------------- results
 
 
 def _said(command: Command) -> str:

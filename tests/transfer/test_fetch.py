@@ -46,7 +46,7 @@ def lost(logs: Sequence[Mapping[str, object]]) -> dict[object, object]:
     return {line["source"]: line["why"] for line in logs if line["event"] == "source_lost"}
 
 
-# ---------------------------------------------------------------- what arrives
+# ---------------------------------------------------------------- received bytes
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_source_refuses_a_client_of_another_job(opened: Opened) -> None:
         fetch_into(room, server.address, job=JOB + "2")
 
 
-# ---------------------------------------------------------------- damage
+# ---------------------------------------------------------------- damaged bytes
 
 
 def test_damaged_chunk_is_fetched_from_another_source(opened: Opened) -> None:
@@ -301,7 +301,7 @@ def test_damaged_request_ends_the_connection(opened: Opened) -> None:
         fetch_into(Room(MANY), tap.address)
 
 
-# ---------------------------------------------------------------- disagreement
+# ---------------------------------------------------------------- sources that disagree
 
 
 def test_source_that_disagrees_with_the_majority_is_not_used(opened: Opened) -> None:
@@ -379,7 +379,7 @@ def test_error_of_take_ends_the_fetch_completely(opened: Opened) -> None:
         fetch_into(Room(MANY, at_take=fail), server.address)
 
 
-# ---------------------------------------------------------------- abandonment
+# ---------------------------------------------------------------- fetches that are given up
 
 
 def test_fetch_with_a_hanging_source_can_be_abandoned(opened: Opened) -> None:

@@ -241,7 +241,7 @@ class Agent:
             act()
             await asyncio.sleep(seconds)
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ the end of the agent
 
     def _asked_to_end(self, number: int) -> None:
         log.info("node_ends", why=signal.Signals(number).name)

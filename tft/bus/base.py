@@ -137,7 +137,7 @@ class Participant:
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self._listened: defaultdict[bytes, asyncio.Event] = defaultdict(asyncio.Event)
 
-    # ------------------------------------------------------------ the contract, see `Bus`
+    # ------------------------------------------------------------ methods of `Bus`
 
     def publish(self, topic: bytes, message: Message, *, number: int = 0) -> None:
         """
@@ -165,7 +165,7 @@ class Participant:
         """
         self._open = False
 
-    # ------------------------------------------------------------ fed by the wire
+    # ------------------------------------------------------------ calls of the transport
 
     def frame(self, topic: bytes, frame: bytes) -> None:
         """

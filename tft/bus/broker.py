@@ -94,7 +94,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# ---------------------------------------------------------------- before anything is opened
+# ---------------------------------------------------------------- checks before any port is opened
 
 
 def _refuse_open_door(host: str, *, allowed: bool) -> None:
@@ -179,7 +179,7 @@ def unused_ports() -> list[int]:
     return random.sample(ports, k=min(100, len(ports)))
 
 
-# ---------------------------------------------------------------- the end
+# ---------------------------------------------------------------- the end of the broker
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class Controller:
         self._state = self._machine.state
         self._bus: Bus | None = None
 
-    # ---------------------------------------------------------------- the beginning
+    # ---------------------------------------------------------------- the start of the controller
 
     def _begin(self) -> tuple[Machine, Policy]:
         path = self._settings.run_dir / "story.jsonl"

@@ -153,7 +153,7 @@ class Layout:
         at["ep"] = rank // self._strides(self._expert_sizes())["ep"] % self.ep
         return at
 
-    # ------------------------------------------------------------ what is where
+    # ------------------------------------------------------------ the places of state
 
     def states(self) -> tuple[StateKind, ...]:
         """

@@ -129,7 +129,7 @@ def _brief(words: str) -> str:
     return words if len(words) <= 200 else f"{words[:200]}…"
 
 
-# ---------------------------------------------------------------- plain values
+# ---------------------------------------------------------------- values of messages
 
 
 def to_plain(message: Message) -> tuple[str, dict[str, object]]:
@@ -194,7 +194,7 @@ def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows th
     return None
 
 
-# ---------------------------------------------------------------- anything else that is packed
+# ---------------------------------------------------------------- other packed values
 
 
 def pack(content: object) -> bytes:

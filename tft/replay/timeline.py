@@ -102,7 +102,7 @@ class _Timeline:
         self._end_section(within)
         return self._lines
 
-    # ---------------------------------------------------------------- sections
+    # ---------------------------------------------------------------- sections of the timeline
 
     def _begin_section(self, number: int, turn: Turn) -> None:
         start = self._replay.run.opened.at
@@ -121,7 +121,7 @@ class _Timeline:
         if number:
             self._lines.append(f"{'':>12}  {_outcome(self._incidents[number])}")
 
-    # ---------------------------------------------------------------- turns
+    # ---------------------------------------------------------------- turns of an incident
 
     def _turn(self, turn: Turn) -> None:
         said = self._happened(turn)
@@ -177,7 +177,7 @@ class _Timeline:
         return f"{who} {alike(said)}{within}{what and '; '}{what}"
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- parts of lines
 
 
 def _choruses(replay: Replay) -> dict[Key, _Chorus]:

@@ -128,7 +128,7 @@ class Auditor:
         if machine.state is not self._state:
             self._entered(machine)
 
-    # ---------------------------------------------------------------- what was heard
+    # ---------------------------------------------------------------- received reports
 
     def _heard(self, machine: Machine, event: Received) -> None:
         match event.message:
@@ -229,7 +229,7 @@ class Auditor:
         if not happened:
             raise Broken("an incident begins with a fault", f"{event} opens one")
 
-    # ---------------------------------------------------------------- what is said
+    # ---------------------------------------------------------------- issued orders
 
     def _says(self, machine: Machine, event: Event, command: Command) -> None:
         match command:
@@ -357,7 +357,7 @@ class Auditor:
                 f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
             )
 
-    # ---------------------------------------------------------------- whom it concerns
+    # ---------------------------------------------------------------- starts and ends of processes
 
     def _spawned(self, order: Spawn) -> None:
         """
@@ -419,7 +419,7 @@ class Auditor:
                 "the holder of a rank is not refused", f"rank {refused.rank}: {refused.why}"
             )
 
-    # ---------------------------------------------------------------- what was reached
+    # ---------------------------------------------------------------- reached states
 
     def _entered(self, machine: Machine) -> None:
         state = machine.state

@@ -94,7 +94,7 @@ class Copies:
             case _:
                 pass
 
-    # ---------------------------------------------------------------- what was compared
+    # ---------------------------------------------------------------- compared copies
 
     def stopped(self, ceiling: int | None) -> None:
         """
@@ -211,7 +211,7 @@ class Copies:
                 f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in the tail",
             )
 
-    # ---------------------------------------------------------------- what is done then
+    # ---------------------------------------------------------------- consequences
 
     def ordered(self, machine: Machine, order: RankOrder) -> None:
         """

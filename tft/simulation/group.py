@@ -224,7 +224,7 @@ class Group:
         if going_on:
             self.enter(going_on, step + 1)
 
-    # ---------------------------------------------------------------- breaking it
+    # ---------------------------------------------------------------- breaking a group
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """

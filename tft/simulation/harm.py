@@ -291,7 +291,7 @@ class Harm:
     def _leader(self) -> LeaderPart | None:
         return next((each for each in self._stage.cluster.leaders if each.leads), None)
 
-    # ---------------------------------------------------------------- what people and plugins say
+    # ---------------------------------------------------------------- requests of people and plugins
 
     def _asks(self, mishap: Mishap) -> None:
         stage, kind = self._stage, mishap.kind

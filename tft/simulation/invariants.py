@@ -305,7 +305,7 @@ class Invariants:
             if str(parts.get(file.name)) != file.digest:
                 raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
 
-    # ---------------------------------------------------------------- the end
+    # ---------------------------------------------------------------- the end of the job
 
     def ended_for_a_cause(self, over: JobOver, members: frozenset[int]) -> None:
         """
@@ -373,7 +373,7 @@ class Invariants:
         if left:
             raise Broken("no process is left", f"processes of ranks {left} live on")
 
-    # ---------------------------------------------------------------- parts
+    # ---------------------------------------------------------------- parts of the checks
 
     def _wanted(self, rank: int) -> bool:
         """

@@ -98,7 +98,7 @@ class Leader:
         self._lease = Lease(patience=patience, at=stage.clock.now)
         self._timers = _Timers()
 
-    # ---------------------------------------------------------------- standing by
+    # ---------------------------------------------------------------- standby controllers
 
     def stand_by(self) -> None:
         """
@@ -120,7 +120,7 @@ class Leader:
         if self.leads and lead.epoch > self.epoch:
             self.die()
 
-    # ---------------------------------------------------------------- leading
+    # ---------------------------------------------------------------- the leading controller
 
     def lead(self, epoch: int) -> bool:
         """
@@ -249,7 +249,7 @@ class Leader:
         at = self._stage.clock.now
         self._feed(Received(at=at, sender="controller", number=0, message=advised))
 
-    # ---------------------------------------------------------------- saying
+    # ---------------------------------------------------------------- sending
 
     def _say(self, order: Order) -> None:
         stage = self._stage

@@ -113,7 +113,7 @@ class Ledger:
     rank-local state may then be out of reach."""
     checkpoints: dict[int, str] = field(default_factory=dict)
 
-    # ---------------------------------------------------------------- what is told
+    # ---------------------------------------------------------------- reports of ranks
 
     def hears(self, machine: Machine, report: Report) -> None:
         """
@@ -212,7 +212,7 @@ class Ledger:
         self.named.clear()
         self.hurt.clear()
 
-    # ---------------------------------------------------------------- what is said
+    # ---------------------------------------------------------------- orders of the controller
 
     def says(self, order: RankOrder, at: float) -> None:
         """
@@ -243,7 +243,7 @@ class Ledger:
         """
         self.processes.ended.add((order.rank, order.incarnation))
 
-    # ---------------------------------------------------------------- what follows from it
+    # ---------------------------------------------------------------- conclusions
 
     def place(self, machine: Machine, rank: int) -> int:
         """

@@ -84,7 +84,7 @@ class Mishaps:
         if mishap.by:
             self._stage.clock.at(START + mishap.by, self._at_last, armed)
 
-    # ---------------------------------------------------------------- the moments
+    # ---------------------------------------------------------------- times of mishaps
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
@@ -177,7 +177,7 @@ class Mishaps:
         """
         self.last = max(self.last, self._stage.clock.now + seconds)
 
-    # ---------------------------------------------------------------- what does not do as it should
+    # ---------------------------------------------------------------- parts that fail
 
     def notices(self, process: ProcessPart, step: int) -> bool:
         """

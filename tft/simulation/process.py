@@ -74,7 +74,7 @@ class Process:
         self.group: GroupPart | None = None
         self._timer: float | None = None
 
-    # ---------------------------------------------------------------- what others look at
+    # ---------------------------------------------------------------- state that others read
 
     def held(self) -> int | None:
         """
@@ -106,7 +106,7 @@ class Process:
             held=self.steps.completed if still and not self.memory.torn else self.held(),
         )  # fmt: skip
 
-    # ---------------------------------------------------------------- beginning
+    # ---------------------------------------------------------------- the start of the process
 
     def join(self) -> None:
         """
@@ -340,7 +340,7 @@ class Process:
         self.thread.phase = "idle"
         self.handle(Left(at=self.node.now))
 
-    # ---------------------------------------------------------------- ending
+    # ---------------------------------------------------------------- the end of the process
 
     def hang(self, *, wholly: bool) -> None:
         """

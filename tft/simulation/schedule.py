@@ -265,7 +265,7 @@ def _strided(name: str, ranks: tuple[int, ...], parts: int) -> dict[str, tuple[i
     return {f"{name}.{part}": ranks[part::parts] for part in range(parts)}
 
 
-# ---------------------------------------------------------------- drawing one
+# ---------------------------------------------------------------- drawing a schedule
 
 
 def draw(seed: int) -> Schedule:

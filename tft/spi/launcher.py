@@ -80,7 +80,7 @@ class Starter(Protocol):
         """
 
 
-# ---------------------------------------------------------------- words between the two
+# ---------------------------------------------------------------- messages between agent and starter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ def _hear_ask(channel: socket.socket) -> tuple[Ask, dict[str, str]] | None:
     return msgspec.json.decode(said, type=Ask), environment
 
 
-# ---------------------------------------------------------------- being a node
+# ---------------------------------------------------------------- running a node
 
 
 def check_options(options: Sequence[str]) -> None:

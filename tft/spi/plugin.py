@@ -42,7 +42,7 @@ class PluginSpecs:
         """
         raise NotImplementedError
 
-    # ------------------------------------------------------------ in a worker
+    # ------------------------------------------------------------ hooks in a worker
 
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
@@ -113,7 +113,7 @@ class PluginSpecs:
         result on this rank.
         """
 
-    # ------------------------------------------------------------ in an agent
+    # ------------------------------------------------------------ hooks in an agent
 
     @hookspec
     def tft_progressed(self, run_dir: Path, node: int, step: int) -> None:
@@ -123,7 +123,7 @@ class PluginSpecs:
         Called in the agent's event loop; must not block.
         """
 
-    # ------------------------------------------------------------ in the controller
+    # ------------------------------------------------------------ hooks in the controller
 
     @hookspec
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
@@ -155,7 +155,7 @@ class PluginSpecs:
         plugin asks for more time. Return None to give no advice.
         """
 
-    # ------------------------------------------------------------ in the report
+    # ------------------------------------------------------------ hooks for the report
 
     @hookspec(firstresult=True)
     def tft_fault_moment(

@@ -277,7 +277,7 @@ class AdaptorContract:
         """
         self.saved_and_loaded(tmp_path, staged=True)
 
-    # ---------------------------------------------------------------- what the tests share
+    # ---------------------------------------------------------------- functions that the tests share
 
     def begun(self) -> Ranks:
         """

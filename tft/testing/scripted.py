@@ -172,7 +172,7 @@ class ScriptedJob(JobShape):
         )  # fmt: skip
         self.machine = Machine(self.world, self.policy, origin, at=self.now)
 
-    # ---------------------------------------------------------------- what a test does
+    # ---------------------------------------------------------------- actions of a test
 
     def start(self) -> "ScriptedJob":
         """
@@ -491,7 +491,7 @@ class ScriptedJob(JobShape):
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
         self.machine.check()
 
-    # ---------------------------------------------------------------- what a test looks at
+    # ---------------------------------------------------------------- results for a test
 
     @property
     def state(self) -> State:

@@ -315,7 +315,7 @@ class Audit:
             self._say_swallowed(failure, refuse=False)  # out of the loop no caller takes an error
         return failure.line
 
-    # ---------------------------------------------------------------- what is found
+    # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:
         # a batch that is taken behind the window is taken again after an incident: no harm
@@ -410,7 +410,7 @@ class Audit:
         if sentence not in self.findings.inexact:
             self.findings.inexact.append(sentence)
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- reading the state
 
     def _look(self) -> Look | None:
         try:

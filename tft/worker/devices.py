@@ -92,7 +92,7 @@ DEVICE_FAULTS = (
         kind="network",
         source=f"{_MINDSPORE}: the wait for the other ranks was interrupted",
     ),
-    # ------------------------------------------------------------ the device as a whole
+    # ------------------------------------------------------------ faults of the whole device
     DeviceFault(
         words=r"error occurred in the previous step of this model execution"
         r"|Invalid output number for flatten stub output nodes",

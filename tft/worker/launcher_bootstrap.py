@@ -68,7 +68,7 @@ def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = (
     _replace([*words, *options, *command], environment)
 
 
-# ---------------------------------------------------------------- words in, words out
+# ---------------------------------------------------------------- command lines
 
 
 def adaptor_of(options: Sequence[str]) -> str:
@@ -141,7 +141,7 @@ def _not_again(what: str) -> UsageError:
     )
 
 
-# ---------------------------------------------------------------- where the nodes meet
+# ---------------------------------------------------------------- the meeting of the nodes
 
 
 def _check_nothing_begun(options: Sequence[str]) -> None:

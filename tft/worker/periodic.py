@@ -397,7 +397,7 @@ class Periodic:
         log.info("checkpointed", step=part.step, directory=str(final))
         checkpoint.sweep(self._store, part.step)
 
-    # ---------------------------------------------------------------- on the thread for what is old
+    # ---------------------------------------------------------------- on the thread that removes old checkpoints
 
     def _retire(self) -> None:
         while True:

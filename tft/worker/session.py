@@ -111,7 +111,7 @@ class Session:
         loop.watch(self._hook)
         return loop
 
-    # ---------------------------------------------------------------- what the user sees
+    # ---------------------------------------------------------------- the interface for scripts
 
     @property
     def rank(self) -> int:
@@ -541,7 +541,7 @@ class Session:
             at=self._clock.now(),
         )
 
-    # ---------------------------------------------------------------- opening
+    # ---------------------------------------------------------------- joining the job
 
     def open(self, at: float) -> Self:
         """

@@ -323,7 +323,7 @@ class Gate:
         self.abandoned.set()
         self._hook.tft_quiesce()
 
-    # ---------------------------------------------------------------- what follows from it
+    # ---------------------------------------------------------------- conclusions from the position
 
     def _word(self, *, window: bool = True) -> Word | None:
         step = self._place[0] + 1

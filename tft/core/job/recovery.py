@@ -40,7 +40,7 @@ class Recovery:
         self.restart = Restart(job, self.attempts, self.comparison, self.choice)
         self.takeover = Takeover(job, self.attempts, self.replan)
 
-    # ---------------------------------------------------------------- one move
+    # ---------------------------------------------------------------- the moves
 
     def advance(self) -> bool:
         """

@@ -168,7 +168,7 @@ class Shutdown:
         why = job.incident.decision.forced or "the job cannot go on"
         return self.exit("dumped", 3, f"{why}; a last checkpoint of step {step} is written")
 
-    # ---------------------------------------------------------------- leaving
+    # ---------------------------------------------------------------- the end of the ranks
 
     def complete(self) -> None:
         """

@@ -39,7 +39,7 @@ class StrategyChoice:
         self._shutdown = shutdown
         self._comparison = comparison
 
-    # ---------------------------------------------------------------- considering
+    # ---------------------------------------------------------------- offers and advice
 
     def consider(self) -> None:
         """
@@ -201,7 +201,7 @@ class StrategyChoice:
         else:
             self.decide()
 
-    # ---------------------------------------------------------------- deciding
+    # ---------------------------------------------------------------- the decision
 
     def decide(self) -> None:
         """

@@ -346,7 +346,7 @@ class Processor:
         if self._program is not None:
             self._program.clean_first = self._program.calls_once = True
 
-    # ---------------------------------------------------------------- in the loop
+    # ---------------------------------------------------------------- calls inside the training loop
 
     def enter(self) -> None:
         """

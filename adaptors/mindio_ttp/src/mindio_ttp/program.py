@@ -517,7 +517,7 @@ class Program:
         self._needs[shard] = step
         return True
 
-    # ---------------------------------------------------------------- a checkpoint of its own
+    # ---------------------------------------------------------------- a checkpoint of the program itself
 
     @property
     def reloads(self) -> bool:

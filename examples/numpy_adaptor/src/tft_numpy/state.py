@@ -71,7 +71,7 @@ class State:
         """
         return self._network if self._wrap is None else self._wrap()
 
-    # ---------------------------------------------------------------- what this rank alone has
+    # ---------------------------------------------------------------- rank-local state
 
     def capture(self) -> bytes:
         """
@@ -91,7 +91,7 @@ class State:
         if self._data is not None:
             self._data.load_state_dict(before["data"])
 
-    # ---------------------------------------------------------------- what all ranks share
+    # ---------------------------------------------------------------- replicated state
 
     def give(self) -> ShardPayload:
         """

@@ -75,7 +75,7 @@ fault_types: dict[str, str] = _patterns.types
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
 
 
-# ---------------------------------------------------------------- the beginning and the end
+# ---------------------------------------------------------------- start and end of the job
 
 
 def tft_init_processor(
