@@ -1,9 +1,4 @@
-"""
-Replacements that let megatron-core 0.16 run without CUDA.
-
-Only tests and demonstrations use this module; no shipped file does. Call `install()` once, before
-anything of Megatron is built. The comment on each line names the part of Megatron that needs it.
-"""
+"""Replacements that let megatron-core 0.16 run without CUDA. No shipped file uses them."""
 
 import contextlib
 import logging
@@ -14,10 +9,7 @@ import torch
 
 
 class _Stream:
-    """
-    A stand-in for a CUDA stream or event. Work on a CPU is complete as soon as a program requests
-    it.
-    """
+    """A stand-in for a CUDA stream or event. Work on a CPU is complete when the call returns."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -34,6 +26,8 @@ def _on_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
+    """Replace the parts of CUDA that Megatron uses. Call it once, before anything is built."""
+    # The comment on each line names the file of Megatron that needs it.
     import megatron.core.tensor_parallel.random as random
     import megatron.core.transformer.moe.moe_utils as moe
     import megatron.core.transformer.moe.token_dispatcher as dispatcher
