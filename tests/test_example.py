@@ -103,7 +103,7 @@ def test_tiny_model_fills_two_buckets_of_ddp() -> None:
     size = SIZES["tiny"]
     wrapped = DDP(GPT(size))
     data = Batches(load_corpus(), batch=size.batch, context=size.context, seed=0, rank=0)
-    for _ in range(3):  # the statistics are one forward late
+    for _ in range(3):  # DDP's statistics are one forward behind
         wrapped(*data.next()).backward()
 
     told = wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call] # torch's own

@@ -131,7 +131,7 @@ def test_killed_process_is_reaped_only_when_the_agent_asks(
     assert waiting.starts.reaped == []
     assert Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     waiting.ask(Ask(kind="reap", number=1, local_rank=0))
-    waiting.start(2)  # by then it was done
+    waiting.start(2)  # requests are carried out in order, so the reap is done by now
     assert waiting.starts.reaped == [-signal.SIGKILL]
 
 

@@ -198,7 +198,8 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     # never has one: there only the last backward starts all-reduces. This call counts a forward,
     # and does nothing else.
     ddp.reducer.prepare_for_forward()
-    ddp.reducer._set_ddp_runtime_logging_sample_rate(1)  # else none after 10 forwards
+    # else DDP collects no statistics after 10 forwards
+    ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
     ddp.logger.set_runtime_stats_and_log()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
     told = ddp._get_ddp_logging_data()

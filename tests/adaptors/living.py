@@ -17,7 +17,7 @@ def live_bytes() -> int:
     storages: dict[int, int] = {}
     for each in gc.get_objects():
         if issubclass(type(each), Tensor) and each.layout is torch.strided:
-            # a gradient has no object in Python before somebody asks for it
+            # Python has no object for a gradient until the gradient is read
             for tensor in (each, each.grad) if each.is_leaf else (each,):
                 if tensor is not None:
                     storage = tensor.untyped_storage()

@@ -175,7 +175,7 @@ class Actor:
         if recipe.make is not None:
             torch.manual_seed(100 + rank)
             adaptor.tft_adopt({"make": recipe.make, "data": self.data}, None)
-            adaptor.tft_shards(rank, world)  # as a session does, before there is any group
+            adaptor.tft_shards(rank, world)  # a session calls this before any group is formed
             return
         self.net: Any = Net(recipe.norm).to(recipe.dtype)
         if recipe.gradients is not None:
@@ -292,7 +292,8 @@ class Actor:
         Apply the optimizer step. A loss scaler skips the step if the gradients are infinite.
         """
         scaler, average = self.others.get("scaler"), self.others.get("average")
-        if average is not None and self.recipe.copies:  # behind the step those of others are older
+        # after the step the averages of other ranks are older
+        if average is not None and self.recipe.copies:
             average.update_parameters(self.net)
         if scaler is None:
             self.optimizer.step()

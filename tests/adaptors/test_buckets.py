@@ -206,7 +206,7 @@ def rebuild_mixed(_: Actor) -> list[list[list[int]]]:
     Rebuild, run one backward pass, and return the buckets of each DDP wrapper in that pass.
     """
     wrapped = adaptor.tft_rebuild()
-    for ddp in wrapped:  # sparse buckets exist during a backward alone
+    for ddp in wrapped:  # sparse buckets exist only during a backward pass
         ddp(torch.tensor([1, 5, 1])).square().mean().backward()
     return [buckets_of(ddp) for ddp in wrapped]
 
@@ -216,7 +216,7 @@ def buckets_of(ddp: Any) -> list[list[int]]:  # Any: the reducer has no types
     Return the buckets that the reducer of this DDP uses, each as the positions of its parameters.
     """
     places = {id(parameter): place for place, parameter in enumerate(ddp.module.parameters())}
-    return sorted(  # in which order buckets are summed changes no sum
+    return sorted(  # the order of the buckets does not change any sum
         [places[id(parameter)] for parameter in bucket.parameters()]
         for bucket in ddp.reducer._get_zeros_like_grad_buckets()
     )

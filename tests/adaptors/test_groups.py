@@ -26,14 +26,14 @@ from tests.adaptors.ranks import Actor, Failure, Rank, Recipe
 from tests.e2e.jobs import until
 
 NOT_WAITED_FOR = {
-    "BackendType", "_end_coalescing", "_start_coalescing",  # of NCCL
+    "BackendType", "_end_coalescing", "_start_coalescing",  # only NCCL has these
     "_enable_collectives_timing", "_get_backend", "_get_backend_name", "_register_backend",
     "_get_sequence_number_for_group", "_set_sequence_number_for_group", "_has_hooks", "_id", "_backend_id",
     "_pybind11_conduit_v1_", "_register_on_completion_hook", "_set_default_backend",
     "_set_group_desc", "_set_group_name", "_wait_for_pending_works", "abort", "boxed", "unbox",
     "get_group_store", "merge_remote_group", "split_group", "name", "rank", "size", "set_timeout",
     "shutdown", "use_pg_for_symm_mem_rendezvous",
-    "monitored_barrier",  # which has a time limit of its own
+    "monitored_barrier",  # has its own time limit
 }  # fmt: skip
 
 AT_ONCE = 2.0
@@ -79,7 +79,8 @@ def test_quiesce_ends_a_training_step_with_a_stopped_peer(job: NewJob, *, broadc
     """When a peer is stopped and DDP waits for it, before the forward pass or inside backward, then
     `quiesce` makes the step raise."""
     three = job(3, Recipe(wrapper={"broadcast_buffers": broadcasts}))
-    three.all("train", 2)  # in the second step DDP tells its buckets, which is waited for as well
+    # in its second step DDP broadcasts its bucket layout, and ranks wait for that too
+    three.all("train", 2)
     with three.ranks[0].stopped():
         for rank in three.ranks[1:]:
             rank.tell("train", 3)
@@ -94,7 +95,7 @@ def test_quiesce_ends_operations_with_partly_sent_messages(job: NewJob) -> None:
     for what in [*SEVERAL] * 3:
         for rank in two.ranks:
             rank.tell("call", over_and_over, what)
-        for _ in range(50):  # so that both are in the middle of it
+        for _ in range(50):  # so that both ranks are inside the collective
             two.ranks[0].await_waiting()
         with two.ranks[1].stopped():
             assert [answer.kind for answer in quiesced(two.ranks[:1])] == ["network"], what
@@ -177,7 +178,7 @@ def test_quiesce_ends_the_wait_for_a_store_without_an_answer(
         rank.tell("form", "no store", silent.getsockname()[1], 0, 1)
         while not rank.interject("forms"):
             pass
-        with within(AT_ONCE + 1.0):  # an attempt to connect takes up to a second
+        with within(AT_ONCE + 1.0):  # one attempt to connect takes at most a second
             rank.interject("quiesce")
             answer = rank.hear()
     assert isinstance(answer, Failure)
@@ -218,7 +219,7 @@ def test_clear_frees_groups_wrappers_and_threads(job: NewJob) -> None:
         two.all("call", watch_wrapper)
         two.all("clear")
 
-    # a thread that has been joined may be in the kernel's table still
+    # the kernel may still list a thread that has been joined
     until(lambda: two.all("call", left_over) == before, f"that no more is left than {before}")
     assert two.all("call", wrappers_are_gone) == [True, True]
 
@@ -393,7 +394,7 @@ def left_over(_: Actor) -> tuple[int, int, str]:
     """
     sockets = 0
     for fd in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the one that lists the directory
+        with suppress(FileNotFoundError):  # the descriptor with which the directory is listed
             sockets += os.readlink(fd).startswith("socket:")
     return sockets, len(os.listdir("/proc/self/task")), sys.excepthook.__qualname__
 

@@ -246,9 +246,7 @@ def undisturbed(job: NewJob, known: dict[str, tuple[list[object], list[object]]]
         pytest.param("averaged experts", 4, (1, 2), marks=pytest.mark.soak),
         pytest.param("experts with shares", 3, (2,), marks=pytest.mark.soak),
         pytest.param("small beside shards", 4, (0, 1), marks=pytest.mark.soak),
-        pytest.param(
-            "compiled shards", 2, (0,), marks=pytest.mark.soak
-        ),  # compiling takes its time
+        pytest.param("compiled shards", 2, (0,), marks=pytest.mark.soak),  # compiling is slow
         pytest.param("steps of their own", 4, (0, 3), marks=pytest.mark.soak),
     ],
 )

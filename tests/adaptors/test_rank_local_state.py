@@ -644,7 +644,7 @@ def test_loader_without_a_generator_draws_the_same_after_a_rollback(
                 batches = iter(data)
                 continue
             number = torch.rand(1).item()
-            if left and len(found) == left[0]:  # this step is given up
+            if left and len(found) == left[0]:  # the step is abandoned and rolled back
                 left.pop(0)
                 state.rollback(local_state)
                 end_workers(batches)

@@ -501,7 +501,7 @@ def test_checkpoint_of_shares_is_resumed_bit_for_bit(
     before = saved.all("train", 3)
     for rank, shard in ((1, "dense"), (2, "optimizer.0"), (1, "optimizer.1")):
         saved.ranks[rank].ask(f"save{own}", tmp_path, shard)
-    for rank in () if own else (3, 0):  # asked for again, of another
+    for rank in () if own else (3, 0):  # rank 0 repeats the request of rank 3
         assert saved.ranks[rank].ask("join", tmp_path) == [".metadata"]
     local_state = [rank.ask("local_state", 3) for rank in saved.ranks]
 

@@ -114,7 +114,7 @@ def test_a_later_run_counts_up_in_its_file_names(tmp_path: Path) -> None:
     again = open_series(tmp_path, 0, "llama2_13b")
     assert again.save(7, 1, writing(0, 7)).name == "llama2_13b_rank_0_1-7_1.ckpt"
     assert open_series(tmp_path, 0, "llama2_13b").again == 2
-    (tmp_path / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").unlink()  # as too old
+    (tmp_path / "rank_0" / "llama2_13b_rank_0-5_1.ckpt").unlink()  # as if removed because it is old
     assert open_series(tmp_path, 0, "llama2_13b").again == 2
     assert open_series(tmp_path, 1, "llama2_13b").again == 0
     assert open_series(tmp_path, 0, "llama2").again == 0
@@ -375,7 +375,7 @@ def test_ranks_resume_from_the_step_of_a_named_file(tmp_path: Path) -> None:
         resumption(read_yaml(tmp_path, "llama.ckpt"), read({}))
 
 
-@settings(deadline=None)  # a disk takes as long as it does
+@settings(deadline=None)  # the time that a disk takes is not limited here
 @given(
     st.dictionaries(st.sampled_from(range(4)), st.integers(1, 2), min_size=0, max_size=4),
     st.sets(st.sampled_from(WORLD)),

@@ -163,7 +163,7 @@ def test_a_file_is_written_atomically(tmp_path: Path) -> None:
         assert draft.name == place.name
         assert not place.exists()
         draft.write_bytes(b"all of it")
-        draft.chmod(0o400)  # as MindSpore leaves its files
+        draft.chmod(0o400)  # MindSpore leaves its files read-only
 
     put(place, write)
     assert place.read_bytes() == b"all of it"

@@ -97,7 +97,8 @@ async def test_forked_and_executed_ranks_have_the_same_environment(stage: Stage)
     await stage.start(rank=0)
     await stage.report(Exited)
     server = _fork_server(stage)
-    os.kill(server, signal.SIGSTOP)  # it does not answer: the next one is not forked
+    # a stopped fork server does not answer, so the agent starts the next rank itself
+    os.kill(server, signal.SIGSTOP)
     await stage.start(rank=0, incarnation=1)
     await stage.report(Exited, incarnation=1)
     forked, executed = (json.loads(_log(stage, incarnation)) for incarnation in range(2))

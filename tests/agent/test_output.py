@@ -74,7 +74,7 @@ async def test_full_terminal_does_not_block_the_ranks(stage: Stage) -> None:
     while log.stat().st_size < 20_000_000:
         await stage.beat()
 
-    agent.terminate()  # with the console as full as it can be
+    agent.terminate()  # while the pipe to the console is full
     with os.fdopen(reading, "rb") as output:
         shown = output.read().splitlines()
     await gone(agent.pid)

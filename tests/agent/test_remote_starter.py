@@ -22,7 +22,7 @@ async def test_kill_requests_arrive_in_order_at_a_busy_program() -> None:
         elsewhere.start(number, {}, began=lambda one: None, ended=lambda one: None)
         for number in range(4)
     ]
-    kills = 3000  # more than the buffer of a socket takes
+    kills = 3000  # more than a socket's buffer can hold
     for _ in range(kills):
         processes[0].end()
     for process in processes[1:]:
@@ -35,5 +35,5 @@ async def test_kill_requests_arrive_in_order_at_a_busy_program() -> None:
     assert [ask.kind for ask in heard] == ["start"] * 4 + ["kill"] * (kills + 3) + ["start"]
     assert [ask.number for ask in heard[-5:]] == [1, 2, 3, 4, late.number]
     elsewhere.close()
-    processes[0].end()  # as when an agent that leaves still has a kill to make
+    processes[0].end()  # an agent that is leaving may still kill a process
     theirs.close()

@@ -55,7 +55,7 @@ def rows() -> Iterator[Row]:
         for what, ranks, copies in (
             ("not distributed", 4, 4),
             ("two copies, d=4", 4, 2),
-            # each of the two replica groups is what four ranks with one copy are
+            # each of the two replica groups is like four ranks with one copy
             ("two copies, d=8; one copy, d=4", 8, 2),
         ):
             told = cost(gradients, ranks, copies)
@@ -73,7 +73,7 @@ def rank(number: int, port: int, row: Row) -> None:
     """
     Run one rank of the measurement. Rank 0 prints the row.
     """
-    # a group that is slow to be freed is of no interest here
+    # hide warnings about groups that are freed late
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     torch.set_num_threads(1)
     _, small, large = (
@@ -122,9 +122,9 @@ def train(number: int, port: int, row: Row, width: int, group: str) -> tuple[int
         )
     else:
         optimizer = torch.optim.AdamW(model.parameters())
-    # DDP takes gradients of no other type than the parameters', so those are summed in the loop
+    # DDP all-reduces gradients only in the type of the parameters, so the loop all-reduces these itself
     summed = row.gradients is Gradients.SINGLE
-    # without views DDP's buckets are a second copy of the gradients
+    # without bucket views DDP's buckets are a second copy of the gradients
     wrap = None if summed else lambda: DDP(model, gradient_as_bucket_view=True)
     adaptor.tft_adopt({"model": model, "optimizer": optimizer}, wrap)
     adaptor.tft_regroup(group, "127.0.0.1", port, number, row.ranks)
@@ -156,7 +156,8 @@ def main() -> None:
     """
     Print one line for each configuration.
     """
-    multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])  # imports are paid once
+    # import once, in the fork server
+    multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])
     for row in rows():
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         mp.start_processes(rank, (server.port, row), row.ranks, start_method="forkserver")  # type: ignore[no-untyped-call,attr-defined]  # torch has no types here

@@ -34,7 +34,7 @@ def rank(number: int, port: int) -> None:
     Run one rank. Rank 0 prints a line for each size: median times in microseconds and the median
     ratios.
     """
-    # a group that is slow to be freed is of no interest here
+    # hide warnings about groups that are freed late
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     torch.set_num_threads(1)
     for size, (width, layers) in SIZES.items():
@@ -43,7 +43,7 @@ def rank(number: int, port: int) -> None:
         took: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(WARM + ROUNDS):
             names = list(ways)
-            # each is the first in turn: whoever comes after whom makes a difference
+            # rotate the order: the time of one way depends on which way ran before it
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 dist.barrier()
                 began = time.perf_counter()

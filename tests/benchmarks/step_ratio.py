@@ -31,7 +31,7 @@ def main() -> None:
     with_tft: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
         for pair in range(PAIRS):
-            # the order alternates, so that a machine that slows down slows both alike
+            # alternate the order, so that a machine that slows down slows both kinds equally
             for kind in ("plain", "tft") if pair % 2 else ("tft", "plain"):
                 where = Path(directory, f"{kind}-{pair}")
                 (plain if kind == "plain" else with_tft).append(step_time(kind, where))

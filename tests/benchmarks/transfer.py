@@ -56,7 +56,7 @@ def main() -> None:
             "two_encrypted": lambda: _fetch(secret, "large", room, tls),
             "small_encrypted": lambda: _fetch(secret[:1], "small", room[:SMALL], tls),
         }
-        for measured in ways.values():  # connections, caches and page tables are warm after this
+        for measured in ways.values():  # warm up connections, caches and page tables
             measured()
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(ROUNDS):
@@ -144,7 +144,7 @@ class _Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.communicate()  # closes its input, which ends it
+        self._process.communicate()  # `communicate` closes the input of the process, which ends it
 
 
 def _serve_shards(held: memoryview, curve: Path | None = None) -> None:

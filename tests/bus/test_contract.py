@@ -198,7 +198,7 @@ async def test_cancelled_receive_loses_no_message(controller: Bus, rank: Bus) ->
     for epoch in range(200):
         controller.publish(ORDERS, lead(epoch))
         receiving = asyncio.create_task(epochs(rank, 1))
-        await asyncio.sleep(0)  # it waits now, or has what came
+        await asyncio.sleep(0)  # `receive` is waiting now, or has received
         if not receiving.done():
             receiving.cancel()
         try:

@@ -249,7 +249,7 @@ async def test_process_that_is_not_a_broker_is_reported() -> None:
 async def test_repeated_refusal_is_reported_once(guarded: Broker) -> None:
     """When a participant is refused again and again, then each reason is reported once."""
     async with without(guarded.address, None) as outside:
-        arrivals = await arriving(outside, 2.5)  # two tries on each line, or more
+        arrivals = await arriving(outside, 2.5)  # each connection tries at least twice in this time
 
     assert arrivals
     assert len(set(arrivals)) == len(arrivals)

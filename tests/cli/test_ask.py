@@ -315,7 +315,8 @@ def test_controller_started_by_hand_makes_the_run_directory(broker: str, tmp_pat
     with subprocess.Popen([sys.executable, "-m", "tft", *command]) as controller:
         try:
             while not (run_dir / "story.jsonl").exists():
-                with pytest.raises(subprocess.TimeoutExpired):  # it has not been refused
+                # the controller runs: nothing has been refused
+                with pytest.raises(subprocess.TimeoutExpired):
                     controller.wait(0.05)
             there = job_there(run_dir)
         finally:

@@ -37,7 +37,8 @@ def tft(folder: Path, *arguments: str) -> Refusal:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(sys, "argv", ["tft", *arguments])
-        patch.setattr("tft.cli.commands.configure_logs", lambda: None)  # later tests capture logs
+        # must stay unconfigured, since later tests capture logs
+        patch.setattr("tft.cli.commands.configure_logs", lambda: None)
         with pytest.raises(SystemExit) as ended:
             main()
     return Refusal(int(ended.value.code or 0), said.getvalue())

@@ -239,7 +239,8 @@ def test_replay_with_another_policy_shows_the_first_difference(tmp_path: Path) -
     assert not judged.same
     [first, *_] = judged.differences
     assert first.recorded.then is not None
-    assert "Spawn" in first.recorded.then  # then another process was started, which is not done now
+    # the recorded run started another process; the replay does not
+    assert "Spawn" in first.recorded.then
     assert not any(type(command).__name__ == "Spawn" for command in first.commands)
 
 
@@ -261,7 +262,7 @@ def test_event_that_makes_the_machine_fail_ends_the_replay(tmp_path: Path) -> No
     only if the machine did not fail at this event in the recorded run."""
     run = lived(retries, tmp_path / "s")
     line = run.events[-1].line + 1
-    order: Any = EndNode(epoch=1, grace=1.0, why="w")  # Any: nobody can report it
+    order: Any = EndNode(epoch=1, grace=1.0, why="w")  # Any: agents cannot report this message
     for then, same in ((None, True), ("", False)):
         bad = StoryEvent(
             line=line, event=Received(at=1e3, sender="s", number=1, message=order), then=then

@@ -636,7 +636,8 @@ def test_decision_waits_for_the_end_of_a_rank_ended_while_plugins_are_asked() ->
     job.notice(0, "process", "its container is gone")
     assert [k.rank for k in job.orders(Kill)] == [0]
     assert len(job.consulted) == 1
-    assert job.machine.next_deadline() == pytest.approx(job.now + 10.0)  # for its end alone
+    # the only deadline left is for the end of the killed process
+    assert job.machine.next_deadline() == pytest.approx(job.now + 10.0)
     job.settle()
     assert len(job.consulted) == 2
     assert {f.rank for f in job.consulted[-1].faults} == {0, 2}

@@ -62,7 +62,8 @@ def test_job_fails_when_no_other_node_joins_for_an_hour() -> None:
     job.wait()
     assert job.now == pytest.approx(came + 3600.0)
     assert job.doing == "exiting"
-    assert job.machine.next_deadline() == pytest.approx(job.now + 5.0)  # for their leaving
+    # the limit for the ranks to leave
+    assert job.machine.next_deadline() == pytest.approx(job.now + 5.0)
     assert {order.to for order in job.orders(End)} == {(0, 1, 2, 3)}
     job.settle()
     assert job.over is not None
@@ -285,7 +286,7 @@ def test_rank_lost_during_the_first_load_gets_its_state_from_the_checkpoint(
     job.start()
     job.script.muted = set()
     job.kill(1)
-    job.machine._job.ranks.states[1].local_state.reported = {}  # it had not captured anything
+    job.machine._job.ranks.states[1].local_state.reported = {}  # rank 1 had captured nothing
     job.settle()
     job.train()
     assert strategies(job) == ["recover"]

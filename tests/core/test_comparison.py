@@ -206,7 +206,7 @@ def test_two_differing_copies_roll_all_ranks_back_to_the_last_comparison() -> No
     """When the only two holders of a shard have different copies, then all ranks load a checkpoint
     that is not later than the last comparison."""
     job = trained(groups=PAIRS, steps=2)
-    job.fault(0, "network")  # an incident, in which all are compared
+    job.fault(0, "network")  # any incident compares all holders
     job.settle()
     job.checkpointed(2)
     job.train(2)
@@ -246,7 +246,7 @@ def test_two_differing_copies_of_the_last_compared_step_are_not_used() -> None:
     ranks load the checkpoint of that step, and the incident ends."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
-    job.fault(0, "network")  # an incident, in which all are compared
+    job.fault(0, "network")  # any incident compares all holders
     job.settle()
     job.ranks[2].state.content = "wrong"
     job.fault(1, "network")
@@ -368,7 +368,7 @@ def test_disputed_copies_are_one_fault_after_a_second_round() -> None:
     then the report has one corruption fault only."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
-    job.fault(0, "network")  # an incident, in which all are compared
+    job.fault(0, "network")  # any incident compares all holders
     job.settle()
     job.ranks[2].state.content = "wrong"
     job.script.slow = {3}
@@ -496,7 +496,7 @@ def test_copy_of_a_rank_that_has_left_is_not_compared_with_the_members() -> None
     assert incident["inexact"] == []
     assert [f["kind"] for f in incident["faults"]] == [
         "numeric"
-    ]  # a link that breaks later follows from it
+    ]  # the link fault that comes later is a consequence of it
 
 
 # ---------------------------------------------------------------- tails of steps
@@ -1023,7 +1023,7 @@ def test_checkpoint_whose_copies_were_compared_is_loaded() -> None:
             rank=0, incarnation=0, directory="/periodic/2", step=2, compared=True, at=job.now
         )
     )
-    job.checkpointed(4)  # these were not compared
+    job.checkpointed(4)  # the copies of step 4 were not compared
     job.ranks[2].state.content = "wrong"
     job.fault(1, "network")
     job.settle()
@@ -1092,7 +1092,7 @@ def test_rank_with_a_restored_copy_is_a_source_after_a_dispute() -> None:
     """When two holders differ and restore their kept copies, and one of them is lost, then the
     other rank is the source for its new process."""
     job = trained(groups=PAIRS, keeps=2, steps=2)
-    job.fault(3, "network")  # an incident, in which all are compared
+    job.fault(3, "network")  # any incident compares all holders
     job.settle()
     job.train()
     job.ranks[2].state.content = "wrong"
@@ -1177,10 +1177,10 @@ def test_suspect_copy_is_compared_before_it_is_used(tail: bool) -> None:
     job.train()
     assert job.facts("doubt_dropped")
     assert {tell["shard"] for tell in job.facts("copies_differ")} >= {"dense"}
-    if tail:  # a difference of tails is no fault, and what most hold counts
+    if tail:  # copies that differ because of their tails are no fault; the majority is the source
         assert fetched(job.orders(Fetch)) == [(0, 3, {1, 2})]
         assert {one.state.content for one in job.ranks.values()} == {"right"}
-    else:  # its memory is bad, and nobody else has its own shard
+    else:  # its memory is damaged, and no other rank holds its shard
         assert job.over is not None
         assert job.over.result == "failed"
 

@@ -93,6 +93,6 @@ def test_reports_arrive_once_and_in_order_over_an_unreliable_bus(data: st.DataOb
             outbox.acknowledge(data.draw(st.integers(0, inbox.heard().get("rank.0/0", 0))))
     for report in unsent:
         outbox.add(report)
-    pass_on(outbox.pending())  # in the end a repetition gets through whole
+    pass_on(outbox.pending())  # in the end one repetition arrives complete
 
     assert accepted == reports

@@ -1212,7 +1212,7 @@ def test_successor_takes_the_rank_of_a_straggler_that_dies() -> None:
     assert (rollback.local_state, rollback.derive) == (
         {3: "00"},
         (),
-    )  # what the first one had captured
+    )  # captured by the first process of that rank
     assert job.doing == "healthy"
 
 
@@ -1552,7 +1552,7 @@ def test_parked_rank_rejoins_when_its_failure_window_has_passed() -> None:
     """When a rank has left the job after too many failures and the failure window has passed, then
     its parked process takes part again."""
     job = parked("scale_out")
-    job.checkpointed(3)  # any event will do
+    job.checkpointed(3)  # any event triggers the check
     job.settle()
     job.train()
     assert strategies(job)[-1] == "scale_out"

@@ -202,7 +202,7 @@ def test_second_death_joins_the_incident(order: type, second: int) -> None:
     job.kill(1)
     while not job.orders(order)[1 if order in (Regroup, Rollback, Resume) else 0 :]:
         job._obey(job._queue.popleft())
-    started = 1 + job.ranks[second].alive  # the replacement may not have been started yet
+    started = 1 + job.ranks[second].alive  # the replacement may not be started yet
     job.kill(second)
     job.settle()
     job.train()
@@ -532,7 +532,8 @@ def test_script_without_tft_sets_the_outcome() -> None:
         job.kill(0, code=code)
         assert job.machine.outcome is not None
         assert job.machine.outcome.result == result
-        assert (job.orders(Complete), job.orders(End)) == ([], [])  # nobody would hear it
+        # no rank is left to receive them
+        assert (job.orders(Complete), job.orders(End)) == ([], [])
 
 
 def test_end_of_the_job_is_sent_to_ranks_and_agents() -> None:
@@ -819,7 +820,7 @@ def test_announced_outcome_does_not_change() -> None:
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
-    job.machine._job.processes.running.clear()  # as after a failover, which forgets the process
+    job.machine._job.processes.running.clear()  # a new leader does not know the process
     job.let_pass(1.0)
     assert job.over is not None
     job.kill(0, code=-15)
@@ -834,7 +835,7 @@ def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
     job.script.muted = {(0, "complete")}
     job.finish()
     job.script.deaf = {0}
-    for _ in range(2):  # the limit of `complete`, and then the limit of the kill
+    for _ in range(2):  # first the limit of `complete` passes, then the limit of the kill
         job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
@@ -862,7 +863,7 @@ def test_loss_after_training_ends_the_job_within_a_limit(lost: str) -> None:
     the job has failed within a limit."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
-    job.script.stuck = {0, 1, 2, 3}  # in their scripts, behind the last step
+    job.script.stuck = {0, 1, 2, 3}  # the scripts are still running after the last step
     job.finish()
     if lost == "rank":
         job.kill(2)

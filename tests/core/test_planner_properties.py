@@ -103,7 +103,7 @@ def test_every_member_has_the_agreed_step_after_the_repair(
     plan = plan_repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
     assume(isinstance(plan, Repair))
     assert isinstance(plan, Repair)
-    assert plan.step is not None  # no rank keeps a checkpoint
+    assert plan.step is not None  # None would mean a checkpoint, and no rank has one here
     for rank, standing in standings.items():
         shards = {shard for shard, ranks in topology.groups.items() if rank in ranks}
         fetched = [part.shard for part in plan.transfers.get(rank, ())]

@@ -161,14 +161,14 @@ def test_rank_moves_when_its_node_fails_before_its_process_has_started(far: str)
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     if far == "ordered":
-        job.script.gone = {1}  # its agent does not hear
+        job.script.gone = {1}  # the agent of node 1 receives nothing
     job.kill(3)
     job.settle()
     job.notice(3, "node", "its power goes")
     job.script.slow = set()
     job.settle()
     if far == "ordered":
-        job.wait()  # nobody says that its process has ended
+        job.wait()  # no agent reports the end of its process
         job.settle()
     job.train()
     assert strategies(job) == ["recover"]

@@ -610,14 +610,14 @@ def test_job_ends_when_a_checkpoint_cannot_be_loaded_repeatedly() -> None:
     job.kill(3)
     job.script.failures[3, "load"] = ["the manifest is damaged"] * 20
     job.settle()
-    for _ in range(3):  # retry is no choice, recover and scale_in are tried three times each
+    for _ in range(3):  # retry is not offered; recover and scale_in are each tried three times
         if job.over is None:
             job.wait()
             job.settle()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)
     assert job.facts("order_failed")[0]["why"] == "the manifest is damaged"
-    assert len(job.orders(Load)) == 2  # it is not offered again
+    assert len(job.orders(Load)) == 2  # the damaged checkpoint is not offered again
 
 
 def test_job_fails_and_names_the_lost_shard_without_a_checkpoint() -> None:

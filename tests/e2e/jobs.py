@@ -184,7 +184,7 @@ def run_once(
     where.mkdir(exist_ok=True)
     output = where / "output"
     with (where / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed
         if not output.exists():
             outcome = run_in(where / "run")
             assert outcome.code == 0, outcome.output

@@ -109,7 +109,8 @@ def test_a_paused_job_resumes_with_the_losses_of_the_undisturbed_run(
         for _ in range(2):
             assert running.asked("pause")[0] == 0
             [step] = steps(running)
-            assert running.asked("pause")[0] == 2  # it is paused already, and time has passed
+            # the job is paused already; this request is refused
+            assert running.asked("pause")[0] == 2
             assert steps(running) == {step}
             assert running.asked("resume")[0] == 0
             until(reached(running, step + 5), "further steps")
@@ -119,7 +120,7 @@ def test_a_paused_job_resumes_with_the_losses_of_the_undisturbed_run(
     assert outcome.incidents == []
     identical(outcome, fake_undisturbed)
     log = (outcome.run_dir / "logs" / "controller.log").read_text()
-    assert log.count("state=repairing") == 1  # groups were formed at the start alone
+    assert log.count("state=repairing") == 1  # groups were formed only at the start
 
 
 @pytest.mark.soak
@@ -260,7 +261,7 @@ def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -
     assert outcome.report["steps"] in (
         step - 1,
         step,
-    )  # the step that was begun had all its all-reduces
+    )  # the step that had begun had completed all its all-reduces
     again = resumed(tmp_path / "run")
     assert again.code == 0, again.output
     identical(again, fake_undisturbed)

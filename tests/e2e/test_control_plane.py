@@ -106,14 +106,15 @@ def test_losses_are_unchanged_by_kills_at_random_moments(
         step = 5
         while step < FAKE_STEPS - 10:
             until(reached(running, step), f"step {step}")
-            with suppress(ProcessLookupError):  # struck a moment ago, and not replaced yet
+            with suppress(ProcessLookupError):  # killed a moment ago, and not replaced yet
                 strike(running, chance.choice(targets))
             step += chance.choice([0, 1, 10, 30])
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output
     identical(outcome, fake_undisturbed)
     assert_told(outcome)
-    for incident in outcome.incidents:  # a step is lost only with all that had completed it
+    # a step is lost only if all ranks that had completed it are lost
+    for incident in outcome.incidents:
         assert incident["steps_lost"] < max(1, len(incident["faults"]))
 
 

@@ -53,7 +53,8 @@ def test_a_job_of_two_nodes_with_keys_survives_kills(
         node(tmp_path / "run", 0, broker, keys) as first,
         node(tmp_path / "run", 1, broker, keys) as second,
     ):
-        until(reached(first, 20), "step 20", LIMIT)  # from two starts of the interpreter on
+        # the limit includes two starts of the interpreter
+        until(reached(first, 20), "step 20", LIMIT)
         strike(first, "rank-1")
         until(reached(first, 50), "step 50")
         before = first.pid("broker")

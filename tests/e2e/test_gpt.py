@@ -62,7 +62,8 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
         fault = incident["faults"][0]
-        done = phase in ("update", "between")  # the all-reduces were complete: that step counts
+        # the all-reduces were complete, so the step counts as completed
+        done = phase in ("update", "between")
         assert incident["step"] == fault["step"] + (done and phase == "update")
         assert incident["seconds"]["detect"] is not None
 
@@ -357,16 +358,17 @@ def test_kills_at_random_moments_leave_the_losses_unchanged(seed: int, tmp_path:
     steps = ("--steps", "150")
     calm = run(tmp_path / "calm", arguments=steps)
     targets = ["rank-0", "rank-1", "rank-2", "rank-3", "broker", "controller", "store-0"]
-    often = ("--max-rank-faults", "100")  # chance may strike one of them more often than is usual
+    often = ("--max-rank-faults", "100")  # one rank may be killed many times by chance
     with job(tmp_path / "run", *often, arguments=steps) as running:
         step = 3
         while step < 140:
             until(reached(running, step), f"step {step}", limit=60)
-            with suppress(ProcessLookupError):  # struck a moment ago, and not replaced yet
+            with suppress(ProcessLookupError):  # killed a moment ago, and not replaced yet
                 strike(running, chance.choice(targets))
             step += chance.choice([0, 1, 5, 20])
         outcome = running.end(200)
     assert outcome.code == 0, outcome.output
     identical(outcome, calm)
-    for incident in outcome.incidents:  # a step is lost only with all that had completed it
+    # a step is lost only if all ranks that had completed it are lost
+    for incident in outcome.incidents:
         assert incident["steps_lost"] < len(incident["faults"])

@@ -253,7 +253,8 @@ def test_a_job_resumes_from_the_checkpoint_of_a_torchrun_ended_by_signal(
         until(reached(job, 20), "step 20", LIMIT)
         os.kill(job.pid("run"), signal.SIGTERM)
         until(lambda: "SIGTERM: the job is to end" in job.output(), "an answer")
-        job.process.send_signal(signal.SIGTERM)  # and torchrun tells the same process once more
+        # torchrun sends the signal to the same process again
+        job.process.send_signal(signal.SIGTERM)
         outcome = ended(job)
     assert outcome.code != 0
     assert outcome.report["result"] == "cancelled"

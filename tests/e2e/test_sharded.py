@@ -143,7 +143,7 @@ def test_pipeline_stages_that_wait_for_a_hanging_one_are_not_suspects(
     assert faults == [[("hang", 0)], [("hang", 3)]]
 
 
-@pytest.mark.soak  # as with the shares of a ReplicaOptimizer, see test_replicas.py
+@pytest.mark.soak  # test_replicas.py has the same case with the shares of a ReplicaOptimizer
 def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
     """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
     names the lost shard, and leaves no checkpoint that lacks it."""

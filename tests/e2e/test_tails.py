@@ -174,7 +174,7 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
     ]
     assert len(outcome.incidents) == len(kills), outcome.incidents
     never_silent(outcome, calm(habit, *last))
-    if habit != "plateaus":  # nobody waits for another there: everyone can come to its end
+    if habit != "plateaus":  # no rank waits for another in that tail: each can reach its end
         assert [incident["inexact"] for incident in outcome.incidents] == [[]] * len(kills)
 
 
@@ -373,5 +373,5 @@ def test_two_different_copies_return_to_a_checkpoint_that_is_sound(
     assert outcome.code == 0, outcome.output
     last = outcome.incidents[-1]
     assert ("corruption", None) in [(fault["kind"], fault["rank"]) for fault in last["faults"]]
-    assert last["step"] <= 5  # the bit is flipped at the end of that step
+    assert last["step"] <= 5  # the bit is flipped at the end of step 5
     identical(outcome, calm("schedules", nproc=2))

@@ -59,7 +59,8 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
         if isinstance(each, DistributedOptimizer)
     ]
     for each in distributed:
-        # without TransformerEngine and Apex, megatron-core 0.16 cannot load into one that has no state
+        # without TransformerEngine and Apex, megatron-core 0.16 cannot load into an optimizer
+        # without state
         for group in each.param_groups:
             for p in group["params"]:
                 kept = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
@@ -67,7 +68,8 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     model = built.wrapped.module
     state = {"model": model.sharded_state_dict(), "rng_state": asked_generators()}
     place = str(checkpoints / f"iter_{iteration:07d}")
-    form = dist_checkpointing.load_content_metadata(place)  # as it was written
+    # the same content as at the time of writing
+    form = dist_checkpointing.load_content_metadata(place)
     state["optimizer"] = built.optimizer.sharded_state_dict(
         state["model"], is_loading=True, metadata=form
     )
@@ -76,10 +78,10 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     model.load_state_dict(found["model"])
     with (
         torch.no_grad()
-    ):  # megatron-core copies into the parameters themselves where these are of 32 bits
+    ):  # megatron-core copies into the parameters themselves if they have 32 bits
         built.optimizer.load_state_dict(found["optimizer"])
     for each in distributed:
-        # and leaves torch's own count of steps as it was
+        # megatron-core does not restore torch's own count of steps
         for group in each.param_groups:
             for p in group["params"]:
                 each.optimizer.state[p]["step"] = torch.tensor(float(group["step"]))
@@ -149,7 +151,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     ps.initialize_model_parallel(**sizes(args))
     model_parallel_cuda_manual_seed(1)
-    torch.manual_seed(1)  # nothing is as in the job until it is loaded
+    # another seed than the job's: equal numbers can only come from the checkpoint
+    torch.manual_seed(1)
     built = build(args)
     replicas = ps.get_data_parallel_world_size()
     init_num_microbatches_calculator(dist.get_rank(), None, GLOBAL_BATCH, MICRO_BATCH, replicas)

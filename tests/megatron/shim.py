@@ -52,8 +52,8 @@ def install() -> None:
     cuda.manual_seed = torch.default_generator.manual_seed  # as above
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()  # as above
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)  # as above
-    logging.getLogger(random.__name__).setLevel(logging.ERROR)  # "CPU RNG state changed", of this
-    moe.te_general_gemm = None  # of the router: not defined without TransformerEngine
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)  # hides "CPU RNG state changed"
+    moe.te_general_gemm = None  # the router reads it; it is not defined without TransformerEngine
     dispatcher.maybe_move_tensor_to_cpu = lambda t, as_numpy=False, **_: (
         t.numpy() if as_numpy and t is not None else t
-    )  # the alltoall of experts takes no tensors
+    )  # the all-to-all of experts needs lists, not tensors

@@ -24,12 +24,13 @@ def test_the_memory_of_a_rank_is_that_of_the_formula(row: Row, tmp_path: Path) -
     held = measure(row, tmp_path / "run")
     assert len(held) == RANKS
     for each in held:
-        # what is not distributed has parameters of its own, outside of the padded buffer
+        # without a distributed optimizer, parameters are outside of the padded buffer
         parameters = 2 * (each.padded if row.instances else each.parameters)
         gradients = (2 if half else 4) * each.padded
         share = (16 if half else 12) * each.kept
         assert 0 <= each.bytes - (parameters + gradients + share) <= SPARE
-        assert each.padded - each.parameters <= 64 * 40  # each of some 30 parameters, and the end
+        # padding of about 30 parameters and of the end of the buffer
+        assert each.padded - each.parameters <= 64 * 40
         assert abs(each.bytes / each.parameters / row.expected - 1) <= LIMIT
     copies = row.instances or RANKS
     assert sum(each.kept for each in held) == copies * held[0].parameters

@@ -22,7 +22,7 @@ def holders(**model: Any) -> list[Any]:  # Any: Megatron's
     config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
     for name, value in model.items():
         assert hasattr(config, name)
-        setattr(config, name, value)  # what they need beside them is for a GPU
+        setattr(config, name, value)  # the other settings that these need are for a GPU
     return [OptimizerConfig(), DistributedDataParallelConfig(), config]
 
 

@@ -53,7 +53,7 @@ def start() -> None:
 
 structlog.configure(
     logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-)  # its output is answers
+)  # stdout carries the answers, so logs go to stderr
 start()
 say("leads")
 for line in sys.stdin:

@@ -87,7 +87,7 @@ def strike(where: str, step: int) -> None:
         mark = directory / f"struck-{place}"
         if (whom, when, at) == (rank, step, where) and not mark.exists():
             mark.touch()
-            # those who are struck at the same place are struck together, however busy the machine is
+            # ranks with a fault at the same place fail together, however busy the machine is
             there = [n for n, (_, *moment, _) in enumerate(faults) if moment == [step, at]]
             while not all((directory / f"struck-{n}").exists() for n in there):
                 time.sleep(0.005)

@@ -142,7 +142,7 @@ def strike(where: str) -> None:
         now = state.step + 1 if step or not (directory / "strike").exists() else 0
         if (whom, step, at) == (rank, now, where) and not mark.exists():
             mark.touch()
-            # those who are struck at the same place are struck together, however busy the machine is
+            # ranks with a fault at the same place fail together, however busy the machine is
             there = [n for n, (_, *when, _) in enumerate(faults) if when == [step, at]]
             while not all((directory / f"struck-{n}").exists() for n in there):
                 time.sleep(0.005)

@@ -117,12 +117,12 @@ ROWS = [
     accepted("tft_init_processor", 0, 2, False, enable_zit=True, **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_zit", enable_zit=1, **OPEN),
     refused("tft_init_processor", 0, 2, False, says="enable_tls", enable_tls=None),
-    # TLS is on where nobody says otherwise, and needs to know its files
+    # TLS is on by default, and needs the names of its files
     refused("tft_init_processor", 0, 2, False, says="tlsCert"),
     refused("tft_init_processor", 0, 2, False, True, "x" * 10_241, says="10240"),
     # init comes first
     refused("tft_start_processor", "127.0.0.1", 8000, says="call tft_init_processor first"),
-    # nothing of a job before it was joined
+    # nothing of a job can be set before the job is joined
     refused("tft_set_optimizer_replica", 0, [], says=JOIN_FIRST),
     refused("tft_set_dp_group_info", 0, [0], says=JOIN_FIRST),
     refused("tft_start_updating_os", says=JOIN_FIRST),
@@ -147,7 +147,7 @@ ROWS = [
     refused("tft_wait_next_action", says=JOIN_FIRST),
     refused("tft_wait_repair_action", says=JOIN_FIRST),
     refused("tft_is_reboot_node", says=JOIN_FIRST),
-    # of these MindIO knows an answer before that
+    # MindIO answers these before the job is joined
     accepted("tft_get_repair_step", returns=0),
     accepted("tft_get_repair_type", returns="unknow"),
     accepted("tft_get_reboot_type", returns="arf"),
@@ -329,10 +329,10 @@ def test_a_program_that_mindio_knows_stops_and_cleans_before_a_save(
     ("rank", "world", "partitions", "together"),
     [
         (3, 4, [[0, 1, 2, 3]], (3,)),
-        (3, 4, [[1, 3]], (2, 3)),  # two tensor-parallel peers
-        (5, 8, [[5, 7]], (0, 1, 4, 5)),  # two of them, and two stages
-        (2, 4, [[0, 1, 2, 3], [0, 2]], (2, 3)),  # experts that are spread over two
-        (1, 4, [[1], [0, 1, 2, 3]], (0, 1, 2, 3)),  # each is the only one of its kind
+        (3, 4, [[1, 3]], (2, 3)),  # ranks 2 and 3 are tensor-parallel peers
+        (5, 8, [[5, 7]], (0, 1, 4, 5)),  # two such peers in each of two pipeline stages
+        (2, 4, [[0, 1, 2, 3], [0, 2]], (2, 3)),  # experts spread over two ranks
+        (1, 4, [[1], [0, 1, 2, 3]], (0, 1, 2, 3)),  # each rank is the only holder of its experts
         (0, 6, [[0, 1, 3]], None),
         (2, 6, [[2, 4]], None),
         (2, 4, [[1, 2]], None),

@@ -86,7 +86,7 @@ def test_an_ipv4_address_is_distinguished_from_a_name(
         ("127.0.0.01", "", ""),
         ("0.0.0.0", "", ""),
         ("a-host", "", ""),
-        ("255.255.255.255", "", ""),  # to all is not to one
+        ("255.255.255.255", "", ""),  # a broadcast address is not the address of one machine
         ("127.0.0.2", "", "127.0.0.1"),
     ],
 )

@@ -50,7 +50,7 @@ ONE = {"rank_list": [0], "replica_cnt": 1, "replica_shift": 0}
 
 LIFE: list[tuple[list[Any], Any]] = [
     (INIT, None),
-    (INIT, "called before in this process"),  # MindIO ends the process
+    (INIT, "called before in this process"),  # MindIO would end the process
     (START, None),
     (START, "called before in this process"),
     (["tft_is_reboot_node"], False),
@@ -61,15 +61,16 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_set_dp_group_info", [0, [0]]], None),
     (["tft_set_dp_group_info", [0, [1]]], "a rank of dp_rank_list"),
     (["tft_set_dp_group_info", [0, []]], "must be a list of ranks"),
-    # nothing can be repaired before there is something
+    # nothing can be repaired before training has begun
     (["tft_report_error", [2]], "before training has begun"),
     (["tft_report_error", [8]], None),
     (["tft_report_error", [9]], "0 to 8"),
-    (["tft_report_error", [9]], "0 to 8"),  # MindIO waits for ever: its lock is still taken
+    # MindIO would wait for ever here, since its lock is still held
+    (["tft_report_error", [9]], "0 to 8"),
     (
         ["tft_end_updating_os", [1]],
         "tft_start_updating_os was not called before",
-    ),  # MindIO ignores it
+    ),  # MindIO would ignore this call
     (["tft_start_updating_os"], None),
     (["tft_start_updating_os", [-1]], None),
     (["tft_end_updating_os", [1]], None),
@@ -87,7 +88,7 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_set_optimizer_replica", [0, [ONE]]], None),
     (["tft_wait_next_action"], 0),
     (["tft_wait_repair_action"], 0),
-    # only a replacement says that it is ready, once
+    # only a replacement reports that it is ready, and only once
     (["tft_report_error", [6]], None),
     (["tft_report_error", [6]], "was reported before, and this rank trains"),
     (["tft_destroy_processor"], None),
@@ -212,7 +213,7 @@ GROUPS: list[tuple[Any, bool, str]] = [
         [{**FOUR, "replica_cnt": 3}],
         False,
         "cannot hold 3 whole copies",
-    ),  # MindIO mixes up the parts
+    ),  # MindIO would mix up the parts
     ([{**FOUR, "replica_shift": -1}], False, "replica_shift"),
     ([{**FOUR, "replica_shift": 1}], False, "places apart"),
     ([FOUR], True, "with MindSpore"),
@@ -303,7 +304,8 @@ def test_a_loop_that_ends_by_itself_needs_no_stop_and_clean_functions(tmp_path: 
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["stop", "clean"])
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
-    assert outcome.output.count("event=function_missing name=stop") == 3  # the replacement, too
+    # two survivors and the replacement
+    assert outcome.output.count("event=function_missing name=stop") == 3
 
 
 @pytest.mark.soak

@@ -49,7 +49,8 @@ def connected(host: str, port: int) -> socket.socket:
     while True:
         try:
             return socket.create_connection((host, port))
-        except (ConnectionRefusedError, ConnectionResetError):  # not yet, or just now no more
+        # the server is not up yet, or has just closed
+        except (ConnectionRefusedError, ConnectionResetError):
             continue
 
 

@@ -138,7 +138,7 @@ def test_an_old_pod_that_is_deleted_before_the_choice_is_switched(
         deleted.touch()
         until("it is switched", lambda: bool(results(running)))
         outcome, steps = finish(running)
-    outcome.codes[3] *= number is signal.SIGTERM  # a launcher that is killed says so
+    outcome.codes[3] *= number is signal.SIGTERM  # the exit code of a killed launcher is its signal
     assert_expected(outcome, steps)
     assert heard(outcome) == [OFFER, ("result", (0, "migration"))]
     assert processes(outcome, 3) == [FIRST, SUCCESSOR]

@@ -30,7 +30,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-faulthandler.register(signal.SIGUSR1, all_threads=True)  # a test that waits too long asks where
+# a test that waits too long asks for the stacks
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 directory, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 sys.path.insert(0, str(Path(__file__).parent / "standins" / "frameworks"))
 
@@ -164,7 +165,7 @@ def strike(where: str) -> None:
         if (whom, step, at) != (rank, args.iteration + 1, where) or mark.exists():
             continue
         mark.touch()
-        # those who are struck at the same place are struck together, however busy the machine is
+        # ranks with a fault at the same place fail together, however busy the machine is
         together = [n for n, (_, *when, _) in enumerate(faults) if when == [step, at]]
         while not all((directory / f"struck-{n}").exists() for n in together):
             time.sleep(0.005)

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 if os.environ.get("MS_ROLE") == "MS_SCHED":
-    sys.exit()  # msrun's scheduler forms groups of MindSpore's own, and this job has none
+    # msrun's scheduler is needed only for MindSpore's own groups, which this job does not use
+    sys.exit()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# what msrun tells its workers, which MindSpore reads
+# msrun sets these for its workers, and MindSpore reads them
 os.environ.update(MS_NODE_ID=str(rank), MS_WORKER_NUM=str(world))
 os.environ.update(RANK_ID=str(rank), RANK_SIZE=str(world))
 

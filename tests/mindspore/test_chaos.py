@@ -39,7 +39,7 @@ def test_the_highest_bit_of_the_mantissa_flips() -> None:
     element changes."""
     array = numpy.array([[1.0, 3.0], [5.0, 7.0]], numpy.float32)
     cells.flip(array, 2)
-    assert array.tolist() == [[1.0, 3.0], [7.0, 7.0]]  # 1.25 and 1.75 times four
+    assert array.tolist() == [[1.0, 3.0], [7.0, 7.0]]  # 5.0 is 1.25 x 4 and becomes 1.75 x 4
 
 
 def test_half_of_a_whole_update_is_undone_before_the_fault() -> None:

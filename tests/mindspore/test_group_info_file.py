@@ -74,7 +74,8 @@ def test_a_data_parallel_job_completes_unless_its_step_is_compiled(
     mode. In graph mode MindSpore ends them as it compiles the step. There is no file."""
     file = tmp_path / "group_info.pb"
     arguments = (str(script), mode, "data_parallel")
-    keys = {"GROUP_INFO_FILE": str(file)}  # and nothing of fault tolerance: msrun is as ever
+    # without settings for fault tolerance, msrun behaves as usual
+    keys = {"GROUP_INFO_FILE": str(file)}
     with msrun(tmp_path / "run", *arguments, keys=keys, world=2, words=["--join", "True"]) as job:
         outcome = ended(job)
         said = [path.read_text() for path in logs(job, tmp_path).glob("worker_*.log")]

@@ -217,7 +217,7 @@ def test_a_killed_rank_of_the_mindspore_example_is_restarted_by_msrun(
 ) -> None:
     """When a rank of the MindSpore example is killed under msrun, with only process control
     enabled, then losses and final state are bit for bit those of an undisturbed `tft run`."""
-    # as `tft run` has it where nobody says; msrun leaves it to MindSpore
+    # the default of `tft run`; msrun leaves the number of threads to MindSpore
     keys = {"MS_ENABLE_TFT": "{RSC:1}", "OMP_NUM_THREADS": "1"}
     script = (str(EXAMPLE), "--steps", str(EXAMPLE_STEPS))
     with msrun(tmp_path / "run", *script, keys=keys, world=2, options=()) as job:

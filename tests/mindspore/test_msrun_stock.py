@@ -44,8 +44,8 @@ def train(
         "MINDIO_FOR_MINDSPORE": "1",
         "MS_TFT_IP": "127.0.0.1",
         "MS_TFT_PORT": free_address("127.0.0.1").rpartition(":")[2],
-        "TTP_LOG_STDOUT": "0",  # as where nobody says
-        "OMP_NUM_THREADS": "1",  # as `tft run` has it where nobody says
+        "TTP_LOG_STDOUT": "0",  # the default
+        "OMP_NUM_THREADS": "1",  # the default of `tft run`
     }
     with ExitStack() as opened:
         ring = Ring(WORLD)
@@ -57,7 +57,8 @@ def train(
             "workers that wait to be killed",
             LIMIT,
         )
-        if job.process.poll() is None:  # else it is said by whoever looks at the outcome
+        # a job that has ended early is reported when its outcome is checked
+        if job.process.poll() is None:
             for victim in victims:
                 strike(job, f"rank-{victim}")
         return ended(job), logs(job, run_dir.parent)

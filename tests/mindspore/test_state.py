@@ -113,7 +113,7 @@ def test_a_rank_that_received_a_shard_trains_like_its_source(optimizer: str, tra
     for _ in range(5):
         ahead.step()
     for _ in range(trained):
-        behind.position += 100  # from other rows
+        behind.position += 100  # continue with other rows of the data
         behind.step()
 
     move(giver, taker)
@@ -240,7 +240,8 @@ def test_a_saved_shard_is_read_by_mindspore(optimizer: str, tmp_path: Path) -> N
     adopted.rollback(local_state)
     assert [fresh.step() for _ in range(3)] == expected
 
-    assert write(tmp_path) == files  # what was staged is of then, and replaces what is there
+    # the staged copy has the state of that time, and replaces the files
+    assert write(tmp_path) == files
     adopted.load(tmp_path, "dense")
     adopted.rollback(local_state)
     assert [fresh.step() for _ in range(3)] == expected

@@ -104,9 +104,10 @@ class Harness:
         Judge all mutants.
         """
         with tempfile.TemporaryDirectory(prefix="mutation-") as compiled:
-            # what one child has compiled the next need not, wherever else that may be switched off
+            # children share their compiled files, even if writing them is switched off elsewhere
             sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
-            # the tests are named in the children only: their conftest may import what is mutated
+            # only the children get the paths of the tests: their conftest may import the mutated
+            # module
             nothing = next(iter(self._files.values())).parent
             pytest.main([*ARGUMENTS, str(nothing)], plugins=[self])
 
@@ -127,7 +128,7 @@ class Harness:
             session.items = []
             return True
         session.config.pluginmanager.register(child)
-        return None  # a child: the collection goes on
+        return None  # in a child the collection continues
 
     def _serve(self, server: "_Server") -> "_Child | None":
         if server.failed:
@@ -321,7 +322,7 @@ class _Child:
 
     def _leave(self, killer: str) -> None:
         os.write(self._told, killer.encode())
-        os._exit(1 if killer else 0)  # nothing here is worth being tidied up
+        os._exit(1 if killer else 0)  # skip all cleanup
 
 
 class _Baseline:

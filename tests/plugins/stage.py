@@ -168,7 +168,7 @@ def play(scene: Scene) -> None:
     while view.step <= scene.last:
         try:
             place("batch taken")
-            model.layers[0](torch.zeros(4))  # a part used alone is no model call
+            model.layers[0](torch.zeros(4))  # the call of a submodule alone is not a model call
             began = time.monotonic()
             loss = wrapped(torch.full((2, 4), 0.1 * view.step))
             times[view.step] = model.took, time.monotonic() - began
@@ -191,7 +191,7 @@ def play(scene: Scene) -> None:
         except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
             place(f"raised {type(error).__name__} {getattr(error, 'tft_fault_kind', None)}")
             if scene.world > 1:
-                os._exit(1)  # its connections close, and the other ranks are let go
+                os._exit(1)  # its connections close, which releases the other ranks
             optimizer.zero_grad()
     scene.file("times").write_text(json.dumps(times))
     place(f"end {loss.item().hex()}")

@@ -294,7 +294,8 @@ def test_hang_blocks_only_the_training_thread(start: Start, tmp_path: Path) -> N
     until(lambda: scene.ticks()[1] > number + 5, process)
 
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)  # what Python would raise it for does not reach C
+    # Python delivers the signal only between bytecodes, so code in C runs on
+    os.kill(process.pid, signal.SIGINT)
     _, number = scene.ticks()
     until(lambda: scene.ticks()[1] > number + 5, process)
     assert scene.places(2) == ["batch taken", "model entered"]

@@ -18,7 +18,7 @@ from tft.simulation.shrink import explain
 SCHEDULES = 1200
 
 
-pytestmark = pytest.mark.timeout(300)  # half a minute on two cores that have nothing else to do
+pytestmark = pytest.mark.timeout(300)  # takes half a minute on two idle cores
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def add(seed: int) -> None:
     """
     schedule = draw(seed)
     stage = set_up(schedule)
-    until_over(stage)  # raises what is broken: a story is only worth keeping when nothing is
+    until_over(stage)  # raises if a promise is broken: only stories without one are kept
     name = "-".join(
         [*(mishap.kind or mishap.what for mishap in schedule.mishaps), str(seed)]
     ).replace(" ", "_")

@@ -73,7 +73,7 @@ def test_majority_of_the_sources_decides_without_the_others() -> None:
     """When more than half of the sources agree, then the offer is decided without the other
     sources."""
     scheduler = ChunkScheduler(3)
-    scheduler.close()  # so that nobody waits in `offer`
+    scheduler.close()  # so that `offer` does not wait
     assert not scheduler.begun()
 
     scheduler.offer(2, OFFER)

@@ -221,7 +221,7 @@ def test_damaged_chunk_is_fetched_from_another_source(opened: Opened) -> None:
     other_is_done = threading.Event()
 
     def hold(position: int, piece: bytearray) -> None:
-        # The honest one waits until damage has been done, or it might give everything alone.
+        # The honest source waits until damage was done; otherwise it might send all chunks.
         if position > CHUNK:
             other_is_done.wait(60)
 
@@ -292,7 +292,7 @@ def test_damaged_request_ends_the_connection(opened: Opened) -> None:
     fetch fails."""
 
     def damage(position: int, piece: bytearray) -> None:
-        if position:  # the hello was the first piece: nothing follows it before the offer
+        if position:  # the first piece was the hello; the next one is the offer
             piece[30] ^= 1
 
     tap = opened(Tap(opened(serve(MANY)).address, up=damage))

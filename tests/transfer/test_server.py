@@ -79,7 +79,7 @@ def test_client_that_sends_garbage_is_logged_and_dropped(opened: Opened, garbage
     with capture_logs() as logs:
         with connect(server) as client:
             client.sendall(garbage)
-            with suppress(ConnectionResetError):  # it closed before it had read all of it
+            with suppress(ConnectionResetError):  # the server closed before it had read everything
                 while client.recv(1 << 16):
                     pass
         fetch_into(room, server.address)
@@ -166,12 +166,12 @@ def test_close_ends_every_thread_of_the_server(said: bytes) -> None:
         server.close()
 
         assert [t.name for t in threading.enumerate() if t.name.startswith("tft-shards")] == []
-        with suppress(ConnectionResetError):  # if it was never accepted
+        with suppress(ConnectionResetError):  # the connection may never have been accepted
             while client.recv(1 << 20):
                 pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)))
-    server.close()  # nothing happens
+    server.close()  # a second close does nothing
 
 
 def test_address_of_a_server_that_was_not_started_is_an_internal_error() -> None:

@@ -141,7 +141,8 @@ def test_silent_client_does_not_delay_the_close_of_the_server(opened: Opened, ke
     source = serve(SHARD, tls=tls(keys))
     host, _, port = source.address.rpartition(":")
     with socket.create_connection((host, int(port))):
-        fetch_into(Room(SHARD), source.address, tls=tls(keys))  # it has been accepted before this
+        # by now the server has accepted the bare connection
+        fetch_into(Room(SHARD), source.address, tls=tls(keys))
 
         source.close()
 

@@ -419,7 +419,7 @@ def test_training_thread_waits_for_a_slow_disk(tmp_path: Path, ranks: list[Rank]
         stage(ranks, 2)
         waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
         waiting.start()
-        while len(ranks[0].expected) < 4:  # two of the copying before
+        while len(ranks[0].expected) < 4:  # two of these are from the copying before
             assert waiting.is_alive()
     waiting.join()
     stage(ranks[1:], 4)
@@ -449,7 +449,7 @@ def test_slow_commit_does_not_block_the_training_thread(tmp_path: Path, ranks: l
     ranks[0].adaptor.joining.clear()
     stage(ranks[1:], 2)
     written(ranks[1:])
-    stage(ranks[:1], 2)  # the last, who commits
+    stage(ranks[:1], 2)  # the last rank, which commits
     waiting = threading.Thread(target=ranks[0].periodic.finish)
     waiting.start()
     while len(ranks[0].expected) < 4:

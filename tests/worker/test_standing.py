@@ -128,7 +128,7 @@ async def checking(stage: Stage, incident: int) -> Callable[[], None]:
     for door in doors:
         os.mkfifo(door)
     stage.order(Check(**key(incident), name="cables"))
-    # a pipe can be opened for writing when its reader is there: the check has begun
+    # opening a pipe for writing waits for its reader, so the check has begun
     pipes = [await asyncio.to_thread(door.open, "w") for door in doors]
 
     def end() -> None:
@@ -143,7 +143,7 @@ def rows(stage: Stage, rank: int) -> list[list[str]]:
     Return the rows that a rank has written: rank, step, position of its data, and its number.
     """
     text = (stage.run_dir / f"rows-{rank}").read_text()
-    return [line.split() for line in text.split("\n")[:-1]]  # the last may be half written
+    return [line.split() for line in text.split("\n")[:-1]]  # the last line may be half written
 
 
 async def test_held_ranks_stop_at_one_step_and_continue_from_there(stage: Stage) -> None:
@@ -224,7 +224,7 @@ async def test_late_refusal_of_a_claim_ends_the_process(stage: Stage) -> None:
     await stage.agent(SCRIPT, nproc=1, adaptor="fake")
     await stage.start(rank=0)
     joined = await stage.report(Joined, rank=0)
-    for _ in range(2):  # meanwhile it has repeated its claim, and has not gone on
+    for _ in range(2):  # meanwhile the rank has repeated its claim, and still waits
         await stage.beat()
     stage.order(
         Refused(epoch=1, rank=0, pid=joined.pid, started=joined.started, why="rank 0 is taken")
@@ -316,7 +316,7 @@ async def test_missing_rank_local_state_is_taken_from_the_order_or_derived(
     saving = Save(**key(1, round=3), directory=str(directory), step=77, shards=(), local_state={})
     files = [file for answer in await done(stage, saving) for file in answer.files]
     saved = [(checkpoint.partial(directory) / file.name).read_bytes() for file in files]
-    saved = [each.partition(b"\n")[2] for each in saved]  # the first line says whose it is
+    saved = [each.partition(b"\n")[2] for each in saved]  # the first line names the rank
     assert [unpack(each) for each in saved] == [{"position": 77}, {"position": 5}]
 
 

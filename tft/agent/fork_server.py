@@ -155,7 +155,7 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # a pipe, as for the ranks: what Python knows of its stdout must hold after the fork
+            # a pipe, as for the ranks: Python's stdout object must stay valid after the fork
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -180,9 +180,9 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:  # the loop called for nothing
+        except BlockingIOError:  # there was nothing to read after all
             return
-        except OSError:  # as when the fork server has ended, which `_ended` handles
+        except OSError:  # e.g. the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
         if not said:
             asyncio.get_running_loop().remove_reader(self._door)

@@ -183,7 +183,7 @@ def controller_command() -> click.Command:
             check_no_launcher(settings.run_dir)
         make_run_dir(settings.run_dir)
         if by_hand:
-            write_job(settings, ())  # by which `tft pause` and the like find the job
+            write_job(settings, ())  # `tft pause` and the other commands find the job by this file
         return main(settings)
 
     return click.Command(

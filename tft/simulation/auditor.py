@@ -184,7 +184,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # one report may stand for several faults, or for none
+            return  # one such report may have several causes, or none
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return

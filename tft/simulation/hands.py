@@ -92,7 +92,7 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             _tear(process, fetched)
             process.memory.torn = (
                 whole or process.memory.torn
-            )  # else the other shards stay as they were
+            )  # otherwise the other shards are not touched
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             process.memory.torn = True

@@ -130,7 +130,8 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            if not older:  # then the state that other ranks have loaded has to do
+            # no checkpoint is left: continue with the state that other ranks have loaded
+            if not older:
                 job.search(over=True)
 
     def _replace(self, rank_state: RankState, why: str) -> None:
@@ -183,7 +184,7 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # its kept copies are not what they should be: other ranks have some
+                # its kept copies are damaged: fetch from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why

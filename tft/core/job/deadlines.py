@@ -152,7 +152,7 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # the limit was given again often enough
+            case Late.RENEW:  # the limit has been renewed as often as allowed
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)

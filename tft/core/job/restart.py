@@ -61,7 +61,7 @@ class Restart:
             )
             if isinstance(repair, str):
                 decision.failed[decision.base] = repair
-                decision.plan = None  # the next move chooses again
+                decision.plan = None  # the strategy is chosen again
                 return True
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
             self._repair(repair, *store)

@@ -236,7 +236,8 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
-        if isinstance(covered, str):  # then it is the step of a checkpoint
+        # no step is covered in memory, so `step` is that of a checkpoint
+        if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)
             if changed and strategy != "recover":

@@ -110,7 +110,7 @@ class Links:
         while not self.stopped.is_set():
             try:
                 self._store.wait(others, SLICE)
-            except RuntimeError:  # not all of them yet
+            except RuntimeError:  # not all ranks have come yet
                 continue
             links = dist.ProcessGroup(self._store, rank, size)
             gloo = dist.ProcessGroupGloo(self._store, rank, size, timeout=self._timeout)
@@ -155,7 +155,7 @@ class _Operation(dist.Work):
                     work.wait()
         except RuntimeError as error:
             if any(text in str(error) for text in BROKEN):
-                return  # HCCL would wait on
+                return  # HCCL would continue to wait
             self._error = error
         self._links.finish(self)
 
@@ -172,7 +172,7 @@ class _Operation(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         while not self._over.wait(SLICE.total_seconds()):
-            state.refuse_if_stopped()  # links that are made while the device is stopped are not
+            state.refuse_if_stopped()  # refuse links that are made while the device is stopped
             if self._links.stopped.is_set():
                 raise RuntimeError(state.FORCE_STOP)
         if self._error is not None:

@@ -136,7 +136,7 @@ def get_megatron_optimizer_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]
         try:
             return fn(
                 *arguments, **(named | {"use_gloo_process_groups": False})
-            )  # they are the replicas'
+            )  # the replica groups have Gloo groups of their own
         finally:
             megatron.DistributedOptimizer, megatron.ChainedOptimizer = plain
 
@@ -183,7 +183,7 @@ def get_grad_norm_fp32_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         there = common.holders(groups.kinds[0])
         if there is not None and dist.get_rank() not in there:
-            grads = []  # another rank counts for this part
+            grads = []  # another rank counts the gradients of this part
         copies = groups.REPLICAS if there is None else 1
         norm: float = fn(grads, norm_type, grad_stats_parallel_group) / copies ** (1.0 / norm_type)
         return norm
