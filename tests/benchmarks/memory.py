@@ -122,7 +122,7 @@ def train(number: int, port: int, row: Row, width: int, group: str) -> tuple[int
         )
     else:
         optimizer = torch.optim.AdamW(model.parameters())
-    # DDP all-reduces gradients only in the type of the parameters, so the loop all-reduces these itself
+    # DDP all-reduces gradients only in the type of the parameters: the loop all-reduces these
     summed = row.gradients is Gradients.SINGLE
     # without bucket views DDP's buckets are a second copy of the gradients
     wrap = None if summed else lambda: DDP(model, gradient_as_bucket_view=True)
