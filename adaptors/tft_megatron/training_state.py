@@ -30,6 +30,9 @@ from tft_megatron.shards import Shard, shards_of
 from tft_megatron.step_cleanup import forget, forget_counts, let_go
 from tft_megatron.training import Training, check, common_state
 
+_PARTS = frozenset({"model", "optimizer", "training", "replaced"})
+"""The names under which `tft_megatron.enable` hands objects over."""
+
 
 def adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects
@@ -48,6 +51,12 @@ def adopt(
         raise UsageError(
             "a Megatron script does not call session.adopt itself: it calls tft_megatron.begin before "
             "anything is built, and then tft_megatron.enable"
+        )
+    unknown = sorted(parts.keys() - _PARTS)
+    if unknown:
+        raise UsageError(
+            f"tft_megatron does not know {', '.join(unknown)}: give further objects with state to "
+            "tft_megatron.enable as others={'NAME': OBJECT}"
         )
     check(training)
     check_scheduler(training)

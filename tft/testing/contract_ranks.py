@@ -129,12 +129,17 @@ class _Rank:
         )
         self._model = self.hook.tft_rebuild()
 
+    def begin(self) -> None:
+        """
+        Roll this rank back to the state in which the script has handed its objects over. A job
+        begins with this, after its first groups were formed.
+        """
+        self.roll_back(0, self.capture())
+
     def train(self, last: int) -> list[object]:
         """
         Train up to and including step `last`. Return what each step has returned.
         """
-        if not self._local_states:
-            self._local_states[0] = self.hook.tft_capture(closing=False)
         told = []
         while self._completed < last:
             told.append(self._training.step(self._model, self._update))
@@ -466,6 +471,7 @@ class Ranks:
         self.all("adopt")
         if self._formed:
             self.form()
+            self.all("begin")
 
     def __exit__(
         self,
