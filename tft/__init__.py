@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from tft.errors import JobEnded, TftError
 
 if TYPE_CHECKING:
+    from tft.spi.faults import TrainingFault
     from tft.worker.launchers import Launcher
     from tft.worker.session import Session, init
 
-__all__ = ["JobEnded", "Launcher", "Session", "TftError", "init"]
+__all__ = ["JobEnded", "Launcher", "Session", "TftError", "TrainingFault", "init"]
 
 
 def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
@@ -28,4 +29,8 @@ def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
         from tft.worker.launchers import Launcher
 
         return Launcher
+    if name == "TrainingFault":
+        from tft.spi.faults import TrainingFault
+
+        return TrainingFault
     raise AttributeError(f"module 'tft' has no attribute {name!r}")

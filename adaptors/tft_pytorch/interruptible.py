@@ -29,6 +29,8 @@ from torch._C._distributed_c10d import Store  # as torch.distributed has it
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
+from tft.spi import TrainingFault
+
 _SLICE = timedelta(milliseconds=20)
 """The length of one slice of a wait. Nearly all waits end within one slice, and are not delayed."""
 
@@ -50,15 +52,15 @@ OPERATIONS = (*_COLLECTIVES, *_BLOCKING)
 """The methods of a process group that wait for other ranks."""
 
 
-class CalledOff(RuntimeError):
+class CalledOff(TrainingFault, RuntimeError):
     """
     A wait for other ranks was cancelled.
     """
 
-    tft_fault_kind = "network"
-
     def __init__(self) -> None:
-        super().__init__("the wait for other ranks of a process group was cancelled")
+        super().__init__(
+            "the wait for other ranks of a process group was cancelled", kind="network"
+        )
 
 
 class _Waits:

@@ -5,36 +5,18 @@ The actions of chaos on the process in which they are carried out.
 import ctypes
 import os
 import signal
-from collections.abc import Mapping
 from typing import Any, NoReturn, assert_never
 
-from tft_chaos.spec import FaultName, Hang, Kill, Raise, Stop
+from tft.spi import TrainingFault
+from tft_chaos.spec import Hang, Kill, Raise, Stop
 
 Theirs = Any  # an object of the framework, used by its methods: no framework is imported
 
 
-class MemoryFault(RuntimeError):
+class ImitatedFault(TrainingFault, RuntimeError):
     """
-    Imitates a memory fault of the device. Adaptors read the kind of fault from `tft_fault_kind`.
+    Imitates a fault of a device or a connection, for which frameworks raise `RuntimeError`.
     """
-
-    tft_fault_kind = "memory"
-
-
-class NetworkFault(RuntimeError):
-    """
-    Imitates a broken connection.
-    """
-
-    tft_fault_kind = "network"
-
-
-class NumericFault(RuntimeError):
-    """
-    Imitates an error because of invalid numbers, such as NaN.
-    """
-
-    tft_fault_kind = "numeric"
 
 
 class ChaosMissed(RuntimeError):
@@ -42,14 +24,6 @@ class ChaosMissed(RuntimeError):
     Raised when the fault could not be made at the place that the spec names, because the spec does
     not fit the job.
     """
-
-
-_FAULTS: Mapping[FaultName, type[Exception]] = {
-    "memory": MemoryFault,
-    "network": NetworkFault,
-    "numeric": NumericFault,
-    "bug": ValueError,
-}
 
 
 def act(action: Kill | Stop | Hang | Raise) -> None:
@@ -67,7 +41,8 @@ def act(action: Kill | Stop | Hang | Raise) -> None:
         case Hang(gil=gil):
             _hang(gil=gil)
         case Raise(kind=kind):
-            raise _FAULTS[kind](f"chaos: kind={kind}")
+            text = f"chaos: kind={kind}"
+            raise ValueError(text) if kind == "bug" else ImitatedFault(text, kind=kind)
         case _:
             assert_never(action)
 

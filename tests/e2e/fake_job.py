@@ -66,13 +66,13 @@ class Numbers:
         self.position = state["position"]
 
 
-class Spreading(Exception):
+class Spreading(tft.TrainingFault):
     """
     A numeric error after which the numbers may be wrong on all ranks since the last update.
     """
 
-    tft_fault_kind = "numeric"
-    tft_polluted = True
+    def __init__(self, text: str) -> None:
+        super().__init__(text, kind="numeric", polluted=True)
 
 
 def once(error: Exception) -> None:

@@ -189,7 +189,7 @@ def play(scene: Scene) -> None:
             if scene.evaluates:
                 evaluate(model, view, place)
         except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
-            place(f"raised {type(error).__name__} {getattr(error, 'tft_fault_kind', None)}")
+            place(f"raised {type(error).__name__} {getattr(error, 'kind', None)}")
             if scene.world > 1:
                 os._exit(1)  # its connections close, which releases the other ranks
             optimizer.zero_grad()

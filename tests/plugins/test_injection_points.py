@@ -248,7 +248,7 @@ def test_raised_fault_is_caught_once_and_the_rank_continues(
     process.join(PATIENCE)
 
     assert process.exitcode == 0
-    assert scene.places(2).count("raised MemoryFault memory") == 1
+    assert scene.places(2).count("raised ImitatedFault memory") == 1
     assert "window closed" in scene.places(4)
     assert len(firings(tmp_path)) == 1
 

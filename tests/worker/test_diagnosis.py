@@ -4,11 +4,13 @@ The fault kind of an exception, and whether the process can continue after the e
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tft.errors import UsageError
 from tft.protocol.messages import FaultKind
+from tft.spi.faults import TrainingFault
 from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.devices import DEVICE_FAULTS
 from tft.worker.diagnosis import Diagnostician
@@ -17,35 +19,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "device_faults.m
 CUDA = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call."
 
 
-class Declared(Exception):
+def declared() -> TrainingFault:
     """
-    An exception whose attributes state its fault kind and its effects.
+    Return an exception that declares its fault kind and its effects.
     """
-
-    tft_fault_kind = "numeric"
-    tft_polluted = True
-    tft_not_after = 7
-    tft_context_lost = True
+    return TrainingFault("a fault", kind="numeric", polluted=True, not_after=7, context_lost=True)
 
 
 DECLARED = Diagnosis(kind="numeric", polluted=True, not_after=7, context_lost=True)
-
-
-class Earlier(Exception):
-    """
-    An exception that states that the numbers went wrong after step 3.
-    """
-
-    tft_not_after = 3
-
-
-class Undeclared(Exception):
-    """
-    An exception that states a fault kind which does not exist.
-    """
-
-    tft_fault_kind = "weather"
-    tft_not_after = "yesterday"
 
 
 SPREAD = Diagnosis(kind="numeric", polluted=True, not_after=5)
@@ -131,18 +112,47 @@ def test_adaptor_classifies_the_exceptions_of_its_framework() -> None:
     assert diagnose(ConnectionResetError()) == Diagnosis(kind="network")
 
 
-def test_exception_attributes_declare_the_fault() -> None:
-    """When an exception declares a kind of fault, then the diagnosis has this kind. A kind that
-    does not exist is ignored."""
-    assert diagnose(Declared()) == DECLARED
-    assert diagnose(Undeclared()) == Diagnosis(kind="software")
+def test_training_fault_declares_the_fault() -> None:
+    """When a `TrainingFault` declares a kind and effects, then the diagnosis has them. When it
+    declares nothing, then it is a bug of the script."""
+    assert diagnose(declared()) == DECLARED
+    assert diagnose(TrainingFault("nothing declared")) == Diagnosis(kind="software")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kind": "weather"}, "kind is 'weather'; expected is one of process, node, memory"),
+        ({"not_after": "yesterday"}, "not_after is 'yesterday'; expected is a step"),
+        ({"not_after": -1}, "not_after is -1"),
+        ({"not_after": True}, "not_after is True"),
+    ],
+)
+def test_training_fault_with_a_wrong_argument_is_refused(
+    wrong: dict[str, Any],
+    says: str,  # Any: arguments of wrong types
+) -> None:
+    """When a kind does not exist, or `not_after` is no step, then the exception cannot be made."""
+    with pytest.raises(ValueError, match=says):
+        TrainingFault("a fault", **wrong)
+
+
+def test_subclass_that_does_not_call_the_base_class_declares_nothing() -> None:
+    """When a class derived from `TrainingFault` does not call the constructor of its base class,
+    then it declares nothing, and the diagnosis does not fail."""
+
+    class Bare(TrainingFault):
+        def __init__(self) -> None:
+            pass
+
+    assert diagnose(Bare()) == Diagnosis(kind="software")
 
 
 def test_spread_that_the_adaptor_reports_is_kept() -> None:
     """When the adaptor reports how far the fault has spread, then the diagnosis keeps this. When
     several exceptions in a chain name a last good step, then the earliest step counts."""
     assert diagnose(ArithmeticError()) == SPREAD
-    wrapped = raised(Earlier(), ArithmeticError(), "from")
+    wrapped = raised(TrainingFault("seen late", not_after=3), ArithmeticError(), "from")
     assert diagnose(wrapped) == Diagnosis(kind="numeric", polluted=True, not_after=3)
 
 
@@ -171,7 +181,7 @@ def raised(outer: BaseException, inner: BaseException, how: str) -> BaseExceptio
     ("inner", "diagnosis"),
     [
         (ConnectionResetError(), Diagnosis(kind="network")),
-        (Declared(), DECLARED),
+        (declared(), DECLARED),
         (ArithmeticError(), SPREAD),
         (RuntimeError("UCE ERROR"), Diagnosis(kind="memory")),
     ],
@@ -199,11 +209,9 @@ def test_lost_context_is_kept_from_any_exception_of_a_chain() -> None:
     launch = RuntimeError(CUDA.format("unspecified launch failure"))
     wrapped = raised(ConnectionResetError(), launch, "from")
     assert diagnose(wrapped) == Diagnosis(kind="network", context_lost=True)
-
-    class Lost(Exception):
-        tft_context_lost = True
-
-    assert diagnose(Lost()) == Diagnosis(kind="process", context_lost=True)
+    assert diagnose(TrainingFault("no device", context_lost=True)) == Diagnosis(
+        kind="process", context_lost=True
+    )
 
 
 def test_diagnosis_of_circular_causes_ends() -> None:

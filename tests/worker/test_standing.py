@@ -58,18 +58,12 @@ class Numbers:
         self.position += batches
 
 
-class Spreading(Exception):
-    tft_fault_kind = "numeric"
-    tft_polluted = True
-    tft_not_after = 3
-
-
 def train(session):
     for step in session.steps(100_000):
         numbers.position += 1
         rows.write(f"{session.rank} {step} {numbers.position} {numbers.values[0]}\\n")
         if sys.argv[1:] == [str(session.rank), str(step)]:
-            raise Spreading("not a number")
+            raise tft.TrainingFault("not a number", kind="numeric", polluted=True, not_after=3)
         total = group().add(numbers.position)
         with session.update():
             numbers.values[0] += total
@@ -288,8 +282,8 @@ async def test_restore_of_a_step_without_a_copy_is_refused(stage: Stage) -> None
 
 
 async def test_fault_report_carries_the_spread_of_the_exception(stage: Stage) -> None:
-    """When an exception has the attributes `tft_polluted` and `tft_not_after`, then the report of
-    the fault has them too."""
+    """When a `TrainingFault` says how far the fault has spread, then the report of the fault says
+    so too."""
     await trains(stage, "1", "5")
     fault = await stage.report(Faulted, rank=1)
     assert (fault.kind, fault.step) == ("numeric", 5)

@@ -24,6 +24,7 @@ from tft.protocol.messages import (
 )
 from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.digests import digest_parts
+from tft.spi.faults import TrainingFault
 from tft.spi.markers import hookimpl, hookspec
 from tft.spi.plugin import PluginSpecs
 from tft.spi.state import StateHooks, TrainingState, part_digests
@@ -73,6 +74,7 @@ __all__ = [
     "StopRequested",
     "SwitchRequested",
     "SystemClock",
+    "TrainingFault",
     "TrainingState",
     "Verdict",
     "digest_parts",

@@ -528,9 +528,9 @@ class AdaptorSpecs:
         Return the kind of fault that the framework's exception `error` indicates.
 
         Return a `Diagnosis` to give more facts. Return None if the adaptor does not know the
-        exception. Before this call, tft has checked the table of device faults and the attributes
-        of the exception, such as `tft_fault_kind`. The exceptions that caused `error` are passed to
-        the hook in separate calls.
+        exception. A `tft.TrainingFault` that declares a kind and the table of device faults take
+        precedence over the answer. The exceptions that caused `error` are passed to the hook in
+        separate calls.
         """
 
 

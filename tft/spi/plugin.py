@@ -54,8 +54,8 @@ class PluginSpecs:
         is None, the plugin causes no cost later. The hook is called on the training thread, when
         `tft.init` has succeeded.
 
-        An exception of one of these methods is logged. If the exception has an attribute
-        `tft_fault_kind`, it also counts as a fault of this rank.
+        An exception of one of these methods is logged. A `tft.TrainingFault` also counts as a fault
+        of this rank.
         """
 
     @hookspec

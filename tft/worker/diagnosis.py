@@ -3,20 +3,18 @@ The diagnosis of an exception: its kind of fault, or a bug of the script, and wh
 can continue.
 
 The exception is examined first, then the exceptions from which it was raised. Each is compared with
-these sources, in this order: its attribute `tft_fault_kind`, the lines that plugins add, the table
-of device faults, the adaptor. The first source that knows the exception decides the kind. The
+these sources, in this order: the kind that a `TrainingFault` declares, the lines that plugins add,
+the table of device faults, the adaptor. The first source that knows the exception decides the kind. The
 device context is lost if any source says so.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import get_args
 
 from tft.protocol.messages import FaultKind
+from tft.spi.faults import TrainingFault
 from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.devices import DEVICE_FAULTS
-
-KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Diagnostician:
@@ -38,22 +36,23 @@ class Diagnostician:
         """
         Return the fault that an exception means.
 
-        If no source knows the exception, the kind is `software`: a bug of the user. If only the
-        attribute `tft_context_lost` is known, the kind is `process`.
+        If no source knows the exception, the kind is `software`: a bug of the user. If it is only
+        declared that the device context is lost, the kind is `process`.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
-        said = any(getattr(link, "tft_context_lost", False) for link in links)
+        declared = [link for link in links if isinstance(link, TrainingFault)]
+        lost = any(fault.context_lost for fault in declared)
         classified = [self._classified(link) for link in links]
         each = map(self._found, links, lines, classified)
-        found = next(filter(None, each), Diagnosis(kind="process" if said else "software"))
-        limits = [found.not_after, *(_not_after(link) for link in links)]
+        found = next(filter(None, each), Diagnosis(kind="process" if lost else "software"))
+        limits = [found.not_after, *(fault.not_after for fault in declared)]
         return Diagnosis(
             kind=found.kind,
-            polluted=found.polluted or any(getattr(link, "tft_polluted", False) for link in links),
+            polluted=found.polluted or any(fault.polluted for fault in declared),
             not_after=min((step for step in limits if step is not None), default=None),
             context_lost=found.context_lost
-            or said
+            or lost
             or any(line is not None and line.context_lost for line in lines)
             or any(answer is not None and answer.context_lost for answer in classified),
         )
@@ -65,11 +64,10 @@ class Diagnostician:
         Return the diagnosis of one exception, without the exceptions that it was raised from. None
         if no source knows the exception. `classified` is the answer of the adaptor.
 
-        The attribute `tft_context_lost` of the exception is not read here.
+        A declared loss of the device context is not read here.
         """
-        kind: FaultKind | None = getattr(error, "tft_fault_kind", None)
-        if kind in KINDS:
-            return Diagnosis(kind=kind)
+        if isinstance(error, TrainingFault) and error.kind is not None:
+            return Diagnosis(kind=error.kind)
         if line is not None:
             return Diagnosis(kind=line.kind or "software")
         return classified
@@ -88,11 +86,6 @@ class Diagnostician:
             return None
         said = str(error)
         return next((line for line in self._lines if re.search(line.words, said)), None)
-
-
-def _not_after(error: BaseException) -> int | None:
-    step = getattr(error, "tft_not_after", None)
-    return step if type(step) is int and step >= 0 else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,8 +1,8 @@
 """
 The plugins of a worker. They are notified of events; their exceptions do not end the job.
 
-If a plugin raises an exception, tft logs it and continues. Only an exception with the attribute
-`tft_fault_kind` is a fault at this rank: it is handled like an exception of the framework.
+If a plugin raises an exception, tft logs it and continues. Only a `TrainingFault` is a fault at this
+rank: it is handled like an exception of the framework.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,7 @@ import structlog
 
 from tft.plugins import FAILURES, call_guarded, is_exit_by_signal
 from tft.protocol.messages import OrderName
+from tft.spi.faults import TrainingFault
 from tft.spi.types import CheckResult, DeviceFault, SessionView
 
 log = structlog.get_logger()
@@ -102,6 +103,6 @@ class Observers:
             try:
                 method(**facts)
             except FAILURES as error:
-                if hasattr(error, "tft_fault_kind") or is_exit_by_signal(error):
+                if isinstance(error, TrainingFault) or is_exit_by_signal(error):
                     raise
                 log.warning("plugin_failed", hook=hook, plugin=repr(watcher), exc_info=True)

@@ -22,7 +22,7 @@ from mindio_ttp.handlers import Handlers
 from mindio_ttp.orchestrator import orchestrator
 from mindio_ttp.program import ELASTIC, UNKNOWN, Program
 from tft.errors import Interrupted, JobEnded, UsageError
-from tft.spi import FaultKind
+from tft.spi import FaultKind, TrainingFault
 
 log = logs.get_logger()
 
@@ -35,7 +35,7 @@ ARF, HOT_SWITCH = "arf", "hot switch"
 ARF_FINISH = "ARF FINISH"
 
 
-class Reported(Exception):
+class Reported(TrainingFault):
     """
     A fault that a program reports about itself.
     """
@@ -50,10 +50,9 @@ class Reported(Exception):
         not_after: int | None = None,
     ) -> None:
         device = f", device error {code}" if code else ""
-        super().__init__(f"{kind}{device}{f': {said}' if said else ''}")
-        self.tft_fault_kind = kind
-        self.tft_polluted = polluted and not_after is None
-        self.tft_not_after = not_after
+        text = f"{kind}{device}{f': {said}' if said else ''}"
+        spread = polluted and not_after is None
+        super().__init__(text, kind=kind, polluted=spread, not_after=not_after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from mindio_ttp.peer_transfer import Unit
 from mindio_ttp.replicas import Group, agreed_base
 from mindio_ttp.torch_groups import GroupNames, Store
 from tft.errors import OrderRefused
-from tft.spi import ShardCopies, pack, unpack
+from tft.spi import ShardCopies, TrainingFault, pack, unpack
 
 log = logs.get_logger()
 
@@ -592,7 +592,7 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                error.tft_context_lost = True  # type: ignore[attr-defined]  # needs a new process
+                raise TrainingFault(str(error), context_lost=True) from error  # needs a new process
             raise
 
     # ---------------------------------------------------------------- the last checkpoint

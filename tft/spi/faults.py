@@ -1,0 +1,51 @@
+"""
+The exception with which scripts, plugins and adaptors declare a fault.
+"""
+
+from typing import get_args
+
+from tft.protocol.messages import FaultKind
+
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+"""All kinds of faults."""
+
+
+class TrainingFault(Exception):
+    """
+    Declare a fault of the rank that raises this exception.
+
+    tft repairs the job, as for a fault that an adaptor has recognised. tft also recognises the
+    exception if another exception was raised from it.
+
+    `text` says what happened; it is in the report. `kind` is the kind of fault; None means that the
+    exceptions from which this one was raised decide the kind. With `polluted`, the last update may
+    have spread wrong numbers to all ranks, so no copy of that step is used. `not_after` is the step
+    after which numbers went wrong: all ranks return to the end of that step or of an earlier one.
+    With `context_lost`, another process must take the place of this one.
+
+    Raises `ValueError` for an unknown kind, or for a `not_after` that is no step.
+    """
+
+    kind: FaultKind | None = None
+    polluted: bool = False
+    not_after: int | None = None
+    context_lost: bool = False
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        kind: FaultKind | None = None,
+        polluted: bool = False,
+        not_after: int | None = None,
+        context_lost: bool = False,
+    ) -> None:
+        if kind is not None and kind not in FAULT_KINDS:
+            raise ValueError(f"kind is {kind!r}; expected is one of {', '.join(FAULT_KINDS)}")
+        if not_after is not None and (type(not_after) is not int or not_after < 0):
+            raise ValueError(f"not_after is {not_after!r}; expected is a step, from 0")
+        super().__init__(text)
+        self.kind = kind
+        self.polluted = polluted
+        self.not_after = not_after
+        self.context_lost = context_lost
