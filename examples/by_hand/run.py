@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 JOB = ("--nnodes", "2", "--nproc-per-node", "2", "--adaptor", "numpy")
+STEPS = "300"
+"""The steps of each job: more than a slow machine makes while `tft pause` starts."""
 LIMIT = 30.0
 """Seconds that anything here may take."""
 
@@ -37,7 +39,14 @@ class Terminals:
         self.controller()
         for node in ("0", "1"):
             self._open(
-                f"agent {node}", "agent", "--node", node, *self._told(), "-m", "by_hand.train"
+                f"agent {node}",
+                "agent",
+                "--node",
+                node,
+                *self._told(),
+                "-m",
+                "by_hand.train",
+                STEPS,
             )
 
     def broker(self, port: str) -> None:

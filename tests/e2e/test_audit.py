@@ -195,7 +195,9 @@ def test_a_batch_taken_before_the_window_closes_is_named(tmp_path: Path) -> None
     assert outcome.code == 0, outcome.output
     assert findings(outcome) == ["ahead"]
     (incident,) = outcome.incidents
-    assert "the loop advances the data position before its first step" in " ".join(incident["inexact"])
+    assert "the loop advances the data position before its first step" in " ".join(
+        incident["inexact"]
+    )
 
 
 @pytest.mark.soak

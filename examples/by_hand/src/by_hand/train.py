@@ -1,8 +1,10 @@
 """
-The training script: mostly the calls that tft needs. Run it with `tft agent -m by_hand.train`.
+The training script: mostly the calls that tft needs. Run it with `tft agent -m by_hand.train`, and
+with the number of steps if it is not to be 1500.
 """
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -11,7 +13,7 @@ import toynet
 
 import tft
 
-STEPS = 100
+STEPS = int(sys.argv[1]) if sys.argv[1:] else 1500  # half a minute: time to type a command
 
 
 class Position:
