@@ -99,7 +99,7 @@ def test_commit_without_written_files_is_an_error(tmp_path: Path) -> None:
     final = committed(tmp_path, 5)
     other = checkpoint.manifest(step=5, world=3, adaptor="pytorch", files=())
 
-    with pytest.raises(CheckpointCorrupt, match=r"\.partial is gone"):
+    with pytest.raises(CheckpointCorrupt, match=r"\.partial no longer exists"):
         checkpoint.commit(checkpoint.partial(final), final, other)
 
 
@@ -293,9 +293,9 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     final = committed(tmp_path, 5)
     renamed = final.rename(store(tmp_path).place(7))
     known = checkpoint.verify(renamed)
-    with pytest.raises(CheckpointCorrupt, match="has the name of a checkpoint of step 7"):
+    with pytest.raises(CheckpointCorrupt, match="says step 7"):
         checkpoint.check_name(store(tmp_path), renamed, known)
-    with pytest.raises(CheckpointCorrupt, match="holds the end of step 5, not of step 7"):
+    with pytest.raises(CheckpointCorrupt, match="contains the end of step 5, not of step 7"):
         checkpoint.verify_shards(renamed, ["dense"], 0, 7)
 
 

@@ -104,7 +104,7 @@ def test_an_adaptor_that_lacks_a_needed_hook_is_refused(
     if not missing:
         check_complete(adaptor, "stranger_n")
         return
-    with pytest.raises(UsageError, match=f"needs: {', '.join(missing)}$"):
+    with pytest.raises(UsageError, match=f"must have: {', '.join(missing)}$"):
         check_complete(adaptor, "stranger_n")
 
 
@@ -148,7 +148,9 @@ def test_adaptor_name_offered_by_two_packages_is_refused(install: Install, tmp_p
     entry = tmp_path / "stranger_b-1.0.dist-info" / "entry_points.txt"
     entry.write_text("[tft.adaptors]\nstranger_a = stranger_b\n")
 
-    with pytest.raises(UsageError, match=r"more than once: .*stranger_a.* and .*stranger_b"):
+    with pytest.raises(
+        UsageError, match=r"several packages provide .*stranger_a.* and .*stranger_b"
+    ):
         load_adaptor("stranger_a")
 
 

@@ -438,7 +438,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     if not partial.exists():
         if is_there(final, manifest):
             return
-        raise CheckpointCorrupt(f"{partial} is gone, and {final} is another checkpoint")
+        raise CheckpointCorrupt(f"{partial} no longer exists, and {final} is another checkpoint")
     write_synced(partial / MANIFEST, _encoded(manifest))
     written = (*manifest.files, *manifest.copies)
     for directory in {(partial / file.name).parent for file in written} | {partial}:
@@ -515,7 +515,8 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
     named = store.step_of(directory)
     if named is not None and named != known.step:
         raise CheckpointCorrupt(
-            f"{directory} has the name of a checkpoint of step {named}, and holds the end of step {known.step}"
+            f"the name of {directory} says step {named}, but it contains the end of step "
+            f"{known.step}"
         )
 
 
@@ -618,7 +619,7 @@ def verify_shards(
     known = manifest_of(directory)
     if step is not None and known.step != step:
         raise CheckpointCorrupt(
-            f"{directory} holds the end of step {known.step}, not of step {step}"
+            f"{directory} contains the end of step {known.step}, not of step {step}"
         )
     for file in known.files:
         if file.name == known.local_state.get(rank):
@@ -648,7 +649,7 @@ def read_local_state(directory: Path, rank: int) -> bytes:
     """
     name = manifest_of(directory).local_state.get(rank)
     if name is None:
-        raise CheckpointCorrupt(f"{directory} holds no rank-local state of rank {rank}")
+        raise CheckpointCorrupt(f"{directory} contains no rank-local state of rank {rank}")
     try:
         content = (directory / name).read_bytes()
     except OSError as error:
@@ -669,7 +670,9 @@ def manifest_of(directory: Path) -> Manifest:
         content = path.read_bytes()
         schema = msgspec.json.decode(content, type=_Versioned).schema
         if schema != SCHEMA:
-            raise CheckpointCorrupt(f"{path} has schema {schema}; schema {SCHEMA} is known here")
+            raise CheckpointCorrupt(
+                f"{path} has schema {schema}; this version of tft reads schema {SCHEMA}"
+            )
         known = msgspec.json.decode(content, type=Manifest)
     except OSError as error:
         raise CheckpointCorrupt(

@@ -193,7 +193,9 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             "starts: start this script with `tft run SCRIPT`, with torchrun or with srun"
         ) from None
     except ValueError as wrong:
-        raise UsageError(f"a variable set for this rank is not a number: {wrong}") from None
+        raise UsageError(
+            f"the environment variable of this rank must be a number: {wrong}"
+        ) from None
 
 
 def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:

@@ -135,7 +135,7 @@ def transfer_files(directory: Path) -> tuple[Path, Path]:
 
 def _files(seed: bytes) -> Mapping[str, bytes]:
     if len(seed) != SEED:
-        raise UsageError(f"keys are made of {SEED} bytes, not of {len(seed)}")
+        raise UsageError(f"a seed for keys must have {SEED} bytes; this one has {len(seed)}")
     made: dict[str, bytes] = {}
     for secret, public in (BROKER, JOB):
         made[secret] = z85.encode(_derived(seed, secret))
@@ -198,8 +198,8 @@ def _write(path: Path, content: bytes) -> None:
 def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise UsageError(
-            f"--curve {directory}: there is no such directory; `tft keys {directory}` makes it, with "
-            "the keys of a job"
+            f"--curve {directory}: there is no such directory; `tft keys {directory}` makes it, "
+            "with the keys of a job"
         )
     if directory.stat().st_mode & _OTHERS_WRITE:
         raise UsageError(

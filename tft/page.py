@@ -76,8 +76,8 @@ class Page:
             ) from None
         if size != _SIZE:
             raise UsageError(
-                f"the page of this rank should be file descriptor {fd}, which is something else: "
-                f"{size} bytes instead of {_SIZE}"
+                f"file descriptor {fd} should be the shared-memory page of this rank, but it is "
+                f"something else: it has {size} bytes instead of {_SIZE}"
             )
         return cls(fd)
 

@@ -67,7 +67,7 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
     if not manager.get_hookcallers(adaptor):
         raise UnknownAdaptor(
             f"the adaptor {name!r} is installed, but {entry.value!r} has no hooks: reinstall its "
-            "package, or let its entry point name the object that has the hooks"
+            "package, or correct its entry point so that it names the object with the hooks"
         )
     return manager
 
@@ -95,7 +95,9 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
         needed += ["tft_backups", "tft_restore"]
     missing = [hook for hook in needed if not getattr(adaptor.hook, hook).get_hookimpls()]
     if missing:
-        raise UsageError(f"the adaptor {name!r} lacks hooks that it needs: {', '.join(missing)}")
+        raise UsageError(
+            f"the adaptor {name!r} lacks hooks that every adaptor must have: {', '.join(missing)}"
+        )
 
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
@@ -232,14 +234,16 @@ def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
         case []:
             names = ", ".join(sorted({entry.name for entry in found})) or "none"
             raise UnknownAdaptor(
-                f"no installed package offers {what} named {name!r}; found: {names}"
+                f"no installed package provides {what} named {name!r}; found: {names}"
             )
         case several:
             packages = " and ".join(
                 f"{entry.value} (of {entry.dist.name if entry.dist else 'an unknown package'})"
                 for entry in several
             )
-            raise UsageError(f"{name!r} is offered more than once: {packages}; uninstall one")
+            raise UsageError(
+                f"several packages provide {name!r}: {packages}; uninstall all but one"
+            )
 
 
 def is_exit_by_signal(error: BaseException) -> bool:

@@ -37,14 +37,15 @@ def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatro
 
     if session.adaptor != "megatron":
         raise UsageError(
-            f"this job runs with the adaptor {session.adaptor!r}: start it with tft run --adaptor megatron"
+            f"this job runs with the adaptor {session.adaptor!r}: start it with tft run --adaptor "
+            "megatron"
         )
     check_megatron()
     if dist.is_initialized():
         raise UsageError(
             "tft forms the process groups itself, again after every incident: remove "
-            "torch.distributed.init_process_group and initialize_model_parallel from the script, and call "
-            "tft_megatron.begin once"
+            "torch.distributed.init_process_group and initialize_model_parallel from the script, "
+            "and call tft_megatron.begin once"
         )
     _parallel.begin(session.rank, session.world, sizes)
 

@@ -235,7 +235,7 @@ def _switches(words: str) -> dict[str, bool]:
     for word in _words(words):
         if word not in _OF_WORDS:
             raise UsageError(
-                f"{_VARIABLE} is {words!r}, in which {word!r} is not known: expected are "
+                f"{_VARIABLE} is {words!r}, which contains the unknown word {word!r}: expected are "
                 f"{', '.join(_OF_WORDS)}, with commas between"
             )
         found.update(dict.fromkeys(_OF_WORDS[word], True))
@@ -250,9 +250,10 @@ def _tell_that_all_is_off() -> None:
     if os.environ.get("RANK", "0") != "0":  # one rank is enough
         return
     sys.stderr.write(
-        f"tft: high availability is off: neither the arguments nor {_VARIABLE} switch it on. No fault will "
-        f"be repaired, and no last checkpoint saved. Give {_flag(_MASTER)} with {_flag(_RETRY)} and "
-        f"{_flag(_RECOVER)}, or {_VARIABLE}=retry,recover,dump; {_VARIABLE}=exit says that this is meant\n"
+        f"tft: high availability is off: neither the arguments nor {_VARIABLE} switch it on. No "
+        f"fault will be repaired, and no last checkpoint saved. Give {_flag(_MASTER)} with "
+        f"{_flag(_RETRY)} and {_flag(_RECOVER)}, or {_VARIABLE}=retry,recover,dump; "
+        f"{_VARIABLE}=exit says that this is meant\n"
     )
 
 
@@ -263,8 +264,8 @@ def _refuse_other_names(args: Namespace) -> None:
     missing = [name for name in _NEEDED if not hasattr(args, name)]
     if missing:
         raise UsageError(
-            f"the arguments do not have {', '.join(missing)}, from which it follows who has a copy of what: "
-            "expected are Megatron's own names. Where a script calls them otherwise, set them in the "
+            f"the arguments lack {', '.join(missing)}, which tell which ranks hold copies: "
+            "expected are Megatron's own names. If a script uses other names, set these in the "
             "Namespace before tft_megatron.settle"
         )
 
@@ -272,8 +273,8 @@ def _refuse_other_names(args: Namespace) -> None:
 def _refuse_exit_beside_arguments(args: Namespace, words: str) -> None:
     if _words(words) == ["exit"] and _has(args, _MASTER):
         raise UsageError(
-            f"{_VARIABLE} is {words!r}, which says that high availability is off, and "
-            f"{_flag(_MASTER)} is given: take one of the two away"
+            f"{_VARIABLE} is {words!r}, which switches high availability off, but {_flag(_MASTER)} "
+            "is given: remove one of the two"
         )
 
 
@@ -283,7 +284,8 @@ def _refuse_parts_of_nothing(args: Namespace) -> None:
         parts.append(_REPLICAS)
     if parts:
         raise UsageError(
-            f"{_flag(parts[0])} is a part of high availability, which is off: give {_flag(_MASTER)}, too"
+            f"{_flag(parts[0])} is a part of high availability, which is off: give "
+            f"{_flag(_MASTER)} as well"
         )
 
 
@@ -291,14 +293,14 @@ def _refuse_other_optimizers(args: Namespace) -> None:
     for name in _FSDP:
         if _has(args, name):
             raise UsageError(
-                f"{_flag(name)} cannot be had with {_flag(_MASTER)}: the adaptor knows the parameters of "
-                "Megatron's DistributedDataParallel. Take one of the two away"
+                f"{_flag(name)} cannot be used with {_flag(_MASTER)}: the adaptor supports only "
+                "parameters of Megatron's DistributedDataParallel. Remove one of the two"
             )
     for name, why in _ELSEWHERE.items():
         if _has(args, name):
             raise UsageError(
-                f"{_flag(name)} cannot be had with {_flag(_MASTER)}: {why}, where it cannot be copied from "
-                "one rank to another. Take one of the two away"
+                f"{_flag(name)} cannot be used with {_flag(_MASTER)}: {why}, and such state cannot "
+                "be copied from one rank to another. Remove one of the two"
             )
 
 
@@ -309,8 +311,8 @@ def _refuse_other_worlds(args: Namespace) -> None:
         if world % math.prod(sizes.values()):
             said = " times ".join(f"{_flag(name)} {size}" for name, size in sizes.items())
             raise UsageError(
-                f"{world} ranks cannot be spread so: {said} is {math.prod(sizes.values())}, which does not "
-                f"divide {world}"
+                f"{world} ranks cannot be divided so: {said} is {math.prod(sizes.values())}, which "
+                f"does not divide {world}"
             )
 
 
@@ -318,16 +320,18 @@ def _refuse_single_ranks(args: Namespace) -> None:
     dense = _dense(args)
     if dense == 1:
         raise UsageError(
-            f"with {_world(args)} ranks, data-parallel times context-parallel size is {dense}: nothing has a "
-            f"copy. Expected are 2 or more; or, with {_flag('use_distributed_optimizer')}, "
-            f"{_flag(_NO_REPLICA)} and checkpoints to go back to"
+            f"with {_world(args)} ranks, data-parallel times context-parallel size is {dense}, so "
+            "no state has a copy. Expected is a size of 2 or more; or, with "
+            f"{_flag('use_distributed_optimizer')}, {_flag(_NO_REPLICA)} and checkpoints to return "
+            "to"
         )
     experts = _experts(args)
     if experts == 1:
         raise UsageError(
-            f"with {_world(args)} ranks, the experts' data-parallel size is {experts}: no expert has a copy. "
-            f"Expected are 2 or more, such as with a smaller {_flag('expert_model_parallel_size')}; or "
-            f"{_flag(_NO_REPLICA)} and checkpoints to go back to"
+            f"with {_world(args)} ranks, the experts' data-parallel size is {experts}, so no "
+            "expert has a copy. Expected is a size of 2 or more, for example with a smaller "
+            f"{_flag('expert_model_parallel_size')}; or {_flag(_NO_REPLICA)} and checkpoints to "
+            "return to"
         )
 
 
@@ -339,8 +343,8 @@ def _refuse_uneven_shares(args: Namespace, replicas: int) -> None:
     for what, size in sizes.items():
         if size is not None and size % replicas:
             raise UsageError(
-                f"{what} is {size}, which {_flag(_REPLICAS)} {replicas} does not divide: each shard of the "
-                "optimizer must be on equally many ranks"
+                f"{what} is {size}, which cannot be divided by {_flag(_REPLICAS)} {replicas}: each "
+                "shard of the optimizer must be on equally many ranks"
             )
 
 
@@ -349,8 +353,9 @@ def _refuse_number_of_whole_copies(args: Namespace) -> None:
     holders = _whole(args)
     if given not in (None, holders):
         raise UsageError(
-            f"{_flag(_REPLICAS)} is {given}, and without {_flag('use_distributed_optimizer')} every rank of a "
-            f"data-parallel group, here {holders}, has all of the optimizer: give that, or take the number away"
+            f"{_flag(_REPLICAS)} is {given}, but without {_flag('use_distributed_optimizer')} "
+            f"every rank of a data-parallel group, here {holders}, holds the whole optimizer: give "
+            f"{holders}, or remove the number"
         )
 
 
@@ -362,22 +367,22 @@ def _refuse_elastic(args: Namespace) -> None:
         )
     if _has(args, _NO_REPLICA):
         raise UsageError(
-            f"{flag} needs the copies that {_flag(_NO_REPLICA)} does without: take one of the two away"
+            f"{flag} needs copies, and {_flag(_NO_REPLICA)} asks for none: remove one of the two"
         )
     for name in ("context_parallel_size", "expert_model_parallel_size"):
         size = _size(args, name)
         if size > 1:
             raise UsageError(
-                f"{flag} takes ranks away by their place in the data-parallel group alone, and "
-                f"{_flag(name)} is {size}: expected is 1"
+                f"{flag} removes ranks by their place in the data-parallel group only, and "
+                f"{_flag(name)} is {size}: it must be 1"
             )
     raise _not_yet()
 
 
 def _not_yet() -> UsageError:
     return UsageError(
-        f"this version cannot go on with fewer ranks of a Megatron job: take {_flag(_ELASTIC)} away, and "
-        f"elastic-training out of {_VARIABLE}"
+        f"this version cannot go on with fewer ranks of a Megatron job: take {_flag(_ELASTIC)} "
+        f"away, and elastic-training out of {_VARIABLE}"
     )
 
 
@@ -401,31 +406,32 @@ def _replicas(args: Namespace) -> int:
     if _has(args, _NO_REPLICA):
         if not _has(args, "use_distributed_optimizer"):
             raise UsageError(
-                f"{_flag(_NO_REPLICA)} is to do without copies, and without {_flag('use_distributed_optimizer')} every "
-                "rank of a data-parallel group has one: give both, or neither"
+                f"{_flag(_NO_REPLICA)} asks for no copies, but without "
+                f"{_flag('use_distributed_optimizer')} every rank of a data-parallel group has "
+                "one: give both, or neither"
             )
         if getattr(args, _REPLICAS, None) not in (None, 1):
             raise UsageError(
-                f"{_flag(_REPLICAS)} is {getattr(args, _REPLICAS)}, and {_flag(_NO_REPLICA)} is to do "
-                "without copies: take one of the two away"
+                f"{_flag(_REPLICAS)} is {getattr(args, _REPLICAS)}, but {_flag(_NO_REPLICA)} asks "
+                "for no copies: remove one of the two"
             )
         if instances != 1:
             raise UsageError(
-                f"--num-distributed-optimizer-instances is {instances}, of which each has a copy, and "
-                f"{_flag(_NO_REPLICA)} is to do without: take one of the two away"
+                f"--num-distributed-optimizer-instances is {instances}, each with a copy, but "
+                f"{_flag(_NO_REPLICA)} asks for no copies: remove one of the two"
             )
         return 1
     given: int | None = getattr(args, _REPLICAS, None)
     replicas = _NOT_GIVEN if given is None else given
     if replicas < 2:
         raise UsageError(
-            f"{_flag(_REPLICAS)} is {replicas}; expected are 2 or more, or {_flag(_NO_REPLICA)} where there "
-            "are to be no copies"
+            f"{_flag(_REPLICAS)} is {replicas}; expected is 2 or more, or {_flag(_NO_REPLICA)} for "
+            "no copies"
         )
     if instances not in (1, replicas):
         raise UsageError(
-            f"--num-distributed-optimizer-instances is {instances} and {_flag(_REPLICAS)} is {replicas}: each "
-            f"instance has one copy, so say {_flag(_REPLICAS)} {instances}"
+            f"--num-distributed-optimizer-instances is {instances}, but {_flag(_REPLICAS)} is "
+            f"{replicas}: each instance has one copy, so give {_flag(_REPLICAS)} {instances}"
         )
     return replicas
 
@@ -496,7 +502,7 @@ def _world(args: Namespace) -> int:
         return world
     said = os.environ.get("WORLD_SIZE", "1")
     if not said.isdecimal() or int(said) < 1:
-        raise UsageError(f"WORLD_SIZE is {said!r}; expected is the number of ranks, from 1 on")
+        raise UsageError(f"WORLD_SIZE is {said!r}; expected is the number of ranks, at least 1")
     return int(said)
 
 

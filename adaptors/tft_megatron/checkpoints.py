@@ -219,7 +219,7 @@ def _told(place: Path) -> dict[str, Any]:
     told = expect(unpack(read_meta(place)), dict, "the description of a shard")
     if told.get("form") != _FORM:
         raise CheckpointCorrupt(
-            f"{place} has a description of form {told.get('form')}; form {_FORM} is known here"
+            f"{place} has a description of form {told.get('form')}; this version reads form {_FORM}"
         )
     return told
 
@@ -240,7 +240,9 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
     for shard in shards_among(names):
         whole.add(shard)
     if whole.common is None:
-        raise CheckpointCorrupt(f"no shard under {directory} has what all ranks have in common")
+        raise CheckpointCorrupt(
+            f"no shard under {directory} contains the state that all ranks have in common"
+        )
     captured = _captured(directory, names)
     drawn = generators(whole.parts, captured)
     written = _write(directory, _GENERATORS, pack({"form": _FORM, "pieces": {}}), drawn)

@@ -112,8 +112,8 @@ class Data:
         """
         if "consumed" not in state:
             raise MalformedMessage(
-                f"a data position with {', '.join(state) or 'nothing'} in it, where `Data` keeps the samples "
-                "`consumed`: it was captured from another object"
+                f"the data position contains {', '.join(state) or 'nothing'}; `Data` expects "
+                "`consumed`, the number of samples. It was captured from another object"
             )
         self._set(state["consumed"])
 
@@ -133,8 +133,8 @@ class Data:
         if not self._several:
             if isinstance(made, Sequence):
                 raise UsageError(
-                    f"build has made {len(made)} iterators; expected is one, or Data(..., chunks={len(made)}) "
-                    "for so many chunks of the model on a rank"
+                    f"build has returned {len(made)} iterators; expected is one, or Data(..., "
+                    f"chunks={len(made)}) if a rank has so many chunks of the model"
                 )
             return [made]
         if made is None:
@@ -142,7 +142,8 @@ class Data:
         if not isinstance(made, Sequence) or len(made) != len(self._drawn.chunks):
             count = f"{len(made)} iterators" if isinstance(made, Sequence) else "one iterator"
             raise UsageError(
-                f"build has made {count}; expected are {len(self._drawn.chunks)}, one for each of the chunks"
+                f"build has returned {count}; expected are {len(self._drawn.chunks)}, one for each "
+                "chunk of the model"
             )
         return list(made)
 
@@ -160,8 +161,8 @@ class _Chunk(Iterator[Any]):
     def __next__(self) -> Any:  # Any: the script's own type
         if self.batches is None:
             raise UsageError(
-                "a micro-batch is drawn, and this rank has no iterator: call data.begin(step) at "
-                "the beginning of each step, and `build` has to make an iterator on this rank"
+                "a micro-batch was drawn, but this rank has no iterator: call data.begin(step) at "
+                "the beginning of each step, and let `build` return an iterator on this rank"
             )
         batch = next(self.batches)
         self.count += 1
@@ -198,10 +199,10 @@ class _Drawn:
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):
                 raise UsageError(
-                    f"step {step} has drawn {chunk.count} micro-batches of this rank's, and it "
-                    f"has {self._expected}: the position would no longer be that of what was "
-                    "trained. Draw all of them in their step, and the micro-batches of an "
-                    "evaluation from another iterator"
+                    f"step {step} has drawn {chunk.count} of the {self._expected} micro-batches of "
+                    "this rank, so the data position would not match what was trained. Draw all of "
+                    "them in their step, and take the micro-batches of an evaluation from another "
+                    "iterator"
                 )
 
 

@@ -59,13 +59,14 @@ def find_places(
             if isinstance(value, dist.ProcessGroup):
                 if id(value) not in known:
                     raise UsageError(
-                        f"{where} is a process group that Megatron's parallel_state does not know, so tft "
-                        "cannot make it again after a fault: use the groups of parallel_state"
+                        f"{where} is a process group that Megatron's parallel_state does not know, "
+                        "so tft cannot form it again after a fault: use the groups of "
+                        "parallel_state"
                     )
                 if put is None:
                     raise UsageError(
-                        f"{where} is a process group within a tuple or a set, and cannot be "
-                        "replaced there after a fault: keep it in a list, a dict or an attribute"
+                        f"{where} is a process group in a tuple or a set, where tft cannot replace "
+                        "it after a fault: keep it in a list, a dict or an attribute"
                     )
                 found.append(Place(path=where, role=known[id(value)], put=put))
             elif not isinstance(value, _LEAVES):

@@ -75,7 +75,9 @@ class Parallel:
         except (RuntimeError, AssertionError, TypeError) as error:
             self._drop_pretence()
             self._world = 0
-            raise UsageError(f"Megatron cannot form groups of {world} ranks so: {error}") from None
+            raise UsageError(
+                f"Megatron cannot form groups of {world} ranks with these sizes: {error}"
+            ) from None
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """

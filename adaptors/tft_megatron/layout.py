@@ -304,9 +304,9 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-c
     for part in _parts(value):
         if part.data.untyped_storage().data_ptr() != parameter.untyped_storage().data_ptr():
             raise UsageError(
-                f"megatron-core writes {value.key} in another form than it is kept, and a rank "
-                "that has only a part of it cannot convert that part. Switch the distributed "
-                "optimizer off"
+                f"megatron-core writes {value.key} in another form than it has in memory, and a "
+                "rank that holds only a part of it cannot convert that part. Switch the "
+                "distributed optimizer off"
             )
         view = part.data.detach().view(*(1,) * part.prepend_axis_num, *part.local_shape)
         begin = view.storage_offset() - parameter.storage_offset()

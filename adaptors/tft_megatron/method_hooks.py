@@ -65,8 +65,8 @@ class Replaced:
         """
         if self._owed is not None:
             raise UsageError(
-                "optimizer.step was called again before scheduler.step: the scheduler that was given to "
-                "tft_megatron.enable is stepped once after each step of the optimizer"
+                "optimizer.step was called again before scheduler.step: the scheduler that was "
+                "given to tft_megatron.enable is stepped once after each step of the optimizer"
             )
         optimizer = self._training.optimizer
         if optimizer.prepare_grads():
@@ -101,9 +101,9 @@ class Replaced:
             )
         if owed != increment:
             raise UsageError(
-                f"scheduler.step({increment}) was called where tft had stepped the scheduler by "
-                f"{owed}: give tft_megatron.enable an increment= that returns the increment that "
-                "the script will pass"
+                f"scheduler.step({increment}) was called, but tft had stepped the scheduler by "
+                f"{owed}: give tft_megatron.enable an increment= that returns the increment of the "
+                "script"
             )
 
     def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's

@@ -36,7 +36,7 @@ def refuse_other_settings(training: Training) -> None:
     for stage, theirs in enumerate(found):
         if theirs != own:
             raise OrderRefused(
-                f"stage {stage} of the pipeline has the groups of parameters {theirs}, and this one has {own}: "
-                "give all stages parameters of each kind (experts, and those without weight decay), or the same "
-                "settings for all"
+                f"stage {stage} of the pipeline has the parameter groups {theirs}, but this stage "
+                f"has {own}: give all stages parameters of each kind (experts, and parameters "
+                "without weight decay), or the same settings for all"
             )

@@ -61,6 +61,6 @@ def check_scheduler(training: Training) -> None:
             id(getattr(found, "optimizer", None)) in ours
         ):
             raise UsageError(
-                f"there is a scheduler ({type(found).__name__}) for this optimizer, and tft_megatron.enable was given none: "
-                "hand over Megatron's OptimizerParamScheduler"
+                f"this optimizer has a scheduler ({type(found).__name__}), but tft_megatron.enable "
+                "was given none: hand over Megatron's OptimizerParamScheduler"
             )

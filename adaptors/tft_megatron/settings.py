@@ -90,14 +90,15 @@ def refuse_settings(holders: Sequence[Holder]) -> None:
         having = [holder for holder in holders if hasattr(holder, setting)]
         if not having:
             raise UsageError(
-                f"the adaptor megatron has to know whether {setting} is set, and this megatron-core has no "
-                "such setting: install one that the adaptor was written for"
+                f"the adaptor megatron must know whether {setting} is set, but this megatron-core "
+                "has no such setting: install a version that the adaptor was written for"
             )
         for holder in having:
             value = getattr(holder, setting)
             if refused.when(holder, value):
                 raise UsageError(
-                    f"{setting} is {_written(value)}, which the adaptor megatron cannot handle: {refused.why}"
+                    f"{setting} is {_written(value)}, which the adaptor megatron cannot handle: "
+                    f"{refused.why}"
                 )
 
 

@@ -225,8 +225,8 @@ class Shard:
         for name in sorted(theirs.keys() | ours.keys()):
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the shard {self.name!r} is of another model, or another part of it: {name} is "
-                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                    f"the shard {self.name!r} is of another model, or another part of it: {name} "
+                    f"is {theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
                 )
 
 

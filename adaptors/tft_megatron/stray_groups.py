@@ -28,9 +28,9 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
-            f"a process group of Megatron is kept in {where}, where tft cannot replace it when "
-            "groups are formed again: ask megatron.core.parallel_state for it each time it is "
-            "used, or keep it in the model, the optimizer or the scheduler"
+            f"{where} keeps a process group of Megatron, which tft cannot replace there when "
+            "groups are formed again: ask megatron.core.parallel_state for it each time, or keep "
+            "it in the model, the optimizer or the scheduler"
         )
 
 

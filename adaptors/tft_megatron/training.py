@@ -109,7 +109,7 @@ def check(training: Training) -> None:
             )
     if type(training.optimizer) is not ChainedOptimizer:
         raise UsageError(
-            "optimizer must be what get_megatron_optimizer returns, not a "
+            "optimizer must be the result of get_megatron_optimizer, not a "
             f"{type(training.optimizer).__module__}.{type(training.optimizer).__qualname__}"
         )
     for optimizer in training.optimizers:

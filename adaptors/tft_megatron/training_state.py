@@ -49,8 +49,8 @@ def adopt(
     training = parts.get("training")
     if not isinstance(training, Training) or wrap is not None:
         raise UsageError(
-            "a Megatron script does not call session.adopt itself: it calls tft_megatron.begin before "
-            "anything is built, and then tft_megatron.enable"
+            "a Megatron script does not call session.adopt itself: it calls tft_megatron.begin "
+            "before anything is built, and then tft_megatron.enable"
         )
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
@@ -225,7 +225,7 @@ class Adopted:
         """
         if (rank, world) != self._parallel.place:
             raise UsageError(
-                f"this is rank {rank} of {world}, and tft_megatron.begin was called as rank "
+                f"this is rank {rank} of {world}, but tft_megatron.begin was called as rank "
                 f"{self._parallel.place[0]} of {self._parallel.place[1]}"
             )
         return [
@@ -348,7 +348,7 @@ class Adopted:
         Return the shard of this name. Raises `OrderRefused` if this rank has no such shard.
         """
         if name not in self._shards:
-            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
         return self._shards[name]
 
 
@@ -356,6 +356,7 @@ def _check_instances(training: Training, parallel: Parallel) -> None:
     begun = parallel.sizes.get("num_distributed_optimizer_instances", 1)
     if training.instances != begun:
         raise UsageError(
-            f"the model's DistributedDataParallelConfig has num_distributed_optimizer_instances="
-            f"{training.instances}, and tft_megatron.begin was given {begun}: they must be the same"
+            "the model's DistributedDataParallelConfig has "
+            f"num_distributed_optimizer_instances={training.instances}, but tft_megatron.begin was "
+            f"given {begun}: they must be equal"
         )

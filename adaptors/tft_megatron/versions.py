@@ -24,7 +24,7 @@ def check_megatron() -> None:
     version = megatron.core.__version__
     if not version.startswith(f"{KNOWN}."):
         raise UsageError(
-            f"the adaptor megatron was written for megatron-core {KNOWN}, and {version} is "
-            "installed: the parts that it replaces may differ there. Install "
+            f"the adaptor megatron was written for megatron-core {KNOWN}, but {version} is "
+            "installed, in which the replaced parts may differ. Install "
             f"'megatron-core>={KNOWN},<0.17'"
         )

@@ -76,8 +76,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         if prefix is not None:
             if ckpt_save_path is None or "ckpt_save_fn" in others:
                 raise UsageError(
-                    "prefix names the files of last checkpoints under ckpt_save_path: give both, and no "
-                    "ckpt_save_fn"
+                    "prefix names the files of last checkpoints under ckpt_save_path: give both, "
+                    "and no ckpt_save_fn with them"
                 )
             others["ckpt_save_fn"] = self._write
         _check_enabled(environment.settle())
@@ -95,8 +95,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         asked = environment.settle()
         if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
             raise UsageError(
-                "a compiled step cannot be left and entered again in its process: train with "
-                "mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
+                "a compiled step cannot be interrupted and repeated in the same process: train "
+                "with mindspore.set_context(mode=mindspore.PYNATIVE_MODE)"
             )
         self.strategies = asked.strategies
         trained_by_model(self)
@@ -105,16 +105,16 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             from mindio_ttp import hosted_mode as hosted
         except ModuleNotFoundError as error:
             raise UsageError(
-                "Model.train speaks to tft as it does to MindIO, which takes the package tft-mindio: "
-                "pip install tft-mindio"
+                "Model.train uses tft through the interface of MindIO, which needs the package "
+                "tft-mindio: pip install tft-mindio"
             ) from error
         self.tft = framework_ttp
         self._hosted = hosted
         rank, world = environment.place()
         if self._ranks is not None and rank not in self._ranks:
             raise UsageError(
-                f"ranks are those that hold the same as this one, which is rank {rank}, and "
-                f"{list(self._ranks)} does not have it"
+                f"ranks must name the ranks that hold the same state as this rank {rank}, but "
+                f"{list(self._ranks)} does not contain it"
             )
         hosted.for_mindspore()
         self.tft.tft_init_processor(
@@ -184,12 +184,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         before, batches = self._epochs_before(self.cb_params), self.cb_params.batch_num
         if self.cb_params.cur_epoch_num != before + 1 and not self._retried:
             raise UsageError(
-                f"{self.initial_step} steps were trained before, of which {batches} are an epoch, and "
-                f"Model.train begins with epoch {self.cb_params.cur_epoch_num}: expected is "
+                f"{self.initial_step} steps were trained before, and an epoch has {batches}, but "
+                f"Model.train begins with epoch {self.cb_params.cur_epoch_num}: give it "
                 f"initial_epoch={before}"
             )
         if self._session.incarnation > 0 and self._reenters:
-            raise RuntimeError(f"{_ARF_FINISH}: this process takes the place of another one")
+            raise RuntimeError(f"{_ARF_FINISH}: this process replaces another one")
         at = self._position.step
         self._hosted.enter()
         if self._position.step != at:
@@ -303,7 +303,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         with them.
         """
         if not self._hosted.finish():
-            raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not come to the end")
+            raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not reached the end")
 
     # ---------------------------------------------------------------- the state
 
@@ -317,7 +317,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             )
         if told.loss_scale_mananger and told.loss_scale_mananger.get_drop_overflow_update():
             raise UsageError(
-                "a loss scale that drops updates would drop them on some ranks only: set "
+                "a loss scale that drops updates would drop them only on some ranks: set "
                 "drop_overflow_update=False"
             )
         rank, world = self._session.rank, self._session.world
@@ -396,9 +396,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         step = int(json.loads(note.read_bytes())["step"])
         if step != self._position.step:
             raise OrderRefused(
-                f"{directory} was saved by the script's own callback at step {step}, and the script goes "
-                f"on from step {self._position.step}: load its checkpoint, and give the callback "
-                f"initial_step={step}; or begin with another --run-dir"
+                f"{directory} was saved by the script's own callback at step {step}, but the "
+                f"script continues from step {self._position.step}: load that checkpoint, and give "
+                f"the callback initial_step={step}; or use another --run-dir"
             )
         return True
 
@@ -430,13 +430,13 @@ def _check_enabled(asked: environment.Environment) -> None:
     """
     if not any(feature in asked.features for feature in _NEEDED):
         raise UsageError(
-            f"{environment.ENABLE} switches none of {', '.join(_NEEDED)} on: expected is, for "
-            f"example, {environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
+            f"{environment.ENABLE} enables none of {', '.join(_NEEDED)}: expected is, for example, "
+            f"{environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
         )
     if "TRE" in asked.features:
         raise UsageError(
-            f"{environment.ENABLE} switches on TRE, for which MindSpore loads a checkpoint by itself, on one "
-            "rank and not on another: leave it out, and report wrong numbers to tft"
+            f"{environment.ENABLE} enables TRE, for which MindSpore loads a checkpoint itself, on "
+            "one rank and not on another: leave it out, and report wrong numbers to tft"
         )
 
 
@@ -488,7 +488,7 @@ def _marked(origin: type) -> type:
             callback = self._callback
             if callback is None:
                 raise UsageError(
-                    "an optimizer that marks its updates is called by Model.train with the callback "
+                    "an optimizer that marks its updates needs Model.train with the callback "
                     "TrainFaultTolerance of tft_mindspore"
                 )
             step = super().__call__

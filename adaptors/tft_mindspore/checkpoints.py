@@ -53,7 +53,7 @@ def load(directory: Path, shard: Shard) -> None:
         why = str(error).partition("\n")[0]
         raise CheckpointCorrupt(f"{path} cannot be read as a checkpoint: {why}") from error
     if not isinstance(plain, dict):
-        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} holds no settings")
+        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} contains no settings")
     contents: dict[str, Array] = {}
     for name, parameter in shard.parameters.items():
         here = content(parameter)
@@ -62,8 +62,8 @@ def load(directory: Path, shard: Shard) -> None:
         there = found.get(name)
         if there is None or there.asnumpy().shape != here.shape or there.dtype != parameter.dtype:
             raise CheckpointCorrupt(
-                f"{path} has no {name} that is {parameter.dtype} {list(here.shape)}: it is of another "
-                "model or optimizer"
+                f"{path} has no {name} of type {parameter.dtype} and shape {list(here.shape)}: it "
+                "belongs to another model or optimizer"
             )
         contents[name] = there.asnumpy()
     shard.settle(contents, plain)

@@ -122,8 +122,9 @@ class Environment:
         for name, value in ((_ADDRESS, self.address), (_PORT, self.port)):
             if value is None:
                 raise UsageError(
-                    f"{name} is not set; {ENABLE} switches on what needs a controller, and expected "
-                    f"is where it listens: {_ADDRESS}, an address of the node of rank 0, and {_PORT}"
+                    f"{name} is not set, but {ENABLE} enables features that need a controller: set "
+                    f"{_ADDRESS} to an address of the node of rank 0, and {_PORT} to the port of "
+                    "the controller"
                 )
         assert self.address is not None  # the loop above has checked both
         assert self.port is not None
@@ -186,8 +187,8 @@ def place() -> tuple[int, int]:
             os.environ["RANK_ID"], os.environ["RANK_SIZE"] = told
             return int(told[0]), int(told[1])
     raise UsageError(
-        "this process has not been told which rank it is: start it with msrun or tft run, which set "
-        "MS_NODE_ID and MS_WORKER_NUM, or RANK and WORLD_SIZE"
+        "this process does not know its rank: start it with msrun or tft run, which set MS_NODE_ID "
+        "and MS_WORKER_NUM, or RANK and WORLD_SIZE"
     )
 
 
@@ -203,15 +204,15 @@ def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
             unknown.append(item)
             continue
         if given.setdefault(key, value) != value:
-            raise _wrong(
-                text, f"{key} is both {given[key]} and {value}: expected is one of the two"
-            )
+            raise _wrong(text, f"{key} is given as {given[key]} and as {value}: give it once")
     if any(given.get(key) == "1" for key in _IMPLIES_TTP):
         given["TTP"] = "1"
     found = {key: given[key] for key in _VALUES if given.get(key, "0") != "0"}
     beside = sorted(_BESIDE_ATO & set(found))
     if "ATO" in found and beside:
-        raise _wrong(text, f"ATO cannot be on beside {', '.join(beside)}: switch one of them off")
+        raise _wrong(
+            text, f"ATO cannot be on together with {', '.join(beside)}: switch one of them off"
+        )
     return found, tuple(dict.fromkeys(unknown))
 
 
@@ -230,17 +231,17 @@ def _item(text: str, item: str) -> tuple[str, str]:
     key, colon, value = item.partition(":")
     key = key.upper()
     if not colon:
-        raise _wrong(text, f"{item!r} has no value: expected is {key}:1, or {key}:0")
+        raise _wrong(text, f"{item!r} has no value: write {key}:1 or {key}:0")
     if key not in _VALUES:
         if found := _SEARCHED.search(item):
             raise _wrong(
                 text,
-                f"{item!r} is not known, and MindSpore finds {found[0]} in it: write {found[0]}",
+                f"{item!r} is unknown, although MindSpore finds {found[0]} in it: write {found[0]}",
             )
         return key, value
     pattern, expected = _VALUES[key]
     if ":" in value or not re.fullmatch(pattern, value):
-        raise _wrong(text, f"{item!r} has another value than {expected}")
+        raise _wrong(text, f"{item!r} has an unknown value: expected is {expected}")
     return key, value
 
 
@@ -281,7 +282,7 @@ def _named(text: str) -> tuple[str, ...]:
         if name not in _OF_NAMES:
             known = ", ".join(_OF_NAMES)
             raise UsageError(
-                f"{_AVAILABILITY} is {text!r}, in which {name!r} is not known: expected are {known}, "
-                "with commas between"
+                f"{_AVAILABILITY} is {text!r}, which contains the unknown word {name!r}: expected "
+                f"are {known}, with commas between"
             )
     return tuple(dict.fromkeys(names))

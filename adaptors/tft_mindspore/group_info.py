@@ -47,8 +47,8 @@ def read_group_info(file: Path) -> GroupInfo:
     replicas = tuple(found.ckpt_restore_rank_list.dim)
     if not replicas or len(set(replicas)) < len(replicas):
         raise UsageError(
-            f"{file} names {list(replicas)} as the ranks that hold the same; expected is each of "
-            "them, once"
+            f"{file} lists {list(replicas)} as the ranks that hold the same state; the list must "
+            "name different ranks, each once"
         )
     return GroupInfo(
         replicas=replicas,
@@ -87,7 +87,7 @@ def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class
         from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
     except ImportError:
         raise UsageError(
-            "to read and write group_info.pb, protobuf is needed: pip install 'tft-bus[protobuf]'"
+            "reading and writing group_info.pb needs protobuf: pip install 'tft-bus[protobuf]'"
         ) from None
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(

@@ -138,7 +138,7 @@ class Group:
         """
         members = self._members(ranks)
         if root not in members:
-            raise UsageError(f"rank {root} must broadcast, and is not among {members}")
+            raise UsageError(f"rank {root} must broadcast, but it is not among {members}")
         self._contributing()
         plain = [_plain(array) for array in arrays]
         others = [rank for rank in members if rank != self.rank]
@@ -500,10 +500,11 @@ class _Incoming:
             found = _HEADER.unpack(self._header)
             if found != self._expected:
                 raise UsageError(
-                    f"rank {rank} is at another place of the script than this one: there message "
-                    f"{found[1]} between the two is {found[0].decode(errors='replace')!r} of {found[2]} "
-                    f"bytes, here message {self._expected[1]} is {self._expected[0].decode()!r} of "
-                    f"{self._expected[2]} bytes. All ranks must ask for the same all-reduces in the same order"
+                    f"rank {rank} is at another place of the script than this rank: there, message "
+                    f"{found[1]} between the two is {found[0].decode(errors='replace')!r} of "
+                    f"{found[2]} bytes; here, message {self._expected[1]} is "
+                    f"{self._expected[0].decode()!r} of {self._expected[2]} bytes. All ranks must "
+                    "call the same all-reduces in the same order"
                 )
             self._in_header = False
             self.room_left = self._room

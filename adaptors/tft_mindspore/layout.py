@@ -60,7 +60,7 @@ def savers(
         if not there:
             raise OrderRefused(
                 f"no complete checkpoint can be written: {_ranks(group)} are lost, and no other "
-                "rank held the same state"
+                "rank holds the same state"
             )
     return tuple(sorted(rank for there in left for rank in (there if everyone else there[:1])))
 
@@ -178,8 +178,8 @@ def resumption(recipe: Recipe, asked: Environment) -> Found | None:
         named = rank_files.read_name(recipe.resume_file)
         if named is None:
             raise UsageError(
-                f"resume_training is {recipe.resume_file!r}; expected is True, or the name of a file "
-                f"as {Name(prefix=recipe.prefix or 'CKP', rank=0, epoch=5, step=1)}"
+                f"resume_training is {recipe.resume_file!r}; expected is True, or the name of a "
+                f"file as {Name(prefix=recipe.prefix or 'CKP', rank=0, epoch=5, step=1)}"
             )
         only = named.at
     return find(
@@ -217,8 +217,9 @@ def find(
     if not steps:
         what = "checkpoint" if only is None else f"file of {_at(only)}"
         raise UsageError(
-            f"{root} has no {what} to go on from: expected are directories as "
-            f"{_DIRECTORY.format(ranks[0])}, each with a {rank_files.META} and the file it names"
+            f"{root} has no {what} to continue from: expected are directories such as "
+            f"{_DIRECTORY.format(ranks[0])}, each with a {rank_files.META} and the file that it "
+            "names"
         )
     for passed, at in enumerate(steps):
         written = tuple(rank for rank in ranks if at in held[rank])
@@ -235,8 +236,8 @@ def find(
             )
     lost = next(group for group in groups if not any(steps[0] in held[rank] for rank in group))
     raise CheckpointCorrupt(
-        f"{root} has no step of which every group has a file; of {_at(steps[0])} there is none of "
-        f"{_ranks(lost)}, and no other rank held the same state"
+        f"{root} has no step of which every group has a file; for {_at(steps[0])}, {_ranks(lost)} "
+        "have none, and no other rank held the same state"
     )
 
 
@@ -285,7 +286,7 @@ def _check_world(root: Path, ranks: Sequence[int]) -> None:
         number = directory.name.removeprefix(before)
         if number.isdecimal() and int(number) not in ranks and any(directory.iterdir()):
             raise UsageError(
-                f"{directory} is there, and the job has {len(ranks)} ranks, none of them {number}: "
+                f"{directory} exists, but the job has {len(ranks)} ranks, none of them {number}: "
                 "expected is the checkpoint of a job of the same sizes"
             )
 

@@ -149,8 +149,8 @@ class RankLocalState:
         contents: dict[str, Array] = {}
         if not running.keys() <= self._running.keys():
             raise MalformedMessage(
-                f"rank-local state with running statistics of {sorted(running)}; the norms here keep "
-                f"{sorted(self._running)}"
+                f"rank-local state with running statistics of {sorted(running)}; the norms here "
+                f"keep {sorted(self._running)}"
             )
         for name, words in running.items():
             like = content(self._running[name])
@@ -180,7 +180,7 @@ def _running(model: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
     size = sum(content(parameter).nbytes for parameter in found.values())
     if size > INLINE:
         raise UsageError(
-            f"the norms of the model keep {size} bytes of running statistics, which each rank has for "
-            f"itself, and {INLINE} can be kept: use a norm without them (LayerNorm, GroupNorm)"
+            f"the norms of the model keep {size} bytes of running statistics, which each rank has "
+            f"for itself, and {INLINE} can be kept: use a norm without them (LayerNorm, GroupNorm)"
         )
     return found

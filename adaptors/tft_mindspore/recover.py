@@ -161,12 +161,12 @@ def _group_info(group_info: Path, lost: int) -> GroupInfo:
     known = info.replicas
     if lost not in known:
         raise UsageError(
-            f"{group_info} speaks of ranks {list(known)}, which held the same, and not of rank "
-            f"{lost}; expected is the file that was written for rank {lost}, or for a rank that "
-            "held the same"
+            f"{group_info} names the ranks {list(known)} as holders of the same state, and not "
+            f"rank {lost}; expected is the file that was written for rank {lost}, or for a rank "
+            "that held the same state"
         )
     if len(known) == 1:
-        raise UsageError(f"{group_info} says that nobody held the same as rank {lost}")
+        raise UsageError(f"{group_info} says that no other rank held the same state as rank {lost}")
     return info
 
 
@@ -209,8 +209,8 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
             found.append(_Source(rank=rank, directory=directory, name=name))
     if not found:
         raise UsageError(
-            f"{path} has no checkpoint of {_ranks(others)}, which held the same as rank {lost}: "
-            "its state is lost"
+            f"{path} has no checkpoint of {_ranks(others)}, which held the same state as rank "
+            f"{lost}: its state is lost"
         )
     counted_on = all(source.counted_on for source in found)
     ages = [source.name.at if counted_on else source.name.age for source in found]
@@ -221,7 +221,9 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
             if not why:
                 return source
             damages.append(why)
-    raise CheckpointCorrupt(f"rank {lost} cannot be given the newest: {'; '.join(damages)}")
+    raise CheckpointCorrupt(
+        f"rank {lost} cannot be given the newest checkpoint: {'; '.join(damages)}"
+    )
 
 
 def _copy(source: Path, target: Path) -> None:

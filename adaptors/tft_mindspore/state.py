@@ -54,7 +54,7 @@ def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of Min
     for parameter in holder.get_parameters():
         if found.setdefault(parameter.name, parameter) is not parameter:
             raise UsageError(
-                f"two parameters are called {parameter.name!r}: give each a name of its own"
+                f"two parameters have the name {parameter.name!r}: give each its own name"
             )
     return found
 
@@ -165,7 +165,8 @@ class Shard:
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(
-                f"no memory was reserved for this description of the shard {self.name!r}"
+                f"shard {self.name!r} has arrived with a description for which no memory was "
+                "reserved"
             )
         contents = self._awaited[1]
         self._awaited = None
@@ -179,8 +180,9 @@ class Shard:
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         if len(plain["groups"]) != len(groups) or plain["others"].keys() != self._others.keys():
             raise OrderRefused(
-                f"the shard {self.name!r} comes with {len(plain['groups'])} groups of settings and the "
-                f"others {sorted(plain['others'])}; here are {len(groups)} and {sorted(self._others)}"
+                f"the received shard {self.name!r} has {len(plain['groups'])} groups of settings "
+                f"and the others {sorted(plain['others'])}; this rank has {len(groups)} and "
+                f"{sorted(self._others)}"
             )
         put(contents, self.parameters)
         for number, values in enumerate(plain["groups"]):
@@ -198,12 +200,14 @@ class Shard:
         for name in [*theirs, *ours]:
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the shard {self.name!r} is of another model or optimizer: {name} is "
-                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                    f"the received shard {self.name!r} belongs to another model or optimizer: "
+                    f"{name} is {theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} "
+                    "on this rank"
                 )
         if [each.name for each in told] != list(ours):
             raise OrderRefused(
-                f"the shard {self.name!r} has its parameters in another order there than here"
+                f"the received shard {self.name!r} has its parameters in another order than this "
+                "rank"
             )
 
 

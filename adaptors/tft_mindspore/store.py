@@ -47,7 +47,8 @@ class Asked:
             )  # fmt: skip
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedMessage(
-                f"the rendezvous store was told {line[:200]!r}, which is no name, rank, world and port"
+                f"the rendezvous store received {line[:200]!r}, which is not a name, a rank, a "
+                "world size and a port"
             ) from error
         if not 0 <= asked.rank < asked.world:
             raise MalformedMessage(f"a group of {asked.world} has no rank {asked.rank}")
@@ -113,8 +114,8 @@ class Store:
         group = self._forming.setdefault(asked.name, _Forming(world=asked.world))
         if group.world != asked.world:
             raise MalformedMessage(
-                f"the group {asked.name!r} has {group.world} members for some and {asked.world} for "
-                f"rank {asked.rank}"
+                f"some ranks say that the group {asked.name!r} has {group.world} members, but rank "
+                f"{asked.rank} says {asked.world}"
             )
         group.writers[asked.rank] = writer
         group.addresses[asked.rank] = (writer.get_extra_info("peername")[0], asked.port)

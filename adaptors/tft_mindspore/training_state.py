@@ -155,8 +155,9 @@ class Adopted:
         for shard in self._shards.values():
             if shard.ranks and (rank not in shard.ranks or shard.ranks[-1] >= world):
                 raise UsageError(
-                    f"shards says that the ranks {list(shard.ranks)} have {shard.name!r}, and this is "
-                    f"rank {rank} of {world}: name the ranks of this job that have what this one has"
+                    f"shards names the ranks {list(shard.ranks)} as holders of {shard.name!r}, but "
+                    f"this is rank {rank} of {world}: name the ranks of this job that hold the "
+                    "same state as this rank"
                 )
         return [
             ShardCopies(shard=shard.name, ranks=shard.ranks or tuple(range(world)))
@@ -233,7 +234,7 @@ class Adopted:
 
     def _shard(self, name: str) -> Shard:
         if name not in self._shards:
-            raise OrderRefused(f"this rank has the shards {list(self._shards)}, and no {name!r}")
+            raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")
         return self._shards[name]
 
 
@@ -251,8 +252,8 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
     for name, parameter in found.items():
         if name in weights and weights[name] is not parameter:
             raise UsageError(
-                f"the optimizer has a parameter {name!r} and the model another one of that name: make "
-                "the optimizer over the parameters of this model"
+                f"the optimizer and the model have different parameters with the name {name!r}: "
+                "make the optimizer over the parameters of this model"
             )
     known = {id(parameter) for parameter in weights.values()}
     own = {name: each for name, each in found.items() if id(each) not in known}
@@ -260,8 +261,8 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
     strangers = [name for name, parameter in own.items() if id(parameter) in trained]
     if strangers:
         raise UsageError(
-            f"the optimizer trains {', '.join(strangers)}, which the model does not have: put all that "
-            "is trained into one Cell"
+            f"the optimizer trains {', '.join(strangers)}, which the model does not have: put all "
+            "that is trained into one Cell"
         )
     return own
 
@@ -287,9 +288,9 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
             _check_state(f"others[{name!r}]", other)
     if begun() is not None:
         raise UsageError(
-            "MindSpore's own collectives cannot be formed anew in a process, so the loss of one "
-            "rank would end the others: remove mindspore.communication.init from the script, and "
-            "sum gradients with tft_mindspore.group()"
+            "MindSpore's own process groups cannot be formed again in a process, so the loss of "
+            "one rank would end the others: remove mindspore.communication.init from the script, "
+            "and all-reduce gradients with tft_mindspore.group()"
         )
     for _, cell in model.cells_and_names():
         if "Dropout" in type(cell).__name__:
@@ -306,7 +307,8 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's own object
         return
     if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
         raise UsageError(
-            f"{name} must have state_dict() and load_state_dict(state); a {type(each).__name__} has not"
+            f"{name} must have state_dict() and load_state_dict(state); a {type(each).__name__} "
+            "does not have them"
         )
     try:
         pack(each.state_dict())
@@ -326,8 +328,8 @@ def _check_parts(
     for shard, part in shards.items():
         if shard == DENSE or not isinstance(part, Part) or not part.names or not part.ranks:
             raise UsageError(
-                f"shards[{shard!r}] must be a tft_mindspore.Part with names and ranks, and not be called "
-                f"{DENSE!r}, which is what all ranks have"
+                f"shards[{shard!r}] must be a tft_mindspore.Part with names and ranks, and its "
+                f"name must not be {DENSE!r}, which stands for the state of all ranks"
             )
         for name in part.names:
             if name not in everything:
@@ -336,6 +338,6 @@ def _check_parts(
                 )
             if name in seen:
                 raise UsageError(
-                    f"{name!r} is in {seen[name]!r} and in {shard!r}: it can be in one"
+                    f"{name!r} is in {seen[name]!r} and in {shard!r}: it can be in only one of them"
                 )
             seen[name] = shard

@@ -88,8 +88,8 @@ class AdoptedMaker:
         optimizer = self._replicas
         if optimizer is not None and (optimizer.rank, optimizer.world) != (rank, world):
             raise UsageError(
-                f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, and this "
-                f"is rank {rank} of {world}: make it with session.rank and session.world"
+                f"the ReplicaOptimizer was made for rank {optimizer.rank} of {optimizer.world}, "
+                f"but this is rank {rank} of {world}: make it with session.rank and session.world"
             )
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
@@ -116,8 +116,8 @@ class AdoptedMaker:
         optimizer = self._replicas
         if shard == DENSE and optimizer is not None and not optimizer.whole:
             raise OrderRefused(
-                "the parameters that other ranks own do not have their values of the end of the "
-                "step: the exchange of the replica group was interrupted, or has not happened yet"
+                "the parameters that other ranks own are not those of the end of the step: their "
+                "exchange in the replica group was interrupted, or has not happened yet"
             )
         return self._shards[shard].beside()
 
@@ -135,9 +135,9 @@ class AdoptedMaker:
         strayed = [names[parameter] for parameter in optimizer.strayed()]
         if strayed:
             raise OrderRefused(
-                f"{', '.join(strayed)}: the values that `load` has read are not the rounded "
-                "masters of 32 bits. Save and load the masters, too: optimizer.master(p) of each "
-                "p of optimizer.owned, with the shard that has optimizer.optim.state_dict()"
+                f"{', '.join(strayed)}: the values that `load` has read are not the rounded 32-bit "
+                "masters. Save and load the masters as well: optimizer.master(p) of each p of "
+                "optimizer.owned, with the shard that has optimizer.optim.state_dict()"
             )
 
     # ------------------------------------------------------------ groups and wrappers
@@ -172,8 +172,8 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            "LBFGS computes gradients within its step, where a rank that loses a peer is left with half "
-            "a step: use an optimizer that needs no closure"
+            "LBFGS computes gradients within its step, where a rank that loses a peer is left with "
+            "half a step: use an optimizer that needs no closure"
         )
     if not isinstance(optimizer, Optimizer):
         raise UsageError(
@@ -185,8 +185,8 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         )
     if isinstance(optimizer, ReplicaOptimizer) and optimizer.made_over_group:
         raise UsageError(
-            "the ReplicaOptimizer was made over a group, which is lost with a rank: give it rank= and "
-            "world=, or make it in the function for session.adopt(make=...)"
+            "the ReplicaOptimizer was made over a group, which is lost with a rank: give it rank= "
+            "and world=, or make it in the function for session.adopt(make=...)"
         )
     check_plain(parts)
     for parameter in model.parameters():
@@ -197,8 +197,8 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
     known = set(model.parameters())
     if any(p not in known for group in optimizer.param_groups for p in group["params"]):
         raise UsageError(
-            "the optimizer has parameters that are not the model's: put all that is trained into "
-            "one torch.nn.Module"
+            "the optimizer has parameters that do not belong to the model: put all trained "
+            "parameters into one torch.nn.Module"
         )
 
 

@@ -36,14 +36,14 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
     for name in others:
         if not str(name).isidentifier() or name in _TAKEN:
-            raise UsageError(f"others has {name!r}: choose another name")
+            raise UsageError(f"others has the reserved name {name!r}: choose another name")
     for part, stranger in {**beside, **others}.items():
         if stranger is not None and not (
             hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
         ):
             raise UsageError(
-                f"{part} must have state_dict() and load_state_dict(); "
-                f"a {type(stranger).__name__} has not"
+                f"{part} must have state_dict() and load_state_dict(); a {type(stranger).__name__} "
+                "does not have them"
             )
 
 
@@ -108,8 +108,9 @@ def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     kind = kinds.within(holders)
     if kind is None:
         raise UsageError(
-            f"{name} belongs to no parameter, and no shard is held by exactly the ranks that have "
-            "the same value: name it after the parameter it belongs to"
+            f"tft cannot find the ranks that share the value of {name}: it belongs to no "
+            "parameter, and no shard has exactly these holders. Give it the name of the parameter "
+            "to which it belongs"
         )
     return kind
 

@@ -117,7 +117,7 @@ class Wrappers:
         try:
             self._layouts = None if layouts is None else [_unplain(layout) for layout in layouts]
         except (TypeError, ValueError) as error:
-            raise MalformedMessage(f"bucket layouts that cannot be read: {error}") from None
+            raise MalformedMessage(f"the received bucket layouts cannot be read: {error}") from None
 
 
 def _decided(layout: BucketLayout | None) -> bool:

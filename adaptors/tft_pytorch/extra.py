@@ -48,9 +48,9 @@ class ExtraStates:
         for name, module in self._modules.items():
             if type(module).set_extra_state is nn.Module.set_extra_state:
                 raise UsageError(
-                    f"{_called(name, module)} has get_extra_state() and no set_extra_state(): its "
-                    "state could not be restored after a fault. Give it both, or keep this state "
-                    "in buffers"
+                    f"{_called(name, module)} has get_extra_state() but no set_extra_state(), so "
+                    "its state could not be restored after a fault. Give it both, or keep this "
+                    "state in buffers"
                 )
         self.noted()
 
@@ -84,9 +84,9 @@ class ExtraStates:
             size += len(pack(found[name]))
             if size > LIMIT:
                 raise UsageError(
-                    f"the extra states of modules (get_extra_state) have more than {LIMIT} bytes "
-                    f"with that of {_called(name, module)}, which is too much to keep at every "
-                    "step: keep this state in buffers, which may have any size"
+                    f"with {_called(name, module)}, the extra states of modules (get_extra_state) "
+                    f"have more than {LIMIT} bytes, too many to keep at every step: keep this "
+                    "state in buffers, which may have any size"
                 )
         if closing:
             self._settled = found
@@ -102,7 +102,9 @@ class ExtraStates:
         if noted is None:
             return
         if not isinstance(noted, dict):
-            raise MalformedMessage("rank-local state with extra states that cannot be read")
+            raise MalformedMessage(
+                "the rank-local state has extra states of modules that cannot be read"
+            )
         for name, told in noted.items():
             if name in self._modules:
                 self._modules[name].set_extra_state(_together(told))
@@ -139,8 +141,8 @@ def _apart(name: str, module: nn.Module) -> dict[str, Any]:
         tree: Plain = kept.take_apart(module.get_extra_state(), entry(name))
     except UsageError as error:
         raise UsageError(
-            f"{_called(name, module)} has a get_extra_state() that cannot be kept: {error}. Return such values "
-            "from it, or keep this state in buffers"
+            f"{_called(name, module)} has a get_extra_state() that cannot be kept: {error}. Return "
+            "such values from it, or keep this state in buffers"
         ) from None
     return {
         "tree": tree,

@@ -117,7 +117,7 @@ class FactoryMaker:
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
-            raise OrderRefused("make has not been called yet, so there is no state to send")
+            raise OrderRefused("make has not been called yet, so this rank has no state to send")
         held = self._parts.held(self.wrappers.layouts())  # all at once
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}

@@ -184,7 +184,7 @@ class RunningBuffers:
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
-            raise MalformedMessage("rank-local state with buffers that cannot be read")
+            raise MalformedMessage("the rank-local state has buffers that cannot be read")
         at = () if copy is None else copy["at"]
         if self._slots:
             self._restore_still(at)
@@ -303,7 +303,7 @@ def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
         at += tensor.nbytes
         if len(part) != tensor.nbytes:
             raise MalformedMessage(
-                "rank-local state with fewer bytes than the model's buffers have"
+                "the rank-local state has fewer bytes than the buffers of the model"
             )
         if part:
             source = torch.frombuffer(part, dtype=torch.uint8)

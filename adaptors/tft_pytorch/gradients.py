@@ -81,7 +81,7 @@ class Gradients:
         if noted is not None and (
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)
         ):
-            raise MalformedMessage("rank-local state with gradients that cannot be read")
+            raise MalformedMessage("the rank-local state has gradients that cannot be read")
         # a script that was changed before it was resumed has other parameters
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))

@@ -68,7 +68,7 @@ class Awaited:
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(
-                f"no memory was reserved for this description of the shard {shard!r}"
+                f"shard {shard!r} has arrived with a description for which no memory was reserved"
             )
         rooms, self._made = self._made[1], None
         for room in rooms:

@@ -124,7 +124,7 @@ class Modes:
         if noted is None:
             return
         if not isinstance(noted, bytes):
-            raise MalformedMessage("rank-local state with modes of modules that cannot be read")
+            raise MalformedMessage("the rank-local state has modes of modules that cannot be read")
         if len(noted) != len(self._modules):
             return  # a script that was changed before it was resumed sets the modes itself
         self.set(noted)

@@ -62,7 +62,7 @@ class Whole:
         strange = kept.keys() - {name for group in groups for name in group["params"]}
         if strange:
             raise UsageError(
-                f"the optimizer keeps state that belongs to no parameter of its groups: {strange}"
+                f"the optimizer has state that belongs to none of its parameters: {strange}"
             )
         return {"state": _ordered(kept, groups), "param_groups": groups}
 

@@ -53,7 +53,7 @@ class RankLocalState:
     ) -> None:
         unknown = set(rngs) - set(RNGS)
         if unknown:
-            raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
+            raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
         self._data = data
         self._simple = True
         """True: the data position can be packed as it is, which is fast."""
@@ -196,7 +196,7 @@ class RankLocalState:
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or "torch" not in state:
-            raise MalformedMessage("rank-local state that the adaptor pytorch did not capture")
+            raise MalformedMessage("the rank-local state was not captured by the adaptor pytorch")
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
             # Here a StatefulDataLoader makes its iterator, and draws random numbers for it. So the

@@ -77,8 +77,9 @@ class Rehearsal:
             self._describe()
         except UsageError as error:
             raise UsageError(
-                f"after a step of {kind} the state cannot be moved any more, so that no fault could be "
-                f"repaired: {error}. Use an optimizer that keeps tensors and plain values in its state"
+                f"after a step of {kind}, the state of the optimizer cannot be moved to another "
+                f"process, so no fault could be repaired: {error}. Use an optimizer whose state "
+                "has only tensors and plain values"
             ) from None
         before, self._before = self._before, self._look()
         strange = sorted({_root(name) for name in self._changed(before, self._before)})
@@ -130,8 +131,8 @@ def refuse_unmovable(tensors: Mapping[str, Tensor]) -> None:
             type(tensor) not in _PLAIN or tensor.layout != torch.strided or tensor.is_quantized
         ):
             raise UsageError(
-                f"{name} is a {type(tensor).__name__} of layout {tensor.layout}; only plain, dense tensors "
-                "can be moved"
+                f"{name} is a {type(tensor).__name__} of layout {tensor.layout}; only plain, dense "
+                "tensors can be moved"
             )
 
 

@@ -75,7 +75,9 @@ class ReplicaOptimizer(Optimizer):
         self.share, self.shares = _cut(self.rank, self.world, copies)
         whole = optimizer(params, **defaults)
         if isinstance(whole, torch.optim.LBFGS):
-            raise UsageError("LBFGS uses all parameters at once: it cannot be split into shares")
+            raise UsageError(
+                "LBFGS needs all parameters at once, so it cannot be split into shares"
+            )
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
         self._owners = _dealt(every, self.shares)
@@ -117,8 +119,8 @@ class ReplicaOptimizer(Optimizer):
         """
         if closure is not None:
             raise UsageError(
-                "a ReplicaOptimizer takes no closure: compute the loss and its gradients before the update "
-                "window opens"
+                "a ReplicaOptimizer takes no closure: compute the loss and its gradients before "
+                "the update window opens"
             )
         self._fresh = False
         self.whole = self.shares == 1
@@ -136,8 +138,8 @@ class ReplicaOptimizer(Optimizer):
         Raise `UsageError`, because this rank has only its share of the state.
         """
         raise UsageError(
-            "a ReplicaOptimizer has this rank's share of the state only: tft saves all shares, as one "
-            "checkpoint that plain torch reads"
+            "a ReplicaOptimizer has only this rank's share of the state: tft saves all shares as "
+            "one checkpoint, which plain torch can read"
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # Any: as in torch
@@ -153,8 +155,8 @@ class ReplicaOptimizer(Optimizer):
         here = [len(group["params"]) for group in self.param_groups]
         if there != here:
             raise UsageError(
-                f"the parameter groups of the state have {there} parameters, and those of this "
-                f"optimizer have {here}: it is the state of another optimizer"
+                f"the parameter groups of the state have {there} parameters, but those of this "
+                f"optimizer have {here}: the state belongs to another optimizer"
             )
         number_of = dict(zip(every, numbers, strict=True))
         groups = [
@@ -178,8 +180,8 @@ class ReplicaOptimizer(Optimizer):
         """
         if self._ready:
             raise UsageError(
-                "a ReplicaOptimizer cannot take further parameters: they are distributed when it "
-                "is built; build it with all of them"
+                "a ReplicaOptimizer cannot take more parameters, because it distributes them when "
+                "it is built: build it with all of them"
             )
         super().add_param_group(param_group)
 
@@ -331,8 +333,8 @@ def _place(
     if group is None and rank is not None and world is not None:
         return rank, tuple(range(world))
     raise UsageError(
-        "a ReplicaOptimizer is given the rank and the world of the session, or the group of those that "
-        "have the same parameters"
+        "a ReplicaOptimizer needs the rank and the world of the session, or the group of the ranks "
+        "that have the same parameters"
     )
 
 

@@ -71,8 +71,8 @@ def room(meta: bytes, here: ShardContent) -> ShardContent:
     for name in theirs.keys() | ours.keys():
         if theirs.get(name) != ours.get(name):
             raise OrderRefused(
-                f"the shard is of another model, or another part of it: {name} is "
-                f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                f"the received shard belongs to another model, or to another part of it: {name} is "
+                f"{theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} on this rank"
             )
     _refuse_other_settings(found, here)
     return found
@@ -113,21 +113,23 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
         raise OrderRefused(
-            f"the settings of the groups of parameters differ: there the groups {theirs} have some in this "
-            f"shard, here {ours}"
+            f"the parameter groups differ: in the received shard the groups {theirs} have "
+            f"parameters, on this rank {ours}"
         )
     there, own = _group_numbers(found), _group_numbers(here)
     for name in sorted(there.keys() | own.keys()):
         if there.get(name) != own.get(name):
             raise OrderRefused(
-                f"{name} is in {_group(there.get(name))} there, and in {_group(own.get(name))} here"
+                f"{name} is in {_group(there.get(name))} on the sending rank, and in "
+                f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
     if ours:  # a shard without settings may get more later, of an average that begins empty
         differing |= found.others.keys() - here.others.keys()
     if differing:
         raise OrderRefused(
-            f"the shard has there the others {sorted(found.others)}, and here {sorted(here.others)}"
+            f"the received shard has the others {sorted(found.others)}, but this rank has "
+            f"{sorted(here.others)}"
         )
 
 
@@ -319,8 +321,8 @@ class Parts:
                 }
         if len(groups) != len(optimizer.param_groups):
             raise OrderRefused(
-                f"make has returned {len(optimizer.param_groups)} groups of parameters; before, "
-                f"or on the rank that sent its state, there were {len(groups)}"
+                f"make has returned {len(optimizer.param_groups)} parameter groups; before, or on "
+                f"the sending rank, there were {len(groups)}"
             )
         set_groups(optimizer.param_groups, groups)
         for name, other in self._others().items():
@@ -338,7 +340,9 @@ class Parts:
                     or known[name].shape != part.shape
                     or own.get(name) != spans.get(name)
                 ):
-                    raise OrderRefused(f"make has returned another {name} than before")
+                    raise OrderRefused(
+                        f"make has returned a {name} that differs from the one before"
+                    )
                 part.copy_(known[name])
 
     def _fill_other(
@@ -361,7 +365,9 @@ class Parts:
             if key not in spans:
                 return tensor
             if key not in placed:
-                raise OrderRefused(f"make has returned no {key} that is distributed as before")
+                raise OrderRefused(
+                    f"make has returned no {key} with the same distribution as before"
+                )
             return _whole(tensor, placed[key])
 
         mapped(fresh, name, note)
@@ -389,9 +395,8 @@ class Parts:
         common = set.intersection(*(set(self._kinds[name]) for name in self._dealt))
         if set(replicas.ranks) != common:
             raise UsageError(
-                f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, and the same "
-                f"part of the model is on the ranks {sorted(common)}: give it the group of those "
-                "ranks"
+                f"the ReplicaOptimizer is over the ranks {list(replicas.ranks)}, but the same part "
+                f"of the model is on the ranks {sorted(common)}: give it the group of those ranks"
             )
 
 
@@ -412,24 +417,24 @@ def _check(made: Made) -> None:
     for name, module in made.model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             raise UsageError(
-                f"{name} keeps running statistics, which differ between ranks that have the same "
-                "part; use a norm without them"
+                f"{name} keeps running statistics, which differ between ranks that hold the same "
+                "part of the model; use a norm without them"
             )
     replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
     if replicas is not None and not replicas.made_over_group:
         raise UsageError(
-            "a ReplicaOptimizer that make returns must be given the group of the ranks that have the "
-            "same parameters, group="
+            "a ReplicaOptimizer that make returns must be given the group of the ranks that have "
+            "the same parameters, group="
         )
     if replicas is not None and any(p.dtype in LOW for p in made.model.parameters()):
         raise UsageError(
-            "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; have "
-            "parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
+            "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; "
+            "have parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
         )
     check_others(made.others, {"scheduler": made.scheduler})
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
-        raise UsageError("the optimizer has parameters that are not the model's")
+        raise UsageError("the optimizer has parameters that do not belong to the model")
 
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:

@@ -210,20 +210,21 @@ class Shard:
         for name in theirs.keys() | ours.keys():
             if theirs.get(name) != ours.get(name):
                 raise OrderRefused(
-                    f"the shard {self.name!r} is of another model: {name} is "
-                    f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here"
+                    f"the received shard {self.name!r} belongs to another model: {name} is "
+                    f"{theirs.get(name, 'absent')} in it, and {ours.get(name, 'absent')} on this "
+                    "rank"
                 )
         groups, own = told["groups"], here.groups or []
         if groups != own:
             raise OrderRefused(
-                f"the optimizer of the shard {self.name!r} has parameter groups of "
-                f"{[len(group) for group in groups]} parameters, the one here of "
-                f"{[len(group) for group in own]}, or others in them"
+                f"the optimizer of the received shard {self.name!r} has parameter groups of "
+                f"{[len(group) for group in groups]} parameters, but this rank has "
+                f"{[len(group) for group in own]}, or other parameters in them"
             )
         differing = sorted(told["others"].keys() ^ self.others.keys())
         if differing:
             raise OrderRefused(
-                f"the shard {self.name!r} and this rank differ in having a {differing[0]}"
+                f"only one of this rank and the received shard {self.name!r} has a {differing[0]}"
             )
 
 

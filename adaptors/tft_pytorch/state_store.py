@@ -461,7 +461,7 @@ class StateStore:
     def _refuse_other(self, shard: str) -> None:
         known = self._maker.shards()
         if shard not in known:
-            raise OrderRefused(f"this rank has the shards {list(known)}, and no {shard!r}")
+            raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
 
 
 def others_of(made: Made) -> dict[str, Any]:  # Any: each has its own type

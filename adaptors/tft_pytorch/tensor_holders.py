@@ -57,10 +57,9 @@ class TensorHolders:
                 found = in_ddp[parameter]
             else:
                 raise UsageError(
-                    f"{name} is neither distributed over a mesh nor in a DDP: it is not known "
-                    "which ranks have a copy. Put parameters that are the same on several ranks "
-                    "into a DDP over these ranks, or make it a distributed tensor that is "
-                    "replicated"
+                    f"{name} is neither distributed over a mesh nor in a DDP, so it is not known "
+                    "which ranks have a copy. Put parameters that several ranks share into a DDP "
+                    "over these ranks, or make them replicated distributed tensors"
                 )
             self._of[name] = tuple(sorted(found | {rank}))
         self.everything = self._common(self._of)

@@ -39,7 +39,8 @@ def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is 
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:
         raise MalformedMessage(
-            f"the description of a shard has form {told.get('form')!r}; form {form} is known here"
+            f"the description of a shard has form {told.get('form')!r}; this version reads form "
+            f"{form}"
         )
     return told
 
@@ -56,7 +57,7 @@ def described(told: Mapping[str, Any]) -> list[tuple[str, torch.dtype, list[int]
         dtype = getattr(torch, type_name, None)
         if not isinstance(dtype, torch.dtype):
             raise MalformedMessage(
-                f"{name} is of type {type_name!r}, which this torch does not have"
+                f"{name} has the type {type_name!r}, which this torch does not have"
             )
         found.append((str(name), dtype, shape, str(device)))
     return found

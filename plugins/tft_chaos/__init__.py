@@ -46,11 +46,11 @@ def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as
             case Rank(rank=rank) if rank >= nodes * options["nproc_per_node"]:
                 last = nodes * options["nproc_per_node"] - 1
                 raise UsageError(
-                    f"--chaos {text}: the job has the ranks 0 to {last}, no rank {rank}"
+                    f"--chaos {text}: there is no rank {rank}; the job has ranks 0 to {last}"
                 )
             case Process(node=node) if node >= nodes:
                 raise UsageError(
-                    f"--chaos {text}: the job has the agents 0 to {nodes - 1}, no agent {node}"
+                    f"--chaos {text}: there is no agent {node}; the job has agents 0 to {nodes - 1}"
                 )
             case _:
                 pass

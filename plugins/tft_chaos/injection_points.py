@@ -251,8 +251,8 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             local.param_groups = groups
         if blow.due(step):
             raise ChaosMissed(
-                "chaos: phase update needs an optimizer that changes one parameter before another, "
-                f"and this one changed its {len(parameters)} at once"
+                "chaos: phase update needs an optimizer that changes its parameters one after "
+                f"another, but this one changed its {len(parameters)} at once"
             )
         return result
 
@@ -309,8 +309,8 @@ def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
     tensor = parameter if action.part == "param" else optimizer.state[parameter].get(action.part)
     if tensor is None:
         raise ChaosMissed(
-            f"chaos: the optimizer keeps {sorted(optimizer.state[parameter])} of its first "
-            f"parameter, and {action.part} is not among these"
+            f"chaos: the optimizer has no {action.part} of its first parameter; it has "
+            f"{sorted(optimizer.state[parameter])}"
         )
     element = int(_own(tensor).abs().argmax())
     if blow.enter(step, {"part": action.part, "element": element}):

@@ -77,7 +77,7 @@ def watch_halfway(
             return
         parameters = list(optimizer.parameters)
         if len(parameters) < 2:
-            raise ChaosMissed("chaos: phase update needs an optimizer of two parameters or more")
+            raise ChaosMissed("chaos: phase update needs an optimizer with at least two parameters")
         for parameter, old in zip(
             parameters[len(parameters) // 2 :], before[len(parameters) // 2 :], strict=True
         ):

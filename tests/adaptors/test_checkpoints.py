@@ -228,5 +228,5 @@ def test_missing_or_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
     save({"model": model.state_dict()}, checkpoint_id=tmp_path / "dense", no_dist=True)
     with pytest.raises(CheckpointCorrupt, match=r"no entry tft\.meta"):
         state.load(tmp_path, "dense")
-    with pytest.raises(OrderRefused, match="no 'sparse'"):
+    with pytest.raises(OrderRefused, match="this rank has no shard 'sparse'"):
         state.save(tmp_path, "sparse")

@@ -347,27 +347,29 @@ SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"],
 @pytest.mark.parametrize(
     ("there", "here", "sentence"),
     [
-        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\] .* here \[0\]"),
-        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\] .* here \[\]"),
+        (described(UNSETTLED, []), described(SETTLED, []), r"the groups \[\] .* on this rank \[0\]"),
+        (described(SETTLED, []), described(UNSETTLED, []), r"the groups \[0\] .* on this rank \[\]"),
         (
             described(SETTLED, []), described(SETTLED, ["scheduler"]),
-            r"there the others \[\], and here \['scheduler'\]",
+            r"shard has the others \[\], but this rank has \['scheduler'\]",
         ),
         (
             described(SETTLED, ["scheduler"]), described(SETTLED, []),
-            r"there the others \['scheduler'\], and here \[\]",
+            r"shard has the others \['scheduler'\], but this rank has \[\]",
         ),
         (
             described(UNSETTLED, []), described(UNSETTLED, ["average"]),
-            r"there the others \[\], and here \['average'\]",
+            r"shard has the others \[\], but this rank has \['average'\]",
         ),
         (
             described(SWAPPED, []), described(DECAYED, []),
-            "a is in the parameter group 1 there, and in the parameter group 0 here",
+            "a is in the parameter group 1 on the sending rank, and in the parameter group 0 on "
+            "this rank",
         ),
         (
             described(DECAYED, []), described([DECAYED[0], {"params": [], "lr": 0.2}], []),
-            "b is in the parameter group 1 there, and in no parameter group here",
+            "b is in the parameter group 1 on the sending rank, and in no parameter group on this "
+            "rank",
         ),
     ],
 )  # fmt: skip
@@ -444,7 +446,7 @@ def shared_in_16_bits() -> Made:
     [
         (
             shared_with_strangers,
-            r"over the ranks \[0, 1\], and the same part .* is on the ranks \[0, 2\]",
+            r"over the ranks \[0, 1\], but the same part .* is on the ranks \[0, 2\]",
         ),
         (shared_without_a_group, "must be given the group"),
         (shared_in_16_bits, "have parameters of 32 bits"),

@@ -351,8 +351,8 @@ def test_saved_extra_state_is_that_of_the_last_complete_step(tmp_path: Path) -> 
             Telling({1, 2}),
             r"\(Telling\) has a get_extra_state\(\) that cannot be kept: .* a builtins.set",
         ),
-        (Telling(torch.zeros(1 << 16)), r"more than 131072 bytes .* keep this state in buffers"),
-        (TellingOnly(4, 4), r"\(TellingOnly\) has get_extra_state\(\) and no set_extra_state\(\)"),
+        (Telling(torch.zeros(1 << 16)), r"more than 131072 bytes, .* keep this state in buffers"),
+        (TellingOnly(4, 4), r"\(TellingOnly\) has get_extra_state\(\) but no set_extra_state\(\)"),
     ],
 )
 def test_adopt_refuses_an_extra_state_that_cannot_be_kept(model: nn.Module, why: str) -> None:

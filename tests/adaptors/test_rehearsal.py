@@ -163,8 +163,8 @@ def adopted(
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (Shampoo, r"after a step of Shampoo .* optim\.state\.weight\.factors holds a .*Factors"),
-        (LowState, r"after a step of LowState .* optim\.state\.weight\.low is a Low of layout"),
+        (Shampoo, r"after a step of Shampoo, .* optim\.state\.weight\.factors holds a .*Factors"),
+        (LowState, r"after a step of LowState, .* optim\.state\.weight\.low is a Low of layout"),
         (
             Momentum,
             r"Momentum keeps state in its attributes, .* get: velocity\. .* others=\{'velocity'",

@@ -98,7 +98,7 @@ def test_optimizer_state_for_other_parameters_is_refused() -> None:
     divided = torch.optim.AdamW([{"params": every[:1]}, {"params": every[1:]}], lr=9.0)
     assert sizes != [1, len(every) - 1]
     for state in (other.state_dict(), divided.state_dict()):
-        with pytest.raises(UsageError, match=r"it is the state of another optimizer"):
+        with pytest.raises(UsageError, match=r"the state belongs to another optimizer"):
             optimizer.load_state_dict(state)
         assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.5]
 
@@ -147,7 +147,7 @@ def test_loading_16_bit_parameters_without_their_masters_is_refused() -> None:
 def test_state_dict_of_a_share_is_refused() -> None:
     """When `state_dict` of a sharded optimizer is called, then it is refused, because it would
     contain only this rank's share."""
-    with pytest.raises(UsageError, match="this rank's share of the state only"):
+    with pytest.raises(UsageError, match="only this rank's share of the state"):
         over(net()).state_dict()
 
 
@@ -167,7 +167,7 @@ def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
     model = net()
     with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
         adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)
-    with pytest.raises(UsageError, match="LBFGS uses all parameters at once"):
+    with pytest.raises(UsageError, match="LBFGS needs all parameters at once"):
         ReplicaOptimizer(net().parameters(), torch.optim.LBFGS, rank=0, world=2)
 
 

@@ -234,7 +234,7 @@ def test_invalid_number_of_copies_is_refused(world: int, copies: int, why: str) 
 def test_adding_parameters_after_sharding_is_refused() -> None:
     """When parameters are added after the shares were assigned, then this is refused."""
     optimizer = ReplicaOptimizer(net().parameters(), torch.optim.SGD, rank=0, world=2, lr=0.1)
-    with pytest.raises(UsageError, match="cannot take further parameters"):
+    with pytest.raises(UsageError, match="cannot take more parameters"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
 
 
@@ -475,7 +475,7 @@ def test_rank_with_an_interrupted_exchange_does_not_save_parameters(
     running.repair(1)
     told = [rank.ask("call", save_by_script, tmp_path) for rank in running.ranks]
     for broken in (0, 1):
-        assert "the exchange of the replica group was interrupted" in told[broken]
+        assert "their exchange in the replica group was interrupted" in told[broken]
     assert all(torch.equal(a, b) for a, b in zip(told[2], told[3], strict=True))
     running.form()
     running.all("build")

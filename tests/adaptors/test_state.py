@@ -233,7 +233,7 @@ def test_shard_of_another_model_is_refused(difference: str) -> None:
         "shape": "float32 [3",
         "type": "float64",
         "groups": "parameter groups",
-        "scheduler": "having a scheduler",
+        "scheduler": "has a scheduler",
     }
     assert telling[difference] in str(refused.value)
 
@@ -244,7 +244,7 @@ def test_description_of_another_adaptor_version_is_refused() -> None:
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
-    with pytest.raises(MalformedMessage, match="form 2; form 3"):
+    with pytest.raises(MalformedMessage, match="form 2; this version reads form 3"):
         adopted.take("dense", pack({"form": 2}))
 
 
@@ -298,11 +298,11 @@ class Unplain:
         (lambda: parts(data=3), "data must have state_dict"),
         (lambda: parts(ema=3), "was given ema"),
         (lambda: parts(others=[]), "others must be a dict"),
-        (lambda: parts(others={"optim": nn.Linear(1, 1)}), "others has 'optim'"),
-        (lambda: parts(others={"a.b": nn.Linear(1, 1)}), "others has 'a.b'"),
+        (lambda: parts(others={"optim": nn.Linear(1, 1)}), "others has the reserved name 'optim'"),
+        (lambda: parts(others={"a.b": nn.Linear(1, 1)}), "others has the reserved name 'a.b'"),
         (lambda: parts(others={"ema": 3}), "ema must have state_dict"),
-        (lambda: parts(rng=("torch", "jax")), "jax is not known"),
-        (lambda: parts(optimizer=stranger()), "parameters that are not the model's"),
+        (lambda: parts(rng=("torch", "jax")), "rng does not know jax"),
+        (lambda: parts(optimizer=stranger()), "parameters that do not belong to the model"),
         (lambda: parts(model=nn.Linear(2, 2, device="meta")), "is on device meta"),
         (lambda: parts(model=nn.LazyLinear(2)), "lazy"),
         (lambda: parts(model=expanded()), "wide is expanded"),

@@ -74,24 +74,36 @@ def test_spaces_lower_case_and_missing_braces_are_normalized(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{TTP}", "'TTP' has no value: expected is TTP:1, or TTP:0"),
-        ("{TTP:1,UCE}", "'UCE' has no value: expected is UCE:1, or UCE:0"),
-        ("{TTP=1}", "'TTP=1' has no value: expected is TTP=1:1, or TTP=1:0"),
-        ("{TTP:}", "'TTP:' has another value than 0 or 1"),
-        ("{TTP:10}", "'TTP:10' has another value than 0 or 1"),
-        ("{TTP:true}", "'TTP:true' has another value than 0 or 1"),
-        ("{TTP:1:0}", "'TTP:1:0' has another value than 0 or 1"),
-        ("{TTP:1}{UCE:1}", "'TTP:1}{UCE:1' has another value than 0 or 1"),
-        ("{TTP:1;UCE:1}", "'TTP:1;UCE:1' has another value than 0 or 1"),
-        ("{TRE:3}", "'TRE:3' has another value than 0, 1 or 2"),
-        ("{TTP:1,TTP:0}", "TTP is both 1 and 0: expected is one of the two"),
-        ("{ATO:1,TTP:1}", "ATO cannot be on beside TTP: switch one of them off"),
-        ("{ATO:1,ATO_THRESHOLD:9}", "'ATO_THRESHOLD:9' has another value than a whole number"),
-        ("{ATO:1,ATO_PATH:/a:1/x.json}", "'ATO_PATH:/a:1/x.json' has another value than the path"),
-        ("{ATO:1,ATO_PATH:x.txt}", "'ATO_PATH:x.txt' has another value than the path of a .json"),
-        ("{TTP:1,FOO}", "'FOO' has no value: expected is FOO:1, or FOO:0"),
-        ("{XTTP:1}", "'XTTP:1' is not known, and MindSpore finds TTP:1 in it: write TTP:1"),
-        ('"{TTP:1}"', "'\"{TTP:1}\"' is not known, and MindSpore finds TTP:1 in it: write TTP:1"),
+        ("{TTP}", "'TTP' has no value: write TTP:1 or TTP:0"),
+        ("{TTP:1,UCE}", "'UCE' has no value: write UCE:1 or UCE:0"),
+        ("{TTP=1}", "'TTP=1' has no value: write TTP=1:1 or TTP=1:0"),
+        ("{TTP:}", "'TTP:' has an unknown value: expected is 0 or 1"),
+        ("{TTP:10}", "'TTP:10' has an unknown value: expected is 0 or 1"),
+        ("{TTP:true}", "'TTP:true' has an unknown value: expected is 0 or 1"),
+        ("{TTP:1:0}", "'TTP:1:0' has an unknown value: expected is 0 or 1"),
+        ("{TTP:1}{UCE:1}", "'TTP:1}{UCE:1' has an unknown value: expected is 0 or 1"),
+        ("{TTP:1;UCE:1}", "'TTP:1;UCE:1' has an unknown value: expected is 0 or 1"),
+        ("{TRE:3}", "'TRE:3' has an unknown value: expected is 0, 1 or 2"),
+        ("{TTP:1,TTP:0}", "TTP is given as 1 and as 0: give it once"),
+        ("{ATO:1,TTP:1}", "ATO cannot be on together with TTP: switch one of them off"),
+        (
+            "{ATO:1,ATO_THRESHOLD:9}",
+            "'ATO_THRESHOLD:9' has an unknown value: expected is a whole number",
+        ),
+        (
+            "{ATO:1,ATO_PATH:/a:1/x.json}",
+            "'ATO_PATH:/a:1/x.json' has an unknown value: expected is the path",
+        ),
+        (
+            "{ATO:1,ATO_PATH:x.txt}",
+            "'ATO_PATH:x.txt' has an unknown value: expected is the path of a .json",
+        ),
+        ("{TTP:1,FOO}", "'FOO' has no value: write FOO:1 or FOO:0"),
+        ("{XTTP:1}", "'XTTP:1' is unknown, although MindSpore finds TTP:1 in it: write TTP:1"),
+        (
+            '"{TTP:1}"',
+            "'\"{TTP:1}\"' is unknown, although MindSpore finds TTP:1 in it: write TTP:1",
+        ),
     ],
 )
 def test_a_value_that_mindspore_would_misread_is_refused(text: str, why: str) -> None:
@@ -207,8 +219,9 @@ def test_the_controllers_address_is_read() -> None:
         ({"MINDIO_FOR_MINDSPORE": "yes"}, "MINDIO_FOR_MINDSPORE is 'yes'; expected is 1 or true"),
         (
             {"HIGH_AVAILABILITY": "dump,persist"},
-            "HIGH_AVAILABILITY is 'dump,persist', in which 'persist' is not known: expected are dump, "
-            "retry, recover, recover-in-place, elastic-training, exit, with commas between",
+            "HIGH_AVAILABILITY is 'dump,persist', which contains the unknown word 'persist': "
+            "expected are dump, retry, recover, recover-in-place, elastic-training, exit, with "
+            "commas between",
         ),
     ],
 )

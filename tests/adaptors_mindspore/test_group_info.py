@@ -42,8 +42,8 @@ def test_a_written_file_has_the_same_bytes_as_mindspores(tmp_path: Path) -> None
         (WRITTEN[:-1], "is not a group_info.pb of MindSpore, or damaged"),
         (WRITTEN[:49], "is not a group_info.pb of MindSpore, or damaged"),
         (b"rank_list: [0, 4]", "is not a group_info.pb of MindSpore, or damaged"),
-        (b"\x12\x00", "names [] as the ranks that hold the same"),
-        (b"\x12\x04\x08\x04\x08\x04", "names [4, 4] as the ranks that hold the same"),
+        (b"\x12\x00", "lists [] as the ranks that hold the same"),
+        (b"\x12\x04\x08\x04\x08\x04", "lists [4, 4] as the ranks that hold the same"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, content: bytes, why: str) -> None:

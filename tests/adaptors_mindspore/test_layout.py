@@ -80,7 +80,7 @@ def test_no_last_checkpoint_is_written_when_a_whole_group_is_lost() -> None:
     """When all ranks of a group are lost, then no rank writes a last checkpoint, and the error
     names the lost group."""
     with pytest.raises(
-        OrderRefused, match="ranks 1, 5 are lost, and no other rank held the same state"
+        OrderRefused, match="ranks 1, 5 are lost, and no other rank holds the same state"
     ):
         savers(GROUPS, gone={1, 5, 6})
 
@@ -283,7 +283,7 @@ def test_a_directory_without_checkpoint_is_refused_with_the_expected_layout(tmp_
     expected."""
     save(tmp_path, [0], 5, noted=False)
     for root in (tmp_path, tmp_path / "none"):
-        with pytest.raises(UsageError, match=r"has no checkpoint to go on from: expected are"):
+        with pytest.raises(UsageError, match=r"has no checkpoint to continue from: expected are"):
             find(root, GROUPS, high_availability=True)
 
 
@@ -294,8 +294,8 @@ def test_a_group_without_any_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt) as refused:
         find(tmp_path, GROUPS, high_availability=True)
     assert str(refused.value) == (
-        f"{tmp_path} has no step of which every group has a file; of step 1 of epoch 5 there is "
-        "none of ranks 1, 5, and no other rank held the same state"
+        f"{tmp_path} has no step of which every group has a file; for step 1 of epoch 5, "
+        "ranks 1, 5 have none, and no other rank held the same state"
     )
 
 
@@ -303,9 +303,7 @@ def test_files_of_another_world_size_are_refused(tmp_path: Path) -> None:
     """When there are files of a rank that the job does not have, then the error says that the files
     are of another job."""
     save(tmp_path, WORLD, 5)
-    with pytest.raises(
-        UsageError, match=r"rank_4 is there, and the job has 4 ranks, none of them 4"
-    ):
+    with pytest.raises(UsageError, match=r"rank_4 exists, but the job has 4 ranks, none of them 4"):
         find(tmp_path, Sizes(dp=4, shards=2).replicas(), high_availability=True)
     os.mkdir(tmp_path / "rank_8")
     assert find(tmp_path, GROUPS, high_availability=True).epoch == 5
@@ -367,7 +365,7 @@ def test_ranks_resume_from_the_step_of_a_named_file(tmp_path: Path) -> None:
     found = resumption(read_yaml(tmp_path, "llama2_13b_rank_0-4_1.ckpt"), read({}))
     assert found is not None
     assert (found.epoch, found.passed_over) == (4, ())
-    with pytest.raises(UsageError, match=r"has no file of step 1 of epoch 3 to go on from"):
+    with pytest.raises(UsageError, match=r"has no file of step 1 of epoch 3 to continue from"):
         resumption(read_yaml(tmp_path, "llama2_13b_rank_0-3_1.ckpt"), read({}))
     with pytest.raises(
         UsageError, match=r"'llama.ckpt'; expected .* as llama2_13b_rank_0-5_1\.ckpt"

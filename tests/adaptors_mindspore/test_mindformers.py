@@ -157,8 +157,8 @@ def test_the_documented_examples_give_the_documented_replicas(
         ),
         (
             {"integrated_save": "integrated_save: True"},
-            "callbacks[1].integrated_save is True; expected is False: parameters cannot be gathered "
-            "for a last checkpoint from ranks that are gone",
+            "callbacks[1].integrated_save is True; expected is False: parameters cannot be "
+            "gathered for a last checkpoint from ranks that are gone",
         ),
         (
             {"prefix": "prefix: 7"},

@@ -219,7 +219,7 @@ def test_a_damaged_replica_is_refused_and_no_older_file_is_used(job: Path, damag
     (place / "llama2_13b_rank_4-4_1.ckpt").write_bytes(content(4))
     (place / "llama2_13b_rank_4-5_1.ckpt").write_bytes(damage)
     assert refused(job).startswith(
-        "rank 0 cannot be given the newest: rank_4/llama2_13b_rank_4-5_1.ckpt "
+        "rank 0 cannot be given the newest checkpoint: rank_4/llama2_13b_rank_4-5_1.ckpt "
     )
 
 
@@ -258,17 +258,17 @@ def test_recovery_without_any_replica_file_is_refused(job: Path) -> None:
     reason."""
     (job / "rank_4" / "llama2_13b_rank_4-5_1.ckpt").unlink()
     assert refused(job) == (
-        "DIR has no checkpoint of rank 4, which held the same as rank 0: its state is lost"
+        "DIR has no checkpoint of rank 4, which held the same state as rank 0: its state is lost"
     )
     write_group_info(job / "group_info.pb", GroupInfo(replicas=(0,)))
-    assert refused(job) == "group_info.pb says that nobody held the same as rank 0"
+    assert refused(job) == "group_info.pb says that no other rank held the same state as rank 0"
 
 
 def test_a_rank_outside_the_group_info_is_refused(job: Path) -> None:
     """When the group_info.pb is of other ranks, then the message names the expected rank."""
     assert refused(job, lost=3) == (
-        "group_info.pb speaks of ranks [0, 4], which held the same, and not of rank 3; expected "
-        "is the file that was written for rank 3, or for a rank that held the same"
+        "group_info.pb names the ranks [0, 4] as holders of the same state, and not rank 3; "
+        "expected is the file that was written for rank 3, or for a rank that held the same state"
     )
 
 

@@ -113,7 +113,7 @@ def test_script_gets_the_preloaded_adaptor(launch: Launch) -> None:
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"TFT_ADAPTOR": "lost"}, "no installed package offers an adaptor named 'lost'"),
+        ({"TFT_ADAPTOR": "lost"}, "no installed package provides an adaptor named 'lost'"),
         ({"TFT_ADAPTOR": "unfit"}, "No module named 'nowhere'"),
         ({"TFT_WORDS": "none"}, "start your script with `tft run SCRIPT`"),
     ],

@@ -273,14 +273,14 @@ async def test_request_is_refused_when_the_job_is_dumping(desk: Desk, command: s
     desk.says("dumping")
     code, said = await ended(process)
     assert code == 2
-    assert f"the job in {desk.run_dir} is dumping" in said[-1]
+    assert f"the job in {desk.run_dir} is dumping: it cannot {command} any more" in said[-1]
 
 
 def test_request_is_refused_when_the_run_directory_has_no_job(tmp_path: Path) -> None:
     """When the run directory has no `job.json`, then the command is refused at once, and one
     sentence says so."""
     said = refused(tmp_path, "pause", "--run-dir", "nowhere")
-    assert said == "tft: no job runs in nowhere: there is no job.json\n"
+    assert said == "tft: no job runs in nowhere: it has no file job.json\n"
 
 
 def test_request_is_refused_when_the_job_is_over(tmp_path: Path) -> None:
@@ -304,7 +304,10 @@ def test_resume_command_gives_up_when_no_controller_is_heard(
     address = free_address("127.0.0.1")
     write_job(JobSettings(job="j", run_dir=tmp_path, broker=address), ["train.py"])
     assert ask.resume(tmp_path, "a test") == 4
-    assert f"nobody has led the job 'j' for 0 s at the broker {address}" in capsys.readouterr().err
+    assert (
+        f"no controller has led the job 'j' for 0 s at the broker {address}"
+        in capsys.readouterr().err
+    )
 
 
 def test_controller_started_by_hand_makes_the_run_directory(broker: str, tmp_path: Path) -> None:

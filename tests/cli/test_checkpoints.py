@@ -82,7 +82,5 @@ def test_verify_refuses_a_path_without_a_finished_checkpoint(tmp_path: Path) -> 
     partial.mkdir(parents=True)
     (partial / "data").write_bytes(b"half")
     for path in (tmp_path, partial, tmp_path / "nowhere"):
-        with pytest.raises(
-            UsageError, match=r"a checkpoint that was finished has a manifest\.json"
-        ):
+        with pytest.raises(UsageError, match=r"a complete checkpoint has a file manifest\.json"):
             verify(path)

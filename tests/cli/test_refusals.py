@@ -57,15 +57,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere.py"], "there is no script at nowhere.py"),
+        (["nowhere.py"], "the script nowhere.py does not exist"),
         (
             ["--adaptor", "abacus", "train.py"],
-            "no installed package offers an adaptor named 'abacus'; found: ",
+            "no installed package provides an adaptor named 'abacus'; found: ",
         ),
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node must be at least 1, not 0"),
         (
             ["--enable", "dump,pray", "train.py"],
-            "--enable takes migrate, scale_out, retry, recover, scale_in, dump, and not pray",
+            "--enable does not know pray; it takes migrate, scale_out, retry, recover, scale_in, "
+            "dump",
         ),
         (
             ["--node-rank", "1", "train.py"],
@@ -78,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
         (["--broker", "0.0.0.0:29400", "train.py"], "Encrypt it with --curve"),
         (["--curve", "none", "train.py"], "there is no such directory; `tft keys"),
         (["--curve", "train.py", "train.py"], "there is no such directory; `tft keys"),
-        (["--report", "no/where.json", "train.py"], "there is no directory no"),
+        (["--report", "no/where.json", "train.py"], "the directory no"),
         (["--chaos", "tickle:rank=0", "train.py"], "tickle"),
         (["--resume", "train.py"], "--resume needs the --run-dir of the run to continue"),
         (["--checkpoint-name", "last", "train.py"], "must contain the step once, as {step}"),

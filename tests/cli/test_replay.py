@@ -81,9 +81,9 @@ def test_replay_of_one_run_can_be_selected(
     have is refused."""
     assert replay_story(run_dir / "story.jsonl", -1) == 0
     assert "run 1: " not in capsys.readouterr().out
-    with pytest.raises(UsageError, match="records 2 runs, and has no run 3"):
+    with pytest.raises(UsageError, match="contains 2 runs; there is no run 3"):
         replay_story(run_dir, 3)
-    with pytest.raises(UsageError, match="records 2 runs, and has no run 0"):
+    with pytest.raises(UsageError, match="contains 2 runs; there is no run 0"):
         print_test(run_dir, 0)
 
 
@@ -114,7 +114,7 @@ def test_replay_reports_commands_that_differ(
     ("content", "error", "sentence"),
     [
         (None, UsageError, "cannot be read: No such file or directory"),
-        ("", UsageError, "records no run"),
+        ("", UsageError, "contains no record of a run"),
         ("{}\n", StoryCorrupt, "line 1: not a line of a story"),
         (
             '{"n":1,"at":1.0,"kind":"Opened","body":{"job":"j","run":"r","world":4}}\n',

@@ -149,15 +149,16 @@ rank:7, report group list: [3, 7]
             "--dp 2 --tp 4 --nodes 2",
             [
                 (
-                    "  any one of 2 nodes of 4 ranks: yes, everything it holds is on another rank or "
-                    "node, too"
+                    "  any one of 2 nodes of 4 ranks: yes, everything it holds is on another rank "
+                    "or node, too"
                 )
             ],
         ),
         (
             "--dp 2 --tp 4 --nodes 1",
             [
-                "  any one of 1 node of 8 ranks: no, not node 0; node 0 has all copies of dense.tensor0"
+                "  any one of 1 node of 8 ranks: no, not node 0; node 0 has all copies of "
+                "dense.tensor0"
             ],
         ),
         (
@@ -422,18 +423,22 @@ def test_missing_pyyaml_is_reported_with_the_package_to_install(
         ("--dp 2 --optimizer-shards 2", "no replica: a dense data-parallel group has 2 ranks"),
         ("", "no replica: a dense data-parallel group has 1 rank"),
         ("--yaml nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
-        ("--yaml x.yaml --dp 1", "--dp is what the file of --yaml says: give one of the two"),
+        (
+            "--yaml x.yaml --dp 1",
+            "--dp cannot be used together with --yaml, because the file has this value already",
+        ),
         (
             "--yaml x.yaml --optimizer-shards 2",
-            "--optimizer-shards is what the file of --yaml says: give one of the two",
+            "--optimizer-shards cannot be used together with --yaml, because the file has this "
+            "value already",
         ),
         ("--dp 8 --nodes 3", "8 ranks cannot be spread evenly over --nodes 3"),
         ("--dp 8 --nodes 0", "8 ranks cannot be spread evenly over --nodes 0"),
         ("--dp 8 --ranks-per-node 0", "8 ranks do not fill nodes of 0 ranks each"),
-        ("--dp 8 --nodes 2 --ranks-per-node 4", "--ranks-per-node and --nodes say the same"),
+        ("--dp 8 --nodes 2 --ranks-per-node 4", "--ranks-per-node and --nodes exclude each other"),
         ("--dp 2 --order tp", "the order of the dimensions names each of"),
-        ("--dp 4 --ep 2 --parameters 1e9", "--parameters needs --expert-parameters, too"),
-        ("--dp 4 --expert-parameters 1e9", "--expert-parameters is how many of the --parameters"),
+        ("--dp 4 --ep 2 --parameters 1e9", "--parameters also needs --expert-parameters"),
+        ("--dp 4 --expert-parameters 1e9", "--expert-parameters must be at most --parameters"),
     ],
 )
 def test_replicas_refuses_sizes_that_have_no_answer(arguments: str, sentence: str) -> None:

@@ -100,7 +100,7 @@ def test_one_run_of_a_story_can_be_selected_by_its_number(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="line 1: the story was written by an earlier tft"):
         runs_of(content, "s")
     for absent in (0, 4, -4):
-        with pytest.raises(UsageError, match=f"records 3 runs, and has no run {absent}"):
+        with pytest.raises(UsageError, match=f"contains 3 runs; there is no run {absent}"):
             runs_of(content, "s", absent)
 
 

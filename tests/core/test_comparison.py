@@ -66,7 +66,8 @@ def test_rank_with_a_wrong_copy_has_a_corruption_fault(what: str) -> None:
     ]
     part = "model" if what == "content" else "description"
     assert incident["faults"][1]["evidence"] == (
-        f"ranks [1] hold another copy of {part} of shard 'dense' at the end of step 3 than ranks [0, 2]"
+        f"ranks [1] hold another copy of {part} of shard 'dense' at the end of step 3 than ranks "
+        "[0, 2]"
     )
     assert strategies(job) == ["recover"]
     assert {one.state.content for one in job.ranks.values()} == {"right"}
@@ -165,7 +166,8 @@ def test_two_wrong_copies_of_one_rank_are_one_fault() -> None:
     job.train()
     (fault,) = [f for f in job.reports()[0]["faults"] if f["kind"] == "corruption"]
     assert fault["evidence"] == "; ".join(
-        f"ranks [1] hold another copy of model of shard '{shard}' at the end of step 3 than ranks [0, 2, 3]"
+        f"ranks [1] hold another copy of model of shard '{shard}' at the end of step 3 than ranks "
+        "[0, 2, 3]"
         for shard in ("first", "second")
     )
 
@@ -288,7 +290,8 @@ def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
     (told,) = job.facts("begins_unlike")
     assert told["why"] == (
-        "ranks [1] hold another copy of description of shard 'dense' at the end of step 0 than ranks [0, 2]"
+        "ranks [1] hold another copy of description of shard 'dense' at the end of step 0 than "
+        "ranks [0, 2]"
     )
     assert job.doing == "healthy"
 
@@ -432,7 +435,8 @@ def test_strategy_fails_when_every_fetched_copy_is_damaged() -> None:
         job.wait()
         job.settle()
     assert tried(job)["recover"] == (
-        "after a repair ranks [3] hold another copy of model of shard 'dense' at the end of step 3 than ranks [0, 1, 2]"
+        "after a repair ranks [3] hold another copy of model of shard 'dense' at the end of step 3 "
+        "than ranks [0, 1, 2]"
     )
 
 
@@ -650,8 +654,8 @@ def test_report_says_that_no_remaining_rank_has_ended_the_step() -> None:
     (incident,) = job.reports()
     assert [fault["kind"] for fault in incident["faults"]] == ["process"]
     assert incident["inexact"] == [
-        "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
-        "ended the step: the code after that line was not run for this step"
+        "ranks [0, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
+        "has ended the step: the code after that line was not run for this step"
     ]
     assert [order.step for order in job.orders(Rollback)] == [3]
 
@@ -670,8 +674,8 @@ def test_report_says_that_the_last_checkpoint_was_written_from_the_tail() -> Non
     assert job.over.result == "dumped"
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
-        "ended the step: the code after that line was not run for this step"
+        "ranks [1, 2, 3] were cut off in the tail of step 3 at train.py:57, and no rank is left "
+        "that has ended the step: the code after that line was not run for this step"
     ]
 
 
@@ -693,8 +697,8 @@ def test_report_names_the_tail_of_the_first_round_after_a_second_round() -> None
         ("process", 2),
     ]
     assert incident["inexact"] == [
-        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
-        "ended the step: the code after that line was not run for this step"
+        "ranks [0, 1, 2] were cut off in the tail of step 3 at train.py:57, and no rank is left "
+        "that has ended the step: the code after that line was not run for this step"
     ]
 
 
@@ -742,8 +746,8 @@ def test_report_names_the_tail_when_another_fault_comes_before_success() -> None
     job.train()
     (incident,) = job.reports()
     assert incident["inexact"] == [
-        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and no rank is left that has "
-        "ended the step: the code after that line was not run for this step"
+        "ranks [0, 1] were cut off in the tail of step 3 at train.py:57, and no rank is left that "
+        "has ended the step: the code after that line was not run for this step"
     ]
 
 

@@ -572,7 +572,9 @@ def test_move_outside_the_table_raises_and_changes_nothing() -> None:
     """When the code tries a transition that the table does not have, then `InternalError` is
     raised, and the state stays the same."""
     job = trained()
-    with pytest.raises(InternalError, match="no way leads from healthy to repairing"):
+    with pytest.raises(
+        InternalError, match="the state machine has no transition from healthy to repairing"
+    ):
         job.machine._job.move(State.REPAIRING)
     assert job.state is State.HEALTHY
 

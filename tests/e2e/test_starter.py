@@ -264,7 +264,8 @@ def test_a_shell_that_starts_the_script_counts_as_its_rank(
     that of the rank, and no process is left when the launcher is killed."""
     wrapper = tmp_path / "wrapper.py"
     wrapper.write_text(
-        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+        "import subprocess, sys; sys.exit(subprocess.run([sys.executable, "
+        "*sys.argv[1:]]).returncode)"
     )
     with launched(tmp_path / "run", str(wrapper), *FAST) as job:
         until(reached(job, 20), "step 20", LIMIT)

@@ -313,8 +313,8 @@ def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: 
     )
     (sentence,) = incident["inexact"]
     assert (
-        "the contributions of ranks [1] to all-reduces in steps 1 to 5 may be in the state of all ranks"
-        in sentence
+        "the contributions of ranks [1] to all-reduces in steps 1 to 5 may be in the state of all "
+        "ranks" in sentence
     )
     identical(outcome, calm("schedules", nproc=4))
 

@@ -159,8 +159,15 @@ def test_new_run_is_refused_when_the_directory_has_a_story(settings: JobSettings
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        ({"nproc_per_node": 4}, "is of a job of 2 ranks and cannot be resumed with 4"),
-        ({"adaptor": "fake"}, "written by the adaptor 'pytorch' and cannot be resumed with 'fake'"),
+        (
+            {"nproc_per_node": 4},
+            "was written by a job of 2 ranks, so a job of 4 ranks cannot resume from it",
+        ),
+        (
+            {"adaptor": "fake"},
+            "written by the adaptor 'pytorch', so a job with the adaptor 'fake' cannot resume "
+            "from it",
+        ),
     ],
 )
 def test_resume_is_refused_when_world_size_or_adaptor_differs(

@@ -54,7 +54,7 @@ class Session:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
 
-    def adopt(self, **parts: Any) -> None:
+    def adopt(self, *, save: None, load: None, **parts: Any) -> None:
         adaptor.tft_adopt(parts, None)
 
 

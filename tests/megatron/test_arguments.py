@@ -147,8 +147,8 @@ def test_an_unknown_word_is_refused(
     assert left.value.code == 2
     odd = words.rpartition(",")[2]
     assert capsys.readouterr().err == (
-        f"tft: HIGH_AVAILABILITY is {words!r}, in which {odd!r} is not known: expected are dump, retry, recover, "
-        "recover-in-place, elastic-training, exit, with commas between\n"
+        f"tft: HIGH_AVAILABILITY is {words!r}, which contains the unknown word {odd!r}: expected "
+        "are dump, retry, recover, recover-in-place, elastic-training, exit, with commas between\n"
     )
     assert vars(args) == before
 
@@ -195,8 +195,8 @@ def test_exit_beside_the_argument_is_refused(
     with pytest.raises(SystemExit):
         settle(parsed(HA))
     assert capsys.readouterr().err == (
-        f"tft: HIGH_AVAILABILITY is {words!r}, which says that high availability is off, and {HA} "
-        "is given: take one of the two away\n"
+        f"tft: HIGH_AVAILABILITY is {words!r}, which switches high availability off, but {HA} "
+        "is given: remove one of the two\n"
     )
     monkeypatch.setenv("HIGH_AVAILABILITY", "dump,exit")
     assert settle(parsed(HA)).strategies == ("dump",)
@@ -213,7 +213,7 @@ def test_missing_megatron_arguments_are_refused_by_name(
     with pytest.raises(SystemExit):
         settle(args)
     assert capsys.readouterr().err.startswith(
-        "tft: the arguments do not have tensor_model_parallel_size, use_distributed_optimizer, from which"
+        "tft: the arguments lack tensor_model_parallel_size, use_distributed_optimizer, which"
     )
 
 
@@ -283,7 +283,7 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
         check(args)
     monkeypatch.setenv("WORLD_SIZE", "x")
     with pytest.raises(
-        UsageError, match=r"^WORLD_SIZE is 'x'; expected is the number of ranks, from 1 on$"
+        UsageError, match=r"^WORLD_SIZE is 'x'; expected is the number of ranks, at least 1$"
     ):
         check(args)
 
@@ -298,132 +298,135 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
             ("--enable-hbmfault-repair",),
             {},
             "--enable-hbmfault-repair is a part of high availability, which is off: give "
-            "--enable-high-availability, too",
+            "--enable-high-availability as well",
         ),
         (
             ("--enable-worker-reboot",),
             {},
             "--enable-worker-reboot is a part of high availability, which is off: give "
-            "--enable-high-availability, too",
+            "--enable-high-availability as well",
         ),
         (
             ("--distributed-optimizer-no-replica",),
             DISTRIBUTED,
             "--distributed-optimizer-no-replica is a part of high availability, which is off: give "
-            "--enable-high-availability, too",
+            "--enable-high-availability as well",
         ),
         (
             (HA, "--distributed-optimizer-no-replica"),
             {},
-            "--distributed-optimizer-no-replica is to do without copies, and without --use-distributed-optimizer every "
-            "rank of a data-parallel group has one: give both, or neither",
+            "--distributed-optimizer-no-replica asks for no copies, but without "
+            "--use-distributed-optimizer every rank of a data-parallel group has one: give both, "
+            "or neither",
         ),
         (
             ("--enable-elastic-training",),
             {},
             "--enable-elastic-training is a part of high availability, which is off: give "
-            "--enable-high-availability, too",
+            "--enable-high-availability as well",
         ),
         (
             ("--optimizer-replica-num", "2"),
             DISTRIBUTED,
             "--optimizer-replica-num is a part of high availability, which is off: give "
-            "--enable-high-availability, too",
+            "--enable-high-availability as well",
         ),
         (
             (HA, "--distributed-optimizer-no-replica", "--optimizer-replica-num", "2"),
             DISTRIBUTED,
-            "--optimizer-replica-num is 2, and --distributed-optimizer-no-replica is to do without copies: "
-            "take one of the two away",
+            "--optimizer-replica-num is 2, but --distributed-optimizer-no-replica asks for no "
+            "copies: remove one of the two",
         ),
         (
             (HA,),
             {"tensor_model_parallel_size": 3},
-            "4 ranks cannot be spread so: --tensor-model-parallel-size 3 times --pipeline-model-parallel-size "
-            "1 times --context-parallel-size 1 is 3, which does not divide 4",
+            "4 ranks cannot be divided so: --tensor-model-parallel-size 3 times "
+            "--pipeline-model-parallel-size 1 times --context-parallel-size 1 is 3, which does not "
+            "divide 4",
         ),
         (
             (HA,),
             {"world_size": 6, **EXPERTS, "expert_tensor_parallel_size": 2},
-            "6 ranks cannot be spread so: --expert-model-parallel-size 2 times --expert-tensor-parallel-size 2 "
-            "times --pipeline-model-parallel-size 1 is 4, which does not divide 6",
+            "6 ranks cannot be divided so: --expert-model-parallel-size 2 times "
+            "--expert-tensor-parallel-size 2 times --pipeline-model-parallel-size 1 is 4, which "
+            "does not divide 6",
         ),
         (
             (HA,),
             {"world_size": 2, "tensor_model_parallel_size": 2},
-            "with 2 ranks, data-parallel times context-parallel size is 1: nothing has a copy. Expected are 2 "
-            "or more; or, with --use-distributed-optimizer, --distributed-optimizer-no-replica and "
-            "checkpoints to go back to",
+            "with 2 ranks, data-parallel times context-parallel size is 1, so no state has a copy. "
+            "Expected is a size of 2 or more; or, with --use-distributed-optimizer, "
+            "--distributed-optimizer-no-replica and checkpoints to return to",
         ),
         (
             (HA,),
             {"pipeline_model_parallel_size": 4, "sequence_parallel": True, **DISTRIBUTED},
-            "with 4 ranks, data-parallel times context-parallel size is 1: nothing has a copy. Expected are 2 "
-            "or more; or, with --use-distributed-optimizer, --distributed-optimizer-no-replica and "
-            "checkpoints to go back to",
+            "with 4 ranks, data-parallel times context-parallel size is 1, so no state has a copy. "
+            "Expected is a size of 2 or more; or, with --use-distributed-optimizer, "
+            "--distributed-optimizer-no-replica and checkpoints to return to",
         ),
         (
             (HA,),
             {"expert_model_parallel_size": 4, "expert_tensor_parallel_size": None},
-            "with 4 ranks, the experts' data-parallel size is 1: no expert has a copy. Expected are 2 or more, "
-            "such as with a smaller --expert-model-parallel-size; or --distributed-optimizer-no-replica and "
-            "checkpoints to go back to",
+            "with 4 ranks, the experts' data-parallel size is 1, so no expert has a copy. Expected "
+            "is a size of 2 or more, for example with a smaller --expert-model-parallel-size; or "
+            "--distributed-optimizer-no-replica and checkpoints to return to",
         ),
         (
             (HA, "--optimizer-replica-num", "3"),
             DISTRIBUTED,
-            "data-parallel times context-parallel size is 4, which --optimizer-replica-num 3 does not divide: "
-            "each shard of the optimizer must be on equally many ranks",
+            "data-parallel times context-parallel size is 4, which cannot be divided by "
+            "--optimizer-replica-num 3: each shard of the optimizer must be on equally many ranks",
         ),
         (
             (HA, "--optimizer-replica-num", "4"),
             {"world_size": 8, **EXPERTS, "tensor_model_parallel_size": 2, **DISTRIBUTED},
-            "the experts' data-parallel size is 2, which --optimizer-replica-num 4 does not divide: each shard "
-            "of the optimizer must be on equally many ranks",
+            "the experts' data-parallel size is 2, which cannot be divided by "
+            "--optimizer-replica-num 4: each shard of the optimizer must be on equally many ranks",
         ),
         (
             (HA, "--optimizer-replica-num", "2"),
             {},
-            "--optimizer-replica-num is 2, and without --use-distributed-optimizer every rank of a data-parallel "
-            "group, here 4, has all of the optimizer: give that, or take the number away",
+            "--optimizer-replica-num is 2, but without --use-distributed-optimizer every rank of a "
+            "data-parallel group, here 4, holds the whole optimizer: give 4, or remove the number",
         ),
         (
             (HA, "--optimizer-replica-num", "3"),
             {},
-            "--optimizer-replica-num is 3, and without --use-distributed-optimizer every rank of a data-parallel "
-            "group, here 4, has all of the optimizer: give that, or take the number away",
+            "--optimizer-replica-num is 3, but without --use-distributed-optimizer every rank of a "
+            "data-parallel group, here 4, holds the whole optimizer: give 4, or remove the number",
         ),
         (
             (HA, "--optimizer-replica-num", "1"),
             DISTRIBUTED,
-            "--optimizer-replica-num is 1; expected are 2 or more, or --distributed-optimizer-no-replica where "
-            "there are to be no copies",
+            "--optimizer-replica-num is 1; expected is 2 or more, or "
+            "--distributed-optimizer-no-replica for no copies",
         ),
         (
             (HA,),
             {"num_distributed_optimizer_instances": 4, **DISTRIBUTED},
-            "--num-distributed-optimizer-instances is 4 and --optimizer-replica-num is 2: each instance has "
-            "one copy, so say --optimizer-replica-num 4",
+            "--num-distributed-optimizer-instances is 4, but --optimizer-replica-num is 2: each "
+            "instance has one copy, so give --optimizer-replica-num 4",
         ),
         (
             (HA, "--distributed-optimizer-no-replica"),
             {"num_distributed_optimizer_instances": 2, **DISTRIBUTED},
-            "--num-distributed-optimizer-instances is 2, of which each has a copy, and "
-            "--distributed-optimizer-no-replica is to do without: take one of the two away",
+            "--num-distributed-optimizer-instances is 2, each with a copy, but "
+            "--distributed-optimizer-no-replica asks for no copies: remove one of the two",
         ),
         (
             (HA,),
             {"swap_optimizer": True},
-            "--swap-optimizer cannot be had with --enable-high-availability: it moves optimizer state out of "
-            "the device between steps, where it cannot be copied from one rank to another. Take one of the "
-            "two away",
+            "--swap-optimizer cannot be used with --enable-high-availability: it moves optimizer "
+            "state out of the device between steps, and such state cannot be copied from one rank "
+            "to another. Remove one of the two",
         ),
         (
             (HA,),
             {"optimizer_cpu_offload": True},
-            "--optimizer-cpu-offload cannot be had with --enable-high-availability: it splits the optimizer "
-            "between device and host, where it cannot be copied from one rank to another. Take one of the "
-            "two away",
+            "--optimizer-cpu-offload cannot be used with --enable-high-availability: it splits the "
+            "optimizer between device and host, and such state cannot be copied from one rank to "
+            "another. Remove one of the two",
         ),
     ],
 )
@@ -443,7 +446,9 @@ def test_wrappers_other_than_megatrons_ddp_are_refused(name: str) -> None:
     and without elastic training."""
     flag = "--" + name.replace("_", "-")
     for words in ((HA,), (HA, "--enable-elastic-training")):
-        with pytest.raises(UsageError, match=f"^{flag} cannot be had with {HA}: the adaptor knows"):
+        with pytest.raises(
+            UsageError, match=f"^{flag} cannot be used with {HA}: the adaptor supports"
+        ):
             check(parsed(*words, **DISTRIBUTED, **{name: True}))
 
 
@@ -451,7 +456,7 @@ def test_master_parameters_in_parameter_memory_are_refused() -> None:
     """When master parameters are kept in the memory of the parameters, then this is refused, with
     and without elastic training."""
     for words in ((HA,), (HA, "--enable-elastic-training")):
-        with pytest.raises(UsageError, match=r"^--reuse-fp32-param cannot be had with"):
+        with pytest.raises(UsageError, match=r"^--reuse-fp32-param cannot be used with"):
             check(parsed(*words, **DISTRIBUTED, reuse_fp32_param=True))
 
 
@@ -462,7 +467,7 @@ def test_master_parameters_in_parameter_memory_are_refused() -> None:
         (
             ("--distributed-optimizer-no-replica",),
             DISTRIBUTED,
-            "--enable-elastic-training needs the copies that",
+            "--enable-elastic-training needs copies, and",
         ),
         ((), {**DISTRIBUTED, "world_size": 1}, "with 1 ranks, data-parallel times"),
         (
@@ -473,14 +478,14 @@ def test_master_parameters_in_parameter_memory_are_refused() -> None:
         (
             (),
             {**DISTRIBUTED, **EXPERTS},
-            "--enable-elastic-training takes ranks away by their place in the data-parallel group alone, and "
-            "--expert-model-parallel-size is 2: expected is 1",
+            "--enable-elastic-training removes ranks by their place in the data-parallel group "
+            "only, and --expert-model-parallel-size is 2: it must be 1",
         ),
         (
             (),
             {**DISTRIBUTED, "context_parallel_size": 2},
-            "--enable-elastic-training takes ranks away by their place in the data-parallel group alone, and "
-            "--context-parallel-size is 2: expected is 1",
+            "--enable-elastic-training removes ranks by their place in the data-parallel group "
+            "only, and --context-parallel-size is 2: it must be 1",
         ),
         ((), DISTRIBUTED, "this version cannot go on with fewer ranks of a Megatron job: take"),
     ],

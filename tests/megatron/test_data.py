@@ -191,16 +191,16 @@ def test_a_step_with_a_wrong_number_of_drawn_micro_batches_is_refused(calculate:
         assert not isinstance(batches, list)
         for _ in range(drawn):
             next(batches)
-        with pytest.raises(UsageError, match=f"step 1 has drawn {drawn} micro-batches .* it has 2"):
+        with pytest.raises(UsageError, match=f"step 1 has drawn {drawn} of the 2 micro-batches"):
             data.begin(2)
 
 
 @pytest.mark.parametrize(
     ("build", "chunks", "sentence"),
     [
-        (lambda _: [iter(()), iter(())], None, "has made 2 iterators; expected is one"),
-        (lambda _: [iter(())], 2, "has made 1 iterators; expected are 2"),
-        (lambda _: iter(()), 2, "has made one iterator; expected are 2"),
+        (lambda _: [iter(()), iter(())], None, "has returned 2 iterators; expected is one"),
+        (lambda _: [iter(())], 2, "has returned 1 iterators; expected are 2"),
+        (lambda _: iter(()), 2, "has returned one iterator; expected are 2"),
     ],
 )
 def test_a_wrong_number_of_iterators_is_refused(
@@ -227,7 +227,7 @@ def test_a_micro_batch_drawn_outside_a_step_is_refused(calculate: Calculate) -> 
 def test_the_position_of_another_object_is_refused(calculate: Calculate) -> None:
     """When a restored position was captured from another object, then the error names that object's
     type."""
-    with pytest.raises(MalformedMessage, match="a data position with epoch in it"):
+    with pytest.raises(MalformedMessage, match="the data position contains epoch;"):
         Data(from_there).load_state_dict({"epoch": 3})
 
 

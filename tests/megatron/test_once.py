@@ -101,8 +101,8 @@ def test_a_group_that_the_script_keeps_itself_is_refused(once: Once) -> None:
     refused. When the script drops the reference, all is accepted."""
     (found,) = once("kept", "--instances", "1")
     in_an_object, in_a_dict, nowhere = found["refused"]
-    assert "kept in an object of argparse.Namespace, where tft cannot" in in_an_object
-    assert "kept in a variable or a dict of the script's own, where tft cannot" in in_a_dict
+    assert "an object of argparse.Namespace keeps a process group of Megatron" in in_an_object
+    assert "a variable or a dict of the script's own keeps a process group of Megatron" in in_a_dict
     assert (nowhere, found["size"]) == ("", 1)
 
 
@@ -112,7 +112,8 @@ def test_a_group_that_is_kept_later_is_refused_when_real_ones_are_formed(once: O
     (found,) = once("late", "--instances", "1")
     *refused, at_last = found["refused"]
     assert all(
-        "kept in an object of argparse.Namespace, where tft cannot" in each for each in refused
+        "an object of argparse.Namespace keeps a process group of Megatron" in each
+        for each in refused
     )
     assert (len(refused), at_last) == (2, "")
 
@@ -144,8 +145,8 @@ def test_pipeline_stages_with_different_settings_are_refused(once: Once) -> None
     """When one stage of a pipeline has another learning rate than the others, which Megatron would
     make equal, then all ranks raise an error when the first groups are formed."""
     first, last = once("stages", "--pp", "2", "--instances", "1", world=2)
-    assert "stage 1 of the pipeline has the groups of parameters" in first["refused"]
-    assert "stage 0 of the pipeline has the groups of parameters" in last["refused"]
+    assert "stage 1 of the pipeline has the parameter groups" in first["refused"]
+    assert "stage 0 of the pipeline has the parameter groups" in last["refused"]
 
 
 def test_objects_that_cannot_be_recovered_are_refused_by_enable(once: Once) -> None:
@@ -154,8 +155,11 @@ def test_objects_that_cannot_be_recovered_are_refused_by_enable(once: Once) -> N
     (found,) = once("handed", "--instances", "1")
     setting, scheduler, position = found["refused"]
     assert setting.startswith("cuda_graph_impl is local, which the adaptor megatron cannot handle")
-    assert scheduler.startswith("there is a scheduler (OptimizerParamScheduler) for this optimizer")
-    assert position == "data must have state_dict() and load_state_dict(); a Namespace has not"
+    assert scheduler.startswith("this optimizer has a scheduler (OptimizerParamScheduler)")
+    assert (
+        position
+        == "data must have state_dict() and load_state_dict(); a Namespace does not have them"
+    )
 
 
 def test_a_timer_of_an_interrupted_step_can_be_started_again(once: Once) -> None:

@@ -73,5 +73,5 @@ def test_a_group_that_cannot_be_rebuilt_is_refused_with_its_place() -> None:
     known, foreign = Group(), Group()
     with pytest.raises(UsageError, match=r"model\['mine'\] is a process group that Megatron"):
         find_places({"model": {"mine": foreign}}, {"known": known})
-    with pytest.raises(UsageError, match=r"model\['pair'\]\[…\] is a process group within a tuple"):
+    with pytest.raises(UsageError, match=r"model\['pair'\]\[…\] is a process group in a tuple"):
         find_places({"model": {"pair": (known, 1)}}, {"known": known})

@@ -109,7 +109,7 @@ def test_a_scheduler_step_that_differs_from_the_announced_one_is_refused() -> No
     training.optimizer.step()
     with pytest.raises(UsageError, match="called again before"):
         training.optimizer.step()
-    with pytest.raises(UsageError, match=r"scheduler.step\(4\) was called where tft .* by 8"):
+    with pytest.raises(UsageError, match=r"scheduler.step\(4\) was called, but tft .* by 8"):
         training.scheduler.step(increment=4)
 
 
@@ -130,9 +130,7 @@ def test_a_scheduler_that_was_not_handed_over_is_refused() -> None:
     other = torch.optim.lr_scheduler.ConstantLR(without_scheduler()[0])
     check_scheduler(training)
     unseen: Any = torch.optim.lr_scheduler.ConstantLR(inner)
-    with pytest.raises(
-        UsageError, match=r"ConstantLR\) for this optimizer, .* hand over Megatron's"
-    ):
+    with pytest.raises(UsageError, match=r"scheduler \(ConstantLR\), .* hand over Megatron's"):
         check_scheduler(training)
     unseen.optimizer = other.optimizer
     check_scheduler(training)
@@ -140,7 +138,10 @@ def test_a_scheduler_that_was_not_handed_over_is_refused() -> None:
         training.optimizer, init_lr=0.0, max_lr=1.0, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=1,
         lr_decay_style="constant", start_wd=0.0, end_wd=0.0, wd_incr_steps=1, wd_incr_style="constant",
     )  # fmt: skip
-    with pytest.raises(UsageError, match=r"OptimizerParamScheduler\) for this optimizer"):
+    with pytest.raises(
+        UsageError,
+        match=r"scheduler \(OptimizerParamScheduler\), but tft_megatron\.enable was given none",
+    ):
         check_scheduler(training)
     assert unseen.optimizer is training.optimizer
 
@@ -172,7 +173,9 @@ def test_sizes_that_do_not_fit_the_world_are_refused_without_trace() -> None:
     reason, and no state of the attempt is left."""
     import torch.distributed as dist
 
-    with pytest.raises(UsageError, match=r"groups of 4 ranks so: .*not divisible by 3"):
+    with pytest.raises(
+        UsageError, match=r"groups of 4 ranks with these sizes: .*not divisible by 3"
+    ):
         tft_megatron.begin(Session(), tensor_model_parallel_size=3)
     assert not dist.is_initialized()
 
@@ -190,5 +193,5 @@ def test_another_version_of_megatron_is_refused(monkeypatch: pytest.MonkeyPatch)
     """When another minor version is installed, then the error names that version and the supported
     one."""
     monkeypatch.setattr(megatron.core, "__version__", "0.17.2")
-    with pytest.raises(UsageError, match=r"written for megatron-core 0\.16, and 0\.17\.2"):
+    with pytest.raises(UsageError, match=r"written for megatron-core 0\.16, but 0\.17\.2"):
         check_megatron()

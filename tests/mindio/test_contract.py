@@ -238,7 +238,7 @@ def test_a_refused_first_call_can_be_repeated(fresh: processor.Processor) -> Non
     with pytest.raises(checks.Refused, match="rank must be"):
         framework_ttp.tft_init_processor(7, 2, False, enable_tls=False)
     framework_ttp.tft_init_processor(1, 2, False, enable_tls=False)
-    with pytest.raises(checks.Refused, match="called before in this process"):
+    with pytest.raises(checks.Refused, match="already called in this process"):
         framework_ttp.tft_init_processor(1, 2, False, enable_tls=False)
     assert (fresh.told.rank, fresh.told.world) == (1, 2)
 
@@ -249,10 +249,10 @@ PLACES = [
     (("127.0.0.1", "8000"), "port must be"),
     (("0.0.0.0", 8000), "which other machines cannot reach"),
     (("::", 8000), "which other machines cannot reach"),
-    (("", 8000), "an address or a host's name"),
-    ((None, 8000), "an address or a host's name"),
+    (("", 8000), "an address or a host name"),
+    ((None, 8000), "an address or a host name"),
     (("1:2", 8000), "is not an address"),
-    (("no-such-host.invalid", 8000), "not known here"),
+    (("no-such-host.invalid", 8000), "cannot be resolved on this machine"),
     (("127.0.0.1", 8000, "0.0.0.0"), "local_ip is 0.0.0.0"),
 ]
 """Where the controller cannot be. A bus has two ports, so that the last one is left out."""

@@ -107,7 +107,7 @@ def test_an_unknown_state_name_of_a_user_function_raises_key_error(says: Any) ->
     mine = patterns()
     mine.add("MINE", S.RS_RETRY, lambda _: says)
     with pytest.raises(
-        KeyError, match=r"the handler of 'MINE' says .*; it must say one of ARF FINISH"
+        KeyError, match=r"the handler of 'MINE' has returned .*; expected is one of ARF FINISH"
     ):
         mine.classify(RuntimeError("MINE"), repairs=True)
 
@@ -141,7 +141,7 @@ def faults_of(outcome: Outcome) -> list[tuple[str, str]]:
         pytest.param("UCE ERROR", "RuntimeError: UCE ERROR", {"uce": False}, marks=SOAK),
         (
             "MINE",
-            "the handler of 'MINE' says 'NONSENSE'",
+            "the handler of 'MINE' has returned 'NONSENSE'",
             {"pattern": ["MINE", "RS_RETRY", "NONSENSE"]},
         ),
     ],
@@ -259,7 +259,7 @@ def test_a_replacement_that_repeats_arf_finish_ends_with_a_message(tmp_path: Pat
     process ends with a message, and after several of them the job ends with a last checkpoint."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], ready="always")
     assert outcome.codes == [3], outcome.output
-    assert "RS_PREREPAIR_FINISH was reported before, and this rank trains" in outcome.output
+    assert "RS_PREREPAIR_FINISH was reported before, and this rank already trains" in outcome.output
 
 
 @pytest.mark.soak

@@ -46,7 +46,7 @@ def test_another_distribution_of_mindio_ttp_is_refused(
     """When another distribution has files of the package, then the error names it and says how to
     remove the conflict."""
     installed(tmp_path, name, files, egg=egg)
-    with pytest.raises(ImportError, match=f"{name} 7.3.0 has a package mindio_ttp") as raised:
+    with pytest.raises(ImportError, match=f"{name} 7.3.0 also has a package mindio_ttp") as raised:
         refuse_another("mindio_ttp", distributions(path=[str(tmp_path)]))
     assert f"pip uninstall {name}" in str(raised.value)
 
@@ -78,4 +78,6 @@ def test_the_import_refuses_another_distribution(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("ImportError: mindio-ttp 7.3.0 has a package")
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: mindio-ttp 7.3.0 also has a package"
+    )

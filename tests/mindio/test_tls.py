@@ -171,21 +171,21 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda at: told(
             at, sign("r", AUTHORITY, key=rsa.generate_private_key(65537, 2048)), AUTHORITY
         ),
-        "has 2048 bits, and must have 3072 or more",
+        "has 2048 bits; it must have at least 3072",
     ),
     "a short curve": (
         lambda at: told(
             at, sign("r", AUTHORITY, key=ec.generate_private_key(ec.SECP224R1())), AUTHORITY
         ),
-        "has 224 bits, and must have 256 or more",
+        "has 224 bits; it must have at least 256",
     ),
     "another authority": (
         lambda at: told(at, MINE, sign("authority", authority=True)),
-        "is not signed by one of the certificates in tlsCaFile",
+        "is not signed by a certificate in tlsCaFile",
     ),
     "a link of the chain is missing": (
         lambda at: told(at, sign("r", BETWEEN), AUTHORITY),
-        "is not signed by one of the certificates in tlsCaFile",
+        "is not signed by a certificate in tlsCaFile",
     ),
     "another's key": (
         lambda at: told(at, Signed(sign("x").key, MINE.certificate), AUTHORITY),
@@ -195,7 +195,7 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda at: told(
             at, MINE, AUTHORITY, revoked=[revoke(AUTHORITY, MINE.certificate.serial_number)]
         ),
-        "is revoked, or a certificate that has signed it",
+        "or a certificate that has signed it",
     ),
     "revoked between": (
         lambda at: told(
@@ -205,7 +205,7 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
             AUTHORITY,
             revoked=[revoke(BETWEEN), revoke(AUTHORITY, BETWEEN.certificate.serial_number)],
         ),
-        "is revoked, or a certificate that has signed it",
+        "or a certificate that has signed it",
     ),
     "a false list": (
         lambda at: told(
@@ -215,7 +215,7 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "no list": (
         lambda at: told(at, MINE, AUTHORITY, revoked=[b"none"]),
-        "holds no list of revoked certificates",
+        "contains no list of revoked certificates",
     ),
     "a missing list": (_without, "tlsCrlFile of tls_info: "),
     "a wrong password": (
@@ -226,9 +226,9 @@ NOT_TAKEN: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda at: told(at, MINE, AUTHORITY).replace("BEGIN PRIVATE", "BEGIN NO"),
         "tlsPk of tls_info is not a private key",
     ),
-    "a link": (_linked, "cert.pem is no file, or a link to one"),
+    "a link": (_linked, "cert.pem must be a file, and not a symbolic link"),
     "too large": (_large, "ca0.pem has more than 10485760 bytes"),
-    "cut": (_cut, "cert.pem holds no certificate"),
+    "cut": (_cut, "cert.pem contains no certificate"),
 }
 
 
@@ -266,8 +266,8 @@ def test_the_programs_function_decrypts_the_password(tmp_path: Path) -> None:
     ("decrypt", "sentence"),
     [
         (lambda cipher: cipher[100], "has failed: IndexError"),
-        (lambda cipher: b"secret", "is to say a text of less than twice the length"),
-        (lambda cipher: cipher * 2, "is to say a text of less than twice the length"),
+        (lambda cipher: b"secret", "must return a string that is shorter than twice the length"),
+        (lambda cipher: cipher * 2, "must return a string that is shorter than twice the length"),
         (lambda cipher: "wrong", "or its password is wrong"),
     ],
     ids=["it fails", "no text", "too long", "wrong"],

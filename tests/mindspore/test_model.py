@@ -114,10 +114,10 @@ def test_without_a_prefix_mindspore_writes_and_names_the_last_checkpoint(tmp_pat
 @pytest.mark.parametrize(
     ("enable", "mode", "said"),
     [
-        ("", mindspore.PYNATIVE_MODE, "switches none of TTP, UCE, HCCE, ARF on"),
-        ("{TSP:1}", mindspore.PYNATIVE_MODE, "switches none of"),
-        ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "switches on TRE"),
-        (ALL, mindspore.GRAPH_MODE, "cannot be left and entered again"),
+        ("", mindspore.PYNATIVE_MODE, "enables none of TTP, UCE, HCCE, ARF on"),
+        ("{TSP:1}", mindspore.PYNATIVE_MODE, "enables none of"),
+        ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "enables TRE"),
+        (ALL, mindspore.GRAPH_MODE, "cannot be interrupted and repeated"),
     ],
 )
 def test_unsupported_settings_are_refused_by_the_callback(

@@ -57,5 +57,5 @@ def test_tft_reports_an_invalid_item_before_mindspore_aborts() -> None:
     assert "IndexError" in aborted.stderr
     refused = run(SETTLED + IMPORTED, "{TTP}")
     assert refused.returncode == 1
-    assert "'TTP' has no value: expected is TTP:1, or TTP:0" in refused.stderr
+    assert "'TTP' has no value: write TTP:1 or TTP:0" in refused.stderr
     assert "IndexError" not in refused.stderr

@@ -354,7 +354,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
         ({"elsewhere": ["9.weight"]}, "neither model nor optimizer has"),
         (
             {"shards": {"x": Part(names=["0.weight"], ranks=(0,))}, "elsewhere": ["0.weight"]},
-            "can be in one",
+            "can be in only one of them",
         ),
     ],
 )
@@ -372,7 +372,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(UsageError, match="which the model does not have"):
         Training().adopted(optimizer=stranger)
     twin = Training()
-    with pytest.raises(UsageError, match="another one of that name"):
+    with pytest.raises(UsageError, match="different parameters with the name"):
         Training().adopted(optimizer=twin.optimizer)
 
 

@@ -161,22 +161,22 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         (
             {"dp": 8, "shards": 3},
             "a dense data-parallel group has 8 ranks (dp 8 * cp 1), which cannot be divided into 3 "
-            "optimizer shards; possible: 2, 4",
+            "optimizer shards of equal size; possible: 2, 4",
         ),
         (
             {"dp": 5040, "shards": 11},
             "a dense data-parallel group has 5040 ranks (dp 5040 * cp 1), which cannot be divided "
-            "into 11 optimizer shards; possible: 2, 3, 4, 5, 6, 7, 8, 2520",
+            "into 11 optimizer shards of equal size; possible: 2, 3, 4, 5, 6, 7, 8, 2520",
         ),
         (
             {"dp": 1024, "shards": 3},
             "a dense data-parallel group has 1024 ranks (dp 1024 * cp 1), which cannot be divided "
-            "into 3 optimizer shards; possible: 2, 4, 8, 16, 32, 64, 128, 512",
+            "into 3 optimizer shards of equal size; possible: 2, 4, 8, 16, 32, 64, 128, 512",
         ),
         (
             {"dp": 48, "shards": 5},
             "a dense data-parallel group has 48 ranks (dp 48 * cp 1), which cannot be divided "
-            "into 5 optimizer shards; possible: 2, 3, 4, 6, 8, 12, 16, 24",
+            "into 5 optimizer shards of equal size; possible: 2, 3, 4, 6, 8, 12, 16, 24",
         ),
         (
             {"dp": 8, "ep": 3},
@@ -200,8 +200,8 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         ),
         (
             {"dp": 8, "ep": 4, "shards": 4, "scheme": MINDSPORE},
-            "no replica: an expert data-parallel group has 2 ranks (8 / ep 4), which cannot be "
-            "divided into 4 shards; MindSpore then shards over all of them",
+            "an expert data-parallel group has 2 ranks (8 / ep 4), which cannot be divided into 4 "
+            "shards; MindSpore then shards over all ranks of the group, and no shard has a replica",
         ),
         (
             {"dp": 8, "ep": 2, "shards": 4, "scheme": MINDSPORE},

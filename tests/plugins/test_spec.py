@@ -174,8 +174,8 @@ def test_specs_are_passed_in_one_environment_variable() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("kill:rank=4", "--chaos kill:rank=4: the job has the ranks 0 to 3, no rank 4"),
-        ("kill:agent=2", "--chaos kill:agent=2: the job has the agents 0 to 1, no agent 2"),
+        ("kill:rank=4", "--chaos kill:rank=4: there is no rank 4; the job has ranks 0 to 3"),
+        ("kill:agent=2", "--chaos kill:agent=2: there is no agent 2; the job has agents 0 to 1"),
     ],
 )
 def test_target_outside_the_job_is_refused(text: str, sentence: str) -> None:

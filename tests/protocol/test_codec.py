@@ -149,8 +149,8 @@ def test_message_of_another_version_is_refused() -> None:
         codec.decode(spoilt(v=VERSION + 1, body="whatever shape that version has"))
 
     assert str(refusal.value) == (
-        f"'node.1/0' speaks version {VERSION + 1} of the protocol, version {VERSION} is spoken "
-        "here: install the same tft on every node of the job"
+        f"'node.1/0' uses version {VERSION + 1} of the protocol, and this process version "
+        f"{VERSION}: install the same tft on every node of the job"
     )
 
 
@@ -162,7 +162,7 @@ def test_message_of_another_version_is_refused() -> None:
         (b"\xdd\xff\xff\xff\xff", "not MessagePack: 4294967295 exceeds"),
         (b"\x91" * 5000, "5000 bytes are not MessagePack"),
         (b"\x81\x91\x01\x01", "not MessagePack: unhashable"),
-        (msgpack.packb([1, 2]), "holds a list where a message of tft is a map"),
+        (msgpack.packb([1, 2]), "contains a list; a message of tft is a map"),
         (msgpack.packb({}), "'somebody unnamed' sent a map without a version"),
         (spoilt(v=True), "without a version"),
         (spoilt(n=-1), "'node.1/0' sent a report with the number -1"),

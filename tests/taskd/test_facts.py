@@ -136,5 +136,5 @@ def test_import_is_refused_when_another_package_provides_taskd(tmp_path: Path) -
     )  # fmt: skip
 
     assert done.returncode == 1
-    assert "ImportError: mindcluster_taskd 1.0 has a package taskd, too" in done.stderr
+    assert "ImportError: mindcluster_taskd 1.0 also has a package taskd" in done.stderr
     assert "uninstall one of them" in done.stderr

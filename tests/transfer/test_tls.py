@@ -132,7 +132,7 @@ def test_silent_source_is_lost_after_the_patience(keys: Path) -> None:
     patience of the fetch."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(TransferFailed, match="nothing came from it for"):
+        with pytest.raises(TransferFailed, match="the source has sent nothing for"):
             fetch_into(Room(SHARD), address, tls=tls(keys), patience=0.2)
 
 

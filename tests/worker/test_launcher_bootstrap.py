@@ -112,14 +112,22 @@ def test_each_process_becomes_its_own_node() -> None:
     ("variables", "script", "sentence"),
     [
         ({}, "", "needs --run-dir, the same on every node; name it in TFT_RUN_OPTIONS"),
-        ({"TFT_RUN_OPTIONS": "--adaptor none"}, "", "no installed package offers an adaptor named"),
+        (
+            {"TFT_RUN_OPTIONS": "--adaptor none"},
+            "",
+            "no installed package provides an adaptor named",
+        ),
         ({"TFT_RUN_OPTIONS": "--adaptor fake --bogus"}, "", "No such option"),
         (
             {"MASTER_ADDR": "192.0.2.1"},
             "",
             "or set TFT_RUN_OPTIONS=--insecure if the network is trusted",
         ),
-        ({"MASTER_ADDR": "nowhere.invalid"}, "", "nowhere.invalid, is not known here"),
+        (
+            {"MASTER_ADDR": "nowhere.invalid"},
+            "",
+            "nowhere.invalid, cannot be resolved on this machine",
+        ),
         (
             {"TFT_RUN_OPTIONS": ""},
             "import torch.distributed as dist\n"

@@ -175,8 +175,8 @@ def test_missing_variable_is_named(whole: dict[str, str], missing: str) -> None:
         (HAND | {"MASTER_PORT": "65535"}, "MASTER_PORT is 65535: it must be between"),
         (HAND | {"MASTER_PORT": "http"}, "MASTER_PORT must be an integer"),
         (SRUN | {"SLURM_PROCID": "8"}, "SLURM_PROCID is 8 in a job of 8 processes"),
-        (SRUN | {"RANK": "0"}, "RANK is 0, and SLURM_PROCID is 5"),
-        (SRUN | {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4, and SLURM_STEP_NUM_TASKS or SLURM_NTASKS is 8"),
+        (SRUN | {"RANK": "0"}, "RANK is 0, but SLURM_PROCID is 5"),
+        (SRUN | {"WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but SLURM_STEP_NUM_TASKS or SLURM_NTASKS is 8"),
         (SRUN | {"SLURM_STEP_NODELIST": "a["}, "SLURM_STEP_NODELIST or SLURM_JOB_NODELIST cannot be read"),
     ],
 )  # fmt: skip

@@ -277,7 +277,8 @@ def test_copies_that_differ_make_no_checkpoint(tmp_path: Path, ranks: list[Rank]
     [word] = [word for rank in ranks for word in rank.post.failures]
     assert (word.step, word.differ, word.wrong) == (2, True, (2,))
     assert word.why == (
-        "ranks [2] hold another copy of model of shard 'dense' at the end of step 2 than ranks [0, 1]"
+        "ranks [2] hold another copy of model of shard 'dense' at the end of step 2 than ranks [0, "
+        "1]"
     )
 
 

@@ -281,7 +281,7 @@ def a_link(directory: Path, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("function", "sentence"),
-    [(nothing, "has written nothing under"), (a_link, "has made a symbolic link")],
+    [(nothing, "has written nothing under"), (a_link, "has created the symbolic link")],
 )
 def test_save_without_a_file_in_its_directory_fails(
     tmp_path: Path, function: Callable[[Path, int], None], sentence: str

@@ -266,7 +266,7 @@ async def test_captured_state_of_abandoned_steps_is_discarded(stage: Stage) -> N
     await done(stage, Rollback(**key(1), step=step - 1, skip=1))
     for answer in await ordered(stage, Rollback(**key(1, round=2), step=step)):
         assert answer.failure is not None
-        assert f"has not kept the RNG state and data position of step {step}" in answer.failure
+        assert f"has no RNG state and data position of step {step}" in answer.failure
 
 
 async def test_restore_of_a_step_without_a_copy_is_refused(stage: Stage) -> None:
@@ -303,7 +303,7 @@ async def test_missing_rank_local_state_is_taken_from_the_order_or_derived(
     left, taken = await ordered(stage, Rollback(**key(1), step=77, local_state=sent))
     assert taken.failure is None
     assert left.failure is not None
-    assert "rank 0 has not kept the RNG state and data position of step 77" in left.failure
+    assert "rank 0 has no RNG state and data position of step 77" in left.failure
     await done(stage, Rollback(**key(1, round=2, to=(0,)), step=77, derive=(0,)))
 
     directory = stage.run_dir / "checkpoints" / "step-77"

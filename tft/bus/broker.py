@@ -101,9 +101,9 @@ def _refuse_open_door(host: str, *, allowed: bool) -> None:
     if allowed or is_loopback(host):
         return
     raise UsageError(
-        f"a broker at {host} would take orders from anybody who can reach it: bind it to 127.0.0.1, "
-        "give it keys with --curve, or allow it with --insecure on a network that only the job's machines "
-        "are on"
+        f"a broker at {host} would take orders from anybody who can reach it: bind it to "
+        "127.0.0.1, give it keys with --curve, or allow it with --insecure on a network that only "
+        "the job's machines are on"
     )
 
 

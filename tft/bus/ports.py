@@ -74,19 +74,20 @@ def host_for_all(address: str, *, trusted: bool, named: str) -> str:
         host = socket.gethostbyname(address)
     except OSError as error:
         raise UsageError(
-            f"the address of process 0, {address}, is not known here ({error}): set {named} to one "
-            "that is known on all machines"
+            f"the address of process 0, {address}, cannot be resolved on this machine ({error}): "
+            f"set {named} to an address that all machines can resolve"
         ) from None
     if is_loopback(host) and not is_loopback(address):
         raise UsageError(
-            f"the address of process 0, {address}, is {host} here, where no other machine reaches it: "
-            f"set {named} to an address that all machines reach"
+            f"the address of process 0, {address}, is {host} on this machine, and no other machine "
+            f"can reach it there: set {named} to an address that all machines reach"
         )
     if not is_loopback(host) and not trusted:
         raise UsageError(
             "the job's processes are on several machines, which must reach its ports, and the bus "
             "is not encrypted: whoever reaches it can run the job's processes. Encrypt it with "
-            f"{RUN_OPTIONS}='--curve DIR', or set {RUN_OPTIONS}=--insecure if the network is trusted"
+            f"{RUN_OPTIONS}='--curve DIR', or set {RUN_OPTIONS}=--insecure if the network is "
+            "trusted"
         )
     return host
 
@@ -112,6 +113,6 @@ def own_address(host: str) -> str:
             probe.connect((host, 9))  # sends nothing; the kernel only chooses the route
         except OSError as error:
             raise UsageError(
-                f"there is no way from this machine to that of process 0, {host}: {error.strerror}"
+                f"this machine has no route to {host}, the machine of process 0: {error.strerror}"
             ) from None
         return str(probe.getsockname()[0])

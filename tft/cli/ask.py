@@ -51,7 +51,7 @@ def pause(run_dir: Path, check: str, why: str) -> int:
         if before.state in _OVER:
             raise UsageError(f"the job in {run_dir} is {before.state}: it cannot pause any more")
         if before.state in _STILL:
-            raise UsageError(f"the job in {run_dir} is {before.state} already")
+            raise UsageError(f"the job in {run_dir} is already {before.state}")
         heard = await leader.ask(PauseRequested(why=why, check=check, at=leader.now()))
         if heard.state not in _STILL:
             say(f"the job is {heard.state}; it pauses after that")
@@ -112,7 +112,7 @@ def dump(run_dir: Path, why: str) -> int:
     async def asking(leader: Leader) -> int:
         before = await leader.speaks()
         if before.state in _OVER:
-            raise UsageError(f"the job in {run_dir} is {before.state} already")
+            raise UsageError(f"the job in {run_dir} is already {before.state}")
         await leader.ask(StopRequested(why=why, signal=0, at=leader.now()))
         try:
             await leader.until({str(State.ENDED)})
@@ -174,8 +174,9 @@ class Leader:
         while self._outbox.pending():
             if self.now() > limit:
                 raise PeerError(
-                    f"the controller of the job {self._there.job!r} has not taken the request for "
-                    f"{_SILENCE:.0f} s, though it leads: {self._there.log} may say why"
+                    f"the controller of the job {self._there.job!r} has not acknowledged the "
+                    f"request for {_SILENCE:.0f} s, although it leads the job: see "
+                    f"{self._there.log}"
                 )
             self._bus.publish(REPORTS, request, number=number)
             await self._listen(_REPEAT)
@@ -215,8 +216,8 @@ class Leader:
     def _complain_of_silence(self) -> None:
         if self.now() - self._spoke >= _SILENCE:
             raise PeerError(
-                f"nobody has led the job {self._there.job!r} for {_SILENCE:.0f} s at the broker "
-                f"{self._there.broker}: does `tft run` still run?{self._odd}"
+                f"no controller has led the job {self._there.job!r} for {_SILENCE:.0f} s at the "
+                f"broker {self._there.broker}: check that `tft run` still runs{self._odd}"
             )
 
 

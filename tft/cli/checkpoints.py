@@ -29,8 +29,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
         newest = checkpoint.newest(checkpoint_store_there(path)) or checkpoint.newest(there)
         if newest is None:
             raise UsageError(
-                f"{path} is no checkpoint, nor a directory of a run or of checkpoints with one: a "
-                f"checkpoint that was finished has a {checkpoint.MANIFEST}"
+                f"{path} is no checkpoint, and no run directory or directory of checkpoints that "
+                f"contains one: a complete checkpoint has a file {checkpoint.MANIFEST}"
             )
         directory = newest
     known = checkpoint.verify(directory)

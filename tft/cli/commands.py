@@ -114,8 +114,8 @@ def lead_command() -> click.Command:
             ),
         ],
         help=(
-            "Run the broker and the controller of a job whose nodes are elsewhere: each is a `tft run "
-            "--led-elsewhere`."
+            "Run the broker and the controller of a job whose nodes are elsewhere: each is a `tft "
+            "run --led-elsewhere`."
         ),
     )
 

@@ -57,7 +57,7 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     runs = runs_of(content, str(file), which)
     if not runs:
-        raise UsageError(f"{file} records no run")
+        raise UsageError(f"{file} contains no record of a run")
     return runs
 
 

@@ -125,9 +125,12 @@ def _question(options: dict[str, Any], context: click.Context) -> Question:  # A
     layout = _layout(options, context)
     parameters, of_experts = options["parameters"], options["expert_parameters"]
     if of_experts > parameters:
-        raise UsageError("--expert-parameters is how many of the --parameters are in experts")
+        raise UsageError(
+            "--expert-parameters must be at most --parameters, because it counts those of the "
+            "--parameters that belong to experts"
+        )
     if parameters and layout.ep > 1 and not of_experts:
-        raise UsageError("--parameters needs --expert-parameters, too, where ep is more than 1")
+        raise UsageError("--parameters also needs --expert-parameters if ep is more than 1")
     return Question(
         layout=layout,
         ranks_per_node=_ranks_per_node(options, layout.world),
@@ -141,7 +144,10 @@ def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: 
         for name in (*SIZES, "optimizer_shards", "order"):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 option = "--" + name.replace("_", "-")
-                raise UsageError(f"{option} is what the file of --yaml says: give one of the two")
+                raise UsageError(
+                    f"{option} cannot be used together with --yaml, because the file has this "
+                    "value already: give one of the two"
+                )
         return read_layout(options["yaml"])
     return Layout(
         **{name: options[name] for name in SIZES},
@@ -179,7 +185,7 @@ def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:  # Any: 
     if nodes is None:
         return ranks
     if ranks is not None:
-        raise UsageError("--ranks-per-node and --nodes say the same: give one of the two")
+        raise UsageError("--ranks-per-node and --nodes exclude each other: give one of the two")
     if nodes < 1 or world % nodes:
         raise UsageError(f"{world} ranks cannot be spread evenly over --nodes {nodes}")
     return world // nodes

@@ -103,7 +103,7 @@ def checked(message: Said) -> Said:
     try:
         from_plain(*to_plain(message))
     except (MalformedMessage, TypeError, ValueError) as error:
-        raise UsageError(f"a plugin says {error}") from error
+        raise UsageError(f"a plugin has sent a wrong report: {error}") from error
     return message
 
 

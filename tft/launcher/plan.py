@@ -276,7 +276,9 @@ def check_settings(settings: JobSettings) -> None:
     checkpoint_store_of(settings).check()
     unknown = [name for name in settings.enable if name not in STRATEGIES]
     if unknown:
-        raise UsageError(f"--enable takes {', '.join(STRATEGIES)}, and not {', '.join(unknown)}")
+        raise UsageError(
+            f"--enable does not know {', '.join(unknown)}; it takes {', '.join(STRATEGIES)}"
+        )
 
 
 def check_plan(plan: Plan) -> None:
@@ -296,13 +298,13 @@ def check_plan(plan: Plan) -> None:
         )
     if plan.placed is not None and settings.nproc_per_node != 1:
         raise UsageError(
-            "--placed is for the only rank of a node, and not for --nproc-per-node "
+            "--placed is only for a node with one rank, not for --nproc-per-node "
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
         _check_starter(plan.starter)  # the script is not checked: the other program starts it
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
-        raise UsageError(f"there is no script at {plan.script}")
+        raise UsageError(f"the script {plan.script} does not exist")
     find_adaptor(settings.adaptor)
     if settings.curve is not None:
         read_keys(settings.curve, broker=plan.leads)
@@ -312,7 +314,10 @@ def check_plan(plan: Plan) -> None:
     broker, port = host_and_port(settings.broker)
     check_open(broker, "--broker", allowed=allowed)
     if plan.report is not None and not plan.report.absolute().parent.is_dir():
-        raise UsageError(f"--report {plan.report}: there is no directory {plan.report.parent}")
+        raise UsageError(
+            f"the file of --report {plan.report} cannot be written: the directory "
+            f"{plan.report.parent} does not exist"
+        )
     check_run_dir(
         settings, plan.node, leads=plan.leads, may_begin=plan.may_begin, goes_on=plan.goes_on
     )
@@ -341,6 +346,6 @@ def check_open(host: str, option: str, *, allowed: bool) -> None:
     if not allowed and not is_loopback(host):
         raise UsageError(
             f"{option} {host} can be reached from other machines, and the bus is not encrypted: "
-            "whoever reaches it can run the job's processes. Encrypt it with --curve, or add --insecure "
-            "if the network is trusted"
+            "whoever reaches it can run the job's processes. Encrypt it with --curve, or add "
+            "--insecure if the network is trusted"
         )

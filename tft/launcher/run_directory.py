@@ -109,8 +109,8 @@ def check_no_launcher(run_dir: Path) -> None:
     for path in sorted((run_dir / "pids").glob("run*.pid")):
         if _is_locked(path):
             raise UsageError(
-                f"{run_dir} is in use by `tft run` (process {path.read_text().strip()}), which has a "
-                "controller of its own: choose another --run-dir"
+                f"{run_dir} is in use by `tft run` (process {path.read_text().strip()}), which has "
+                "a controller of its own: choose another --run-dir"
             )
 
 
@@ -156,8 +156,8 @@ def check_run_dir(
         )
     elif (earlier := checkpoint.newest(checkpoint.checkpoint_store_of(settings))) is not None:
         raise UsageError(
-            f"{earlier} is a checkpoint of an earlier run: add --resume to continue from it, or choose "
-            "another --checkpoint-dir or --checkpoint-name"
+            f"{earlier} is a checkpoint of an earlier run: add --resume to continue from it, or "
+            "choose another --checkpoint-dir or --checkpoint-name"
         )
 
 
@@ -258,8 +258,8 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
     if not manifest.without_local_state:
         return ""
     return (
-        f"{directory} holds no RNG and data position of ranks {manifest.without_local_state}, which were lost with "
-        "their node: it can be loaded by hand, but not resumed"
+        f"{directory} holds no RNG and data position of ranks {manifest.without_local_state}, "
+        "which were lost with their node: it can be loaded by hand, but not resumed"
     )
 
 
@@ -325,10 +325,10 @@ def job_there(run_dir: Path) -> JobThere:
             curve=Path(settings["curve"]) if settings.get("curve") else None,
         )
     except FileNotFoundError:
-        raise UsageError(f"no job runs in {run_dir}: there is no {JOB}") from None
+        raise UsageError(f"no job runs in {run_dir}: it has no file {JOB}") from None
     except (OSError, ValueError, KeyError, TypeError) as wrong:
         raise UsageError(
-            f"{path} does not say which job runs there: {type(wrong).__name__}: {wrong}"
+            f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
         ) from None
     # job.json is written when a run begins, the report when a run ends
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
@@ -495,11 +495,11 @@ def _check_resumable(settings: JobSettings, directory: Path) -> None:
         raise UsageError(lacking)
     if manifest.world != settings.world:
         raise UsageError(
-            f"{directory} is of a job of {manifest.world} ranks and cannot be resumed with "
-            f"{settings.world}"
+            f"{directory} was written by a job of {manifest.world} ranks, so a job of "
+            f"{settings.world} ranks cannot resume from it"
         )
     if manifest.adaptor != settings.adaptor:
         raise UsageError(
-            f"{directory} was written by the adaptor {manifest.adaptor!r} and cannot be resumed "
-            f"with {settings.adaptor!r}"
+            f"{directory} was written by the adaptor {manifest.adaptor!r}, so a job with the "
+            f"adaptor {settings.adaptor!r} cannot resume from it"
         )

@@ -265,8 +265,8 @@ class Layout:
             raise UsageError(f"no replica: {group}, and no other rank holds the same state")
         if self.dense % self.shards:
             raise UsageError(
-                f"{group}, which cannot be divided into {self.shards} optimizer shards; "
-                f"{_possible(self.dense)}"
+                f"{group}, which cannot be divided into {self.shards} optimizer shards of equal "
+                f"size; {_possible(self.dense)}"
             )
         if self.dense_copies == 1:
             raise UsageError(
@@ -301,8 +301,8 @@ class Layout:
             )
         if self.expert % self.shards and self.scheme.experts_as_dense:
             raise UsageError(
-                f"no replica: {group}, which cannot be divided into {self.shards} shards; "
-                f"{self.scheme.name} then shards over all of them"
+                f"{group}, which cannot be divided into {self.shards} shards; {self.scheme.name} "
+                "then shards over all ranks of the group, and no shard has a replica"
             )
         if self.expert_copies == 1:
             raise UsageError(

@@ -77,12 +77,13 @@ def decode(frame: bytes) -> Envelope:
     """
     if len(frame) > FRAME_LIMIT:
         raise MalformedMessage(
-            f"a frame of {len(frame)} bytes came; a message of tft has at most {FRAME_LIMIT}"
+            f"a frame of {len(frame)} bytes was received; a message of tft has at most "
+            f"{FRAME_LIMIT}"
         )
     came = unpack(frame)
     if not isinstance(came, dict):
         raise MalformedMessage(
-            f"a frame holds a {type(came).__name__} where a message of tft is a map"
+            f"a frame contains a {type(came).__name__}; a message of tft is a map"
         )
     sender = _brief(repr(came.get("from", "somebody unnamed")))
     _refuse_other_versions(came, sender)
@@ -117,8 +118,8 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
         )
     if version != VERSION:
         raise MalformedMessage(
-            f"{sender} speaks version {version} of the protocol, version {VERSION} is spoken "
-            "here: install the same tft on every node of the job"
+            f"{sender} uses version {version} of the protocol, and this process version {VERSION}: "
+            "install the same tft on every node of the job"
         )
 
 
@@ -154,7 +155,8 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # 
         shape = _KINDS[kind]
     except KeyError:
         raise MalformedMessage(
-            f"a message of kind {_brief(repr(kind))}, which version {VERSION} of the protocol does not have"
+            f"a message of kind {_brief(repr(kind))}, which version {VERSION} of the protocol does "
+            "not have"
         ) from None
     try:
         message = msgspec.convert(body, shape, str_keys=str_keys)

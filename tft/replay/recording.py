@@ -265,7 +265,7 @@ def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Ru
     if which is not None:
         place = which if which > 0 else len(chapters) + 1 + which
         if place not in chapters:
-            raise UsageError(f"{name} records {len(chapters)} runs, and has no run {which}")
+            raise UsageError(f"{name} contains {len(chapters)} runs; there is no run {which}")
         chapters = {place: chapters[place]}
     return {place: _run(chapter, name) for place, chapter in chapters.items()}
 

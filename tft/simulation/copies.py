@@ -208,7 +208,8 @@ class Copies:
         if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
                 "a step that a rank has ended is not replaced by its tail",
-                f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in the tail",
+                f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in "
+                "the tail",
             )
 
     # ---------------------------------------------------------------- consequences

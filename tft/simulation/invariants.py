@@ -180,7 +180,8 @@ class Invariants:
                 raise Broken(
                     "no rank trains during a repair",
                     f"rank {trainer.rank} has done step {trainer.steps.completed} while rank "
-                    f"{process.rank} carries out {process.thread.task and process.thread.task.name}",
+                    f"{process.rank} carries out "
+                    f"{process.thread.task and process.thread.task.name}",
                 )
 
     def steps_alike(self, members: dict[int, ProcessPart]) -> None:
@@ -202,7 +203,8 @@ class Invariants:
         if content not in stages and not self._excused(content, order):
             raise Broken(
                 "transfers come from sound holders",
-                f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step {step}",
+                f"rank {giver.rank} gives {self._what(content, shard)} as shard {shard!r} of step "
+                f"{step}",
             )
 
     def found(self, process: ProcessPart, order: RankOrder, step: int) -> None:
@@ -227,7 +229,8 @@ class Invariants:
         if incident.progress.step != max(steps) + 1 or incident.progress.steps_lost < cost - 1:
             raise Broken(
                 "lost steps are reported",
-                f"{incident.progress.steps_lost} steps, on with {incident.progress.step}, and it was {cost} to {steps}",
+                f"{incident.progress.steps_lost} steps, on with {incident.progress.step}, and it "
+                f"was {cost} to {steps}",
             )
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
@@ -468,7 +471,8 @@ class Invariants:
             if content not in right and not self._excused(content, order, late=late):
                 raise Broken(
                     promise,
-                    f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of step {step}",
+                    f"rank {process.rank} has {self._what(content, name)} as shard {name!r} of "
+                    f"step {step}",
                 )
 
     def _positioned(self, process: ProcessPart, step: int, promise: str) -> None:
@@ -476,8 +480,8 @@ class Invariants:
         if process.memory.data != begin:
             raise Broken(
                 promise,
-                f"rank {process.rank} has drawn {process.memory.data} batches after step {step}, not "
-                f"{begin}",
+                f"rank {process.rank} has drawn {process.memory.data} batches after step {step}, "
+                f"not {begin}",
             )
 
     def _what(self, content: Written, shard: str) -> str:

@@ -111,7 +111,8 @@ def show(tally: Tally) -> str:
     mean = sum(n * count for n, count in tally.mishaps.items()) / tally.runs
     faults = sum(n * count for n, count in tally.faults.items()) / tally.runs
     lines = [
-        f"{tally.runs} schedules, {1000 * tally.seconds / tally.runs:.1f} ms of processor time each",
+        f"{tally.runs} schedules, {1000 * tally.seconds / tally.runs:.1f} ms of processor time "
+        "each",
         f"worlds: quarters end at {quarters}; "
         + ", ".join(f"{low}-{low + 7}: {bins[low]}" for low in sorted(bins)),
         f"mishaps: {mean:.2f} a schedule; faults that came to pass: {faults:.2f}; "

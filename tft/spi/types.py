@@ -100,8 +100,9 @@ class CheckResult:
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict) or not isinstance(self.finding, str):
             raise UsageError(
-                f"a check returned the verdict {self.verdict!r} and the finding {self.finding!r}: the "
-                f"verdict must be one of {', '.join(get_args(Verdict))}, and the finding a string"
+                f"a check returned the verdict {self.verdict!r} and the finding {self.finding!r}: "
+                f"the verdict must be one of {', '.join(get_args(Verdict))}, and the finding a "
+                "string"
             )
 
 
@@ -132,7 +133,8 @@ class DeviceFault:
             re.compile(self.words)
         except re.error as error:
             raise UsageError(
-                f"the words of a device fault, {self.words!r}, are not a valid regular expression: {error}"
+                f"the words of a device fault, {self.words!r}, are not a valid regular expression: "
+                f"{error}"
             ) from None
 
 

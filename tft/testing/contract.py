@@ -305,7 +305,8 @@ class AdaptorContract:
         end = monotonic() + LIMIT
         while not ranks[rank].ask("is_waiting"):
             assert monotonic() < end, (
-                f"rank {rank} waits for other ranks, and `tft_waiting` has not said so in {LIMIT:.0f} s"
+                f"rank {rank} waits for other ranks, and `tft_waiting` has not said so in "
+                f"{LIMIT:.0f} s"
             )
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:

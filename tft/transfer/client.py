@@ -149,9 +149,9 @@ def _room(shard: str, offer: ShardOffer, buffers: Sequence[Buffer]) -> Run:
     for index, (there, here) in enumerate(zip_longest(offer.buffers, room)):
         if there != here:
             raise TransferFailed(
-                f"the buffers for shard {shard!r} do not match those of its sources: buffer {index} is "
-                f"{_buffer(there)} there and {_buffer(here)} here. Check that all ranks build the "
-                "same model"
+                f"the buffers for shard {shard!r} do not match those of its sources: buffer "
+                f"{index} is {_buffer(there)} there and {_buffer(here)} here. Check that all ranks "
+                "build the same model"
             )
     for buffer in buffers:
         if buffer.view.readonly:
@@ -180,7 +180,7 @@ def _until(
         if scheduler.wait(fact, TICK) or ticks == 0:
             return
         ticks = None if ticks is None else ticks - 1
-    raise TransferFailed("the fetch was abandoned: its order is no longer wanted")
+    raise TransferFailed("the fetch was cancelled, because the controller no longer needs it")
 
 
 def _failure(transfer: Transfer, step: int, scheduler: ChunkScheduler) -> TransferFailed:

@@ -76,7 +76,7 @@ def bring(
     except EOFError:
         why = "it ended the connection"
     except ssl.SSLError as error:
-        why = f"TLS with it failed ({error.reason}): is its --curve the same?"
+        why = f"the TLS handshake with it failed ({error.reason}): is its --curve the same?"
     except OSError as error:
         why = f"the connection broke: {error.strerror or error}"
     finally:
@@ -160,7 +160,7 @@ def _converse(
             continue
         log.warning("chunk_damaged", shard=hello.shard, source=source.rank, offset=chunk.offset)
         if not scheduler.spoilt(place, chunk):
-            raise TransferFailed("it repeatedly sent bytes that do not match their digest")
+            raise TransferFailed("the source repeatedly sent bytes that do not match their digest")
 
 
 def _wrapped(connection: socket.socket, tls: Tls | None) -> socket.socket:
@@ -200,5 +200,7 @@ def _refused(error: int, *welcome: int) -> None:
 def _longer(silent: float, patience: float) -> float:
     silent += TICK
     if silent >= patience:
-        raise TransferFailed(f"nothing came from it for {patience} s: it hangs, or is cut off")
+        raise TransferFailed(
+            f"the source has sent nothing for {patience} s: it hangs, or its connection is broken"
+        )
     return silent

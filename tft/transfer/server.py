@@ -94,7 +94,7 @@ class ShardServer:
             self._listener = socket.create_server((self._host, 0), family=family, backlog=1024)
         except OSError as error:
             raise UsageError(
-                f"cannot serve shards at {self._host}: {error}; give an address of this machine"
+                f"shards cannot be served at {self._host}: {error}; give an address of this machine"
             ) from None
         self._accepting = threading.Thread(
             target=self._accept, args=(self._listener,), name="tft-shards", daemon=True
@@ -181,7 +181,7 @@ class ShardServer:
                     send_chunk(run, chunk, key, send)
                 case other:
                     raise MalformedMessage(
-                        f"the client asked for {other!r:.80}, which is no part of the "
+                        f"the client requested {other!r:.80}, which is not a range of the "
                         f"{run.size} bytes of shard {hello.shard!r}"
                     )
 
@@ -210,7 +210,7 @@ def _shake_hands(connection: socket.socket) -> None:
         connection.do_handshake()
     except ssl.SSLError as refused:
         raise MalformedMessage(
-            f"TLS with it failed ({refused.reason}): is its --curve the same?"
+            f"the TLS handshake with the client failed ({refused.reason}): is its --curve the same?"
         ) from None
 
 

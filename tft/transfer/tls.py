@@ -74,7 +74,7 @@ def _context(curve: Path, side: int) -> ssl.SSLContext:
         context.load_verify_locations(certificate)
     except (ssl.SSLError, OSError) as wrong:
         raise UsageError(
-            f"--curve {curve}: {key.name} and {certificate.name} are not a pair ({wrong}); copy the "
-            "directory as `tft keys` has made it"
+            f"--curve {curve}: {key.name} and {certificate.name} are not a pair ({wrong}); copy "
+            "the directory as `tft keys` has made it"
         ) from None
     return context

@@ -166,9 +166,13 @@ def _said(body: memoryview) -> Said:
             try:
                 return msgspec.convert(words, type=_WORDS[name])
             except msgspec.ValidationError as wrong:
-                raise MalformedMessage(f"a {name} came that cannot be one: {wrong}") from None
+                raise MalformedMessage(
+                    f"a {name} with wrong values was received: {wrong}"
+                ) from None
         case other:
-            raise MalformedMessage(f"a frame came that is no word of a transfer: {other!r:.80}")
+            raise MalformedMessage(
+                f"a frame was received that is no message of a transfer: {other!r:.80}"
+            )
 
 
 # ---------------------------------------------------------------- chunks

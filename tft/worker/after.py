@@ -64,18 +64,18 @@ class AfterSteps:
         """
         if not callable(function):
             raise UsageError(
-                f"what is to be called after a step is a function of the step, not a {type(function).__name__}"
+                f"session.after_step takes a function of the step, not a {type(function).__name__}"
             )
         if every < 1 or limit <= 0:
             raise UsageError(
-                f"a function is called after every {every} steps and may take {limit} s: the one is at least 1, the "
-                "other more than 0"
+                f"a function was to be called every {every} steps and to take at most {limit} s: "
+                "every must be at least 1, and the time more than 0"
             )
         known = [each for each in self._functions if each.function == function]
         if known:
             raise UsageError(
-                f"{known[0].name} was given before: hand functions over once, before session.run, since `train` is "
-                "called again after an incident"
+                f"{known[0].name} was given before: hand functions over once, before session.run, "
+                "since `train` is called again after an incident"
             )
         self._functions.append(AfterStep(function=function, every=every, limit=limit))
 
@@ -106,9 +106,9 @@ class AfterSteps:
             changed = sorted(part for part in parts if parts[part] != before[shard].get(part))
             if changed:
                 raise UsageError(
-                    f"{after.name} has changed {', '.join(changed)} of shard {shard!r} after step {step}: what is called "
-                    "after a step must leave the state as it is, since it may be called again. Change the state "
-                    "in the loop"
+                    f"{after.name} has changed {', '.join(changed)} of shard {shard!r} after step "
+                    f"{step}: what is called after a step must leave the state as it is, since it "
+                    "may be called again. Change the state in the loop"
                 )
 
 

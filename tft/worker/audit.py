@@ -283,16 +283,17 @@ class Audit:
                 self.findings.report(
                     "outside",
                     part,
-                    f"{_CALLED[part.partition('.')[0]]} changed outside any update window, {where}: a rank that is lost there "
-                    "leaves copies that differ. Put all that changes them into `with session.update():`; an optimizer "
-                    "must not step in the backward pass",
+                    f"{_CALLED[part.partition('.')[0]]} changed outside any update window, "
+                    f"{where}: a rank that is lost there leaves copies that differ. Put all that "
+                    "changes them into `with session.update():`; an optimizer must not step in "
+                    "the backward pass",
                 )
             else:
                 self.findings.report(
                     "head",
                     part,
-                    f"{_called(part)} changed {where}: ranks that are interrupted there have changed it or have not. Change it in "
-                    "the update window, or behind it"
+                    f"{_called(part)} changed {where}: ranks that are interrupted there have "
+                    "changed it or have not. Change it in the update window, or behind it"
                     + (
                         "" if tails else ", and call session.end_step() at the end of the iteration"
                     ),
@@ -327,12 +328,14 @@ class Audit:
         if self.findings.report(
             "draws",
             ", ".join(moved),
-            f"the tail of step {tail.step} draws random numbers ({what}), {where}: after an incident they are drawn again, "
-            "and training does not go on bit for bit. Draw there from a generator of your own, torch.Generator(); a "
-            "DataLoader draws one number for each iterator unless it is given generator=",
+            f"the tail of step {tail.step} draws random numbers ({what}), {where}: after an "
+            "incident they are drawn again, and training does not go on bit for bit. Draw there "
+            "from a generator of your own, torch.Generator(); a DataLoader draws one number for "
+            "each iterator unless it is given generator=",
         ):
             self.findings.inexact.append(
-                f"the loop draws random numbers in the tail of a step ({what}), {where}: after an incident they are drawn a second time"
+                f"the loop draws random numbers in the tail of a step ({what}), {where}: after an "
+                "incident they are drawn a second time"
             )
 
     def _drawn_ahead(self, step: int) -> None:
@@ -352,12 +355,14 @@ class Audit:
             if self.findings.report(
                 "ahead",
                 name,
-                f"the loop moves {what} {where}: after an incident, and after a resume, the function is called again, and what it "
-                "took ahead is skipped. Take a batch at the head of its step, or take the next one behind the update "
-                "window; draw what is needed once outside the function",
+                f"the loop moves {what} {where}: after an incident, and after a resume, the "
+                "function is called again, and what it took ahead is skipped. Take a batch at the "
+                "head of its step, or take the next one behind the update window; draw what is "
+                "needed once outside the function",
             ):
                 self.findings.inexact.append(
-                    f"the loop advances {what} {where}: batches taken ahead are skipped after an incident"
+                    f"the loop advances {what} {where}: batches taken ahead are skipped after an "
+                    "incident"
                 )
 
     def _unended(self, part: str, where: str) -> None:
@@ -372,8 +377,8 @@ class Audit:
         if self.findings.report(
             "unended",
             part,
-            f"{what}: an incident may undo the change. Take the steps from session.steps, or call session.end_step() as the "
-            "last line of each iteration",
+            f"{what}: an incident may undo the change. Take the steps from session.steps, or call "
+            "session.end_step() as the last line of each iteration",
         ):
             self.findings.inexact.append(f"{what}: code after the update window may be undone")
 
@@ -382,9 +387,10 @@ class Audit:
             self.findings.report(
                 "collective",
                 part,
-                f"the tail of step {tail.step} changes {_called(part)} after its collective ({tail.collective}) and before the "
-                f"step ends ({line}): where a rank is lost in that collective, some have changed it and others "
-                "cannot. Let the collective come before the update window, and change this in the window",
+                f"the tail of step {tail.step} changes {_called(part)} after its collective "
+                f"({tail.collective}) and before the step ends ({line}): where a rank is lost in "
+                "that collective, some have changed it and others cannot. Let the collective come "
+                "before the update window, and change this in the window",
             )
 
     def _swallowed(self, failure: _Failure, *, leaves: bool) -> None:
@@ -401,8 +407,9 @@ class Audit:
         self.findings.report(
             "swallows",
             failure.line,
-            f"the tail of step {failure.step} has kept a fault for itself: a collective failed at {failure.line} ({said}), and the "
-            "loop went on. Let what a collective raises leave `train`: it is called again after the incident",
+            f"the tail of step {failure.step} has kept a fault for itself: a collective failed at "
+            f"{failure.line} ({said}), and the loop went on. Let what a collective raises leave "
+            "`train`: it is called again after the incident",
             refuse=refuse,
             everywhere=True,
         )

@@ -170,7 +170,7 @@ class Control:
 
     def _call(self, function: object, *arguments: object) -> None:
         if self._loop is None:
-            raise InternalError("the control thread was used before it had started")
+            raise InternalError("the control thread was called before it was started")
         self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # bound methods, each with its own arguments
 
     # ---------------------------------------------------------------- on the control thread

@@ -36,8 +36,8 @@ def take_up() -> None:
         page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths)
     except OSError as error:
         raise UsageError(
-            f"cannot open the shared-memory page of this rank, {error.filename} ({error.strerror}): "
-            "check that the agent that this process was started for still runs"
+            f"cannot open the shared-memory page of this rank, {error.filename} "
+            f"({error.strerror}): check that the agent that this process was started for still runs"
         ) from None
     set_environment(descriptor_variables(page=page, words=words))
     prepare()

@@ -50,7 +50,8 @@ def main() -> None:
         threads = os.listdir("/proc/self/task")
         if len(threads) > 1:
             door.send(
-                f"the process has {len(threads)} threads after the import of the adaptor {adaptor!r}, "
+                f"the process has {len(threads)} threads after the import of the adaptor "
+                f"{adaptor!r}, "
                 "and a process with threads cannot be forked safely".encode()
             )
             return

@@ -148,8 +148,9 @@ def _check_nothing_begun(options: Sequence[str]) -> None:
     begun = load_adaptor(adaptor_of(options)).hook.tft_begun()
     if begun:
         raise UsageError(
-            f"{begun} exists already: under a launcher tft.init starts the script again in another "
-            "process, so call tft.init before anything else; tft forms the process groups itself"
+            f"{begun} exists already: under a launcher, tft.init starts the script again in "
+            "another process. Call tft.init before anything else; tft forms the process groups "
+            "itself"
         )
 
 

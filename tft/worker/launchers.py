@@ -108,8 +108,8 @@ class _Told:
             if value := self.environ.get(name):
                 return value
         raise UsageError(
-            f"{self.launcher} has not set {' or '.join(names)}, so tft cannot tell which rank this process "
-            "is: start the script with `tft run`, torchrun or srun, or set the variable"
+            f"{self.launcher} has not set {' or '.join(names)}, so tft cannot tell which rank this "
+            "process is: start the script with `tft run`, torchrun or srun, or set the variable"
         )
 
     def number(self, *names: str) -> int:
@@ -196,8 +196,8 @@ def _srun(told: _Told) -> Launcher:
     ):  # fmt: skip
         if theirs in told.environ and told.number(theirs) != value:
             raise UsageError(
-                f"{theirs} is {told.environ[theirs]}, and {ours} is {value}: leave {theirs} out, or "
-                "set it in each process that srun starts, not before"
+                f"{theirs} is {told.environ[theirs]}, but {ours} is {value}: remove {theirs}, or "
+                "set it in each process that srun starts instead of before"
             )
     lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     try:
@@ -262,13 +262,13 @@ def _check(found: Launcher) -> None:
             )
     if found.local_world > found.world:
         raise UsageError(
-            f"LOCAL_WORLD_SIZE is {found.local_world}, but WORLD_SIZE is {found.world}: a node cannot "
-            "have more processes than the job"
+            f"LOCAL_WORLD_SIZE is {found.local_world}, but WORLD_SIZE is {found.world}: a node "
+            "cannot have more processes than the job"
         )
     if not 0 < found.port < 65_535:
         raise UsageError(
-            f"MASTER_PORT is {found.port}: it must be between 1 and 65534, because tft uses the next port "
-            "too"
+            f"MASTER_PORT is {found.port}: it must be between 1 and 65534, because tft uses the "
+            "next port too"
         )
 
 

@@ -234,12 +234,13 @@ class Hands:
         held, backups = self._gate.held(), self._gate.backups()
         if step != held and step not in backups:
             raise OrderRefused(
-                f"rank {self._state.rank} holds step {held}, and copies of steps {list(backups)}, "
-                f"but not step {step}, of shard {shard!r}"
+                f"rank {self._state.rank} cannot give shard {shard!r} of step {step}: it has step "
+                f"{held}, and copies of steps {list(backups)}"
             )
         if shard in self._fetching:
             raise OrderRefused(
-                f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard itself"
+                f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard "
+                "itself"
             )
         payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
         return payload
@@ -254,8 +255,8 @@ class Hands:
     def _regroup(self, order: Regroup) -> None:
         if order.without and "scale_in" not in self._hook.tft_strategies():
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} cannot form groups without ranks "
-                f"{list(order.without)} of the job"
+                f"the adaptor {self._state.adaptor!r} cannot form process groups without ranks "
+                f"{list(order.without)}"
             )
         members = [rank for rank in range(self._state.world) if rank not in order.without]
         self._hook.tft_regroup(
@@ -369,8 +370,8 @@ class Hands:
         step = reload(order.not_after)
         if not isinstance(step, int) or step < 0:
             raise OrderRefused(
-                f"the function that loads the script's own checkpoint returned {step!r}, which is not a "
-                "step number"
+                f"the function that loads the script's own checkpoint returned {step!r}, which is "
+                "not a step number"
             )
         self._page.capture(step, self._hook.tft_capture(closing=False), True)
         self._hold(step)
@@ -407,8 +408,8 @@ class Hands:
             self._page.capture(step, sent, True)
             return sent
         raise OrderRefused(
-            f"rank {self._state.rank} has not kept the RNG state and data position of step {step}; it "
-            f"has those of steps {sorted(self._page.local_states())}"
+            f"rank {self._state.rank} has no RNG state and data position of step {step}; it has "
+            f"those of steps {sorted(self._page.local_states())}"
         )
 
     def _derived(self, step: int) -> bytes:
@@ -420,7 +421,8 @@ class Hands:
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} cannot create a new RNG state and data position"
+                f"the adaptor {self._state.adaptor!r} cannot create a new RNG state and data "
+                "position"
             )
         derived: bytes = self._hook.tft_derive(step=step)
         self._page.capture(step, derived, True)

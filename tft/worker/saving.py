@@ -55,15 +55,17 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's ow
         return None
     if len(given) == 1:
         raise UsageError(
-            f"session.adopt was given only {', '.join(given)}: give it both save and load, or neither"
+            f"session.adopt was given only {', '.join(given)}: give it both save and load, or "
+            "neither"
         )
     for name, function in given.items():
         if not callable(function):
             raise UsageError(f"{name} must be a function, not a {type(function).__name__}")
     if "make" in parts:
         raise UsageError(
-            "session.adopt takes either make, or save and load: when the last checkpoint is written, the "
-            "objects that make returned no longer exist, so save would have nothing to write"
+            "session.adopt takes either make, or save and load: when the last checkpoint is "
+            "written, the objects that make returned no longer exist, so save would have nothing "
+            "to write"
         )
     return Own(**given)
 
@@ -103,8 +105,8 @@ class Saving:
         for name, function in (("save", own.save), ("load", own.load)):
             if not own.told(function, ""):
                 raise UsageError(
-                    f"this rank holds the shards {', '.join(each.shard for each in shards)}, and tft calls "
-                    f"{name} once for each: {name} must take a parameter `shard`"
+                    f"this rank holds the shards {', '.join(each.shard for each in shards)}, and "
+                    f"tft calls {name} once for each: {name} must take a parameter `shard`"
                 )
 
     # ---------------------------------------------------------------- writing
@@ -230,8 +232,8 @@ class Saving:
             )
         if self.own and not known.own:
             raise OrderRefused(
-                f"{directory} was written by the adaptor {known.adaptor!r}, not by the script's own "
-                "functions: leave save and load out of session.adopt to go on from it"
+                f"{directory} was written by the adaptor {known.adaptor!r}, not by the script's "
+                "own functions: leave save and load out of session.adopt to go on from it"
             )
         for shard, place in places.items():
             if place != directory:
@@ -284,7 +286,8 @@ def _synced(place: Path) -> list[Path]:
     for each in found:
         if each.is_symlink():
             raise UsageError(
-                f"save has made a symbolic link, {each}: a checkpoint must contain regular files only"
+                f"save has created the symbolic link {each}: a checkpoint must contain only "
+                "regular files"
             )
     files = [each for each in found if each.is_file()]
     if not files:

@@ -339,7 +339,9 @@ class Session:
         if the user's save and load cannot tell the shards of this rank apart.
         """
         if not self._adopted:
-            raise UsageError("session.run has no training state: call session.adopt first")
+            raise UsageError(
+                "session.run was called before session.adopt: hand the training state over first"
+            )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
         self._loop.begin(shards)

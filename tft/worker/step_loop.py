@@ -209,8 +209,8 @@ class StepLoop:
             yield step
             if self.step == step:
                 raise UsageError(
-                    f"step {step} has ended without an update window: put the optimizer's step "
-                    "into `with session.update():`"
+                    f"step {step} has ended without an update window: call the optimizer within "
+                    "`with session.update():`"
                 )
             self.end_step()
 

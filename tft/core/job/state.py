@@ -202,7 +202,7 @@ class Job:
         move that is not in the table.
         """
         if state not in TRANSITIONS[self.state]:
-            raise InternalError(f"no way leads from {self.state} to {state}")
+            raise InternalError(f"the state machine has no transition from {self.state} to {state}")
         self.state = state
         self.timing.deadline = None
 

@@ -142,8 +142,8 @@ class StrategyChoice:
             if node in job.nodes.lost:
                 return f"node {node} is gone, and its ranks have no other place"
             return (
-                f"a process of rank {rank_state.rank} may still run on node {node}, since it could not be "
-                "ended, and the rank has no other place"
+                f"a process of rank {rank_state.rank} may still run on node {node}, since it could "
+                "not be ended, and the rank has no other place"
             )
         if job.incident.turnover.respawns.get(rank_state.rank, 0) >= job.policy.respawns:
             return (

@@ -27,8 +27,8 @@ def announce(program: Program) -> None:
 def _program() -> Program:
     if not _programs:
         raise UsageError(
-            "the adaptor `mindio` is for programs that call mindio_ttp: tft_init_processor and "
-            "tft_start_processor must be called first"
+            "the adaptor `mindio` is for programs that use mindio_ttp: call tft_init_processor and "
+            "tft_start_processor first"
         )
     return _programs[0]
 
@@ -62,7 +62,8 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: see the specification
     if parts.get("program") is not _program():
         raise UsageError(
-            "the adaptor `mindio` keeps what a program's own functions keep: there is nothing to adopt"
+            "the adaptor `mindio` takes no objects: the state is kept by the functions that the "
+            "program registers"
         )
 
 

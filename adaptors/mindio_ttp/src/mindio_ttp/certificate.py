@@ -59,7 +59,7 @@ class Identity:
         now = datetime.now(UTC)
         if now < mine.not_valid_before_utc:
             raise Refused(
-                f"{self.certificate} is valid from {mine.not_valid_before_utc} on, not yet"
+                f"{self.certificate} is not valid yet; it is valid from {mine.not_valid_before_utc}"
             )
         if now > mine.not_valid_after_utc:
             raise Refused(
@@ -80,7 +80,7 @@ class Identity:
             try:
                 revoked = x509.load_pem_x509_crl(path.read_bytes())
             except ValueError as wrong:
-                raise Refused(f"{path} holds no list of revoked certificates: {wrong}") from None
+                raise Refused(f"{path} contains no list of revoked certificates: {wrong}") from None
             if revoked.next_update_utc is not None and revoked.next_update_utc < now:
                 log.warning(
                     "revocations_out_of_date", file=str(path), since=revoked.next_update_utc
@@ -93,8 +93,7 @@ class Identity:
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
                     raise Refused(
-                        f"{self.certificate} is revoked, or a certificate that has signed it is, "
-                        f"by {path}"
+                        f"{path} revokes {self.certificate} or a certificate that has signed it"
                     )
 
 
@@ -144,7 +143,7 @@ def _certificates(path: Path) -> Sequence["Certificate"]:
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except ValueError as wrong:
-        raise Refused(f"{path} holds no certificate: {wrong}") from None
+        raise Refused(f"{path} contains no certificate: {wrong}") from None
 
 
 def _public(certificate: "Certificate") -> bytes:
@@ -166,7 +165,7 @@ def _check_length(path: Path, certificate: "Certificate") -> None:
         case _:
             return  # Ed25519 and similar keys have a fixed length
     if bits < least:
-        raise Refused(f"the key of {path} has {bits} bits, and must have {least} or more")
+        raise Refused(f"the key of {path} has {bits} bits; it must have at least {least}")
 
 
 def _chain(
@@ -183,13 +182,15 @@ def _chain(
             break
         if not issuer.not_valid_before_utc <= now <= issuer.not_valid_after_utc:
             raise Refused(
-                f"the certificate of {issuer.subject.rfc4514_string()} in tlsCaFile is not valid now"
+                f"the certificate of {issuer.subject.rfc4514_string()} in tlsCaFile is not valid "
+                "now"
             )
         if issuer == chain[-1]:
             return chain
         chain.append(issuer)
     raise Refused(
-        f"{path} is not signed by one of the certificates in tlsCaFile, or one that has signed it is missing"
+        f"{path} is not signed by a certificate in tlsCaFile, or an intermediate certificate is "
+        "missing"
     )
 
 

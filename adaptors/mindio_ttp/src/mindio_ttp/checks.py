@@ -51,7 +51,7 @@ def text(function: str, name: str, value: Any) -> str:  # Any: as given
     Check that `value` is a text that is not empty, and return it.
     """
     if not isinstance(value, str) or not value:
-        raise Refused(f"{function}: {name} must be a text, but is {value!r}")
+        raise Refused(f"{function}: {name} must be a string, but is {value!r}")
     return value
 
 
@@ -60,7 +60,7 @@ def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: as given; a
     Check that `value` can be called, and return it. Raises `TypeError` if not, as MindIO does.
     """
     if not callable(value):
-        raise TypeError(f"{caller} takes a function, and got {value!r}")
+        raise TypeError(f"{caller} takes a function, not {value!r}")
     return value  # type: ignore[no-any-return] # any function
 
 
@@ -84,16 +84,18 @@ def address(function: str, name: str, value: Any) -> str:
     Check an address or the name of a known host. Return the address.
     """
     if not isinstance(value, str) or not value:
-        raise Refused(f"{function}: {name} must be an address or a host's name, but is {value!r}")
+        raise Refused(f"{function}: {name} must be an address or a host name, but is {value!r}")
     try:
         found = socket.gethostbyname(value) if ":" not in value else value
         if ipaddress.ip_address(found).is_unspecified:
             raise Refused(
-                f"{function}: {name} is {value}, which other machines cannot reach: give that of "
-                "one network interface"
+                f"{function}: {name} is {value}, which other machines cannot reach: give the "
+                "address of one network interface"
             )
     except OSError as error:
-        raise Refused(f"{function}: the host {value} is not known here ({error})") from None
+        raise Refused(
+            f"{function}: the host name {value} cannot be resolved on this machine ({error})"
+        ) from None
     except ValueError:
         raise Refused(f"{function}: {name} {value!r} is not an address") from None
     return found
@@ -115,13 +117,13 @@ def error(value: Any, code: Any) -> ReportState:
         value = value.value
     if isinstance(value, bool) or value not in states:
         raise Refused(
-            f"tft_report_error: error_type is the value of a ReportState, 0 to {max(states)}, and is "
-            f"{value!r}"
+            f"tft_report_error: error_type must be the value of a ReportState, 0 to {max(states)}, "
+            f"but is {value!r}"
         )
     if not isinstance(code, str) or len(code) > LONGEST_ERROR_CODE:
         raise Refused(
-            f"tft_report_error: error_code is a text of at most {LONGEST_ERROR_CODE} characters, and is "
-            f"{code!r}"
+            f"tft_report_error: error_code must be a string of at most {LONGEST_ERROR_CODE} "
+            f"characters, but is {code!r}"
         )
     return ReportState(value)
 
@@ -147,7 +149,8 @@ def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:
         raise Refused(
-            f"{call}: replica_info must be a list of 1 to {MOST_GROUPS} groups, but is {value!r:.80}"
+            f"{call}: replica_info must be a list of 1 to {MOST_GROUPS} groups, but is "
+            f"{value!r:.80}"
         )
     for place, group in enumerate(value):
         if not isinstance(group, dict):

@@ -110,7 +110,7 @@ class Patterns:
             name = handle(text)
             if name not in self.types:
                 raise KeyError(
-                    f"the handler of {pattern!r} says {name!r}; it must say one of "
+                    f"the handler of {pattern!r} has returned {name!r}; expected is one of "
                     f"{', '.join(sorted(self.types))}"
                 )
             if name in self.guarded and not repairs:

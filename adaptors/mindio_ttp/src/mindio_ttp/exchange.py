@@ -149,7 +149,9 @@ class Gathering:
             line.flush()
             answer = line.readline()
         if not answer:
-            raise ConnectionError("waiting for the other ranks was given up: the hub has ended")
+            raise ConnectionError(
+                "the hub of the job has ended, so this rank no longer waits for the other ranks"
+            )
         return dict(json.loads(answer)["gathered"])
 
     def abort(self) -> None:
@@ -180,8 +182,8 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
         own = token_of(host, port)
         if not own:
             raise ConnectionError(
-                f"no hub of this job answers at {host}:{port}: a program must not set MASTER_ADDR or MASTER_PORT "
-                "before tft_start_processor"
+                f"no hub of this job answers at {host}:{port}: a program must not set MASTER_ADDR "
+                "or MASTER_PORT before tft_start_processor"
             )
         beside = directory / f".{_HUB}{secrets.token_hex(8)}"
         beside.write_text(f"{host} {port} {own}")

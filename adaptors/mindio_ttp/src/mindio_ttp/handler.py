@@ -35,7 +35,7 @@ def tft_register_exception_handler(
     pattern = checks.text(call, "fault_pattern", fault_pattern)  # the empty text would match all
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
-        raise Refused(f"{call}: fault_type is one of {names}, not {fault_type!r}")
+        raise Refused(f"{call}: fault_type must be one of {names}, not {fault_type!r}")
     handle = checks.function(call, fault_handle)
     patterns.add(pattern, ReportState[fault_type], handle)
 

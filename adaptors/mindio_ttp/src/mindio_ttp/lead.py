@@ -130,7 +130,8 @@ def _room() -> Path:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode != _MODE:
         raise Refused(
-            f"tft_start_controller: {room} must be a directory that only user {os.getuid()} can open (mode 700), "
-            f"and it is of user {found.st_uid} with mode {mode:o}: remove it, or set TMPDIR to another directory"
+            f"tft_start_controller: {room} must be a directory that only user {os.getuid()} can "
+            f"open (mode 700), but it belongs to user {found.st_uid} and has mode {mode:o}: remove "
+            "it, or set TMPDIR to another directory"
         )
     return room

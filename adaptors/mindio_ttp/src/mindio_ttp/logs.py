@@ -52,7 +52,7 @@ class Lines:
         """
         try:
             if path.parent.is_symlink():
-                raise OSError(errno.ELOOP, "its directory is a link")
+                raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
             # one appending write: other processes may share the file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
@@ -86,8 +86,8 @@ def _say_once(path: Path, error: OSError) -> None:
     if key not in _said:
         _said.add(key)
         sys.stderr.write(
-            f"mindio_ttp: {path} cannot be written: {error.strerror}; lines go to standard output. Set "
-            "TTP_LOG_PATH to a directory that can be written\n"
+            f"mindio_ttp: {path} cannot be written: {error.strerror}; lines go to standard output. "
+            "Set TTP_LOG_PATH to a directory that can be written\n"
         )
 
 

@@ -68,7 +68,7 @@ class Orchestrator:
         Set the rank and the size of the world. Raises `Refused` on a second call in a process.
         """
         if self._rank is not None:
-            raise Refused("tft_init_controller was called before in this process")
+            raise Refused("tft_init_controller was already called in this process")
         self._rank, self.world = rank, world
 
     def start(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
@@ -120,8 +120,8 @@ class Orchestrator:
         if path is None:
             if environment.below_tft():
                 raise Refused(
-                    "tft_register_mindx_callback was called, and this job was started without an "
-                    "orchestrator: add --orchestrated to its `tft run`"
+                    "tft_register_mindx_callback was called, but this job was started without an "
+                    "orchestrator: add --orchestrated to the command `tft run`"
                 )
             return  # this process becomes the launcher; its rank finds the controller
         self._connect(path)

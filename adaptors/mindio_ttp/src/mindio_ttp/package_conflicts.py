@@ -20,8 +20,8 @@ def refuse_another(package: str, installed: Iterable[Distribution] | None = None
             continue
         if _brings(found, package):
             raise ImportError(
-                f"{name} {found.version} has a package {package}, too, and {OURS} cannot be "
-                f"installed beside it: uninstall one of them (`pip uninstall {name}`, then "
+                f"{name} {found.version} also has a package {package}, so it cannot be installed "
+                f"together with {OURS}: uninstall one of them (`pip uninstall {name}`, then "
                 f"install {OURS} again)"
             )
 

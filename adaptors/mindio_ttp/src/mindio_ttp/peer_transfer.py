@@ -44,7 +44,8 @@ def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
             source = min(sources, key=lambda rank: (rank - destination) % world)
             if told[source]["needs"]:
                 raise OrderRefused(
-                    f"rank {source} is to send {shard} to rank {destination} and needs state itself"
+                    f"rank {source} is to send {shard} to rank {destination}, but needs state "
+                    "itself"
                 )
             kind = int(shard.removeprefix("group").partition(".")[0])
             found.append(Unit(type=kind, source=source, destination=destination, step=step))

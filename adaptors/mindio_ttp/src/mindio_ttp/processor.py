@@ -138,8 +138,8 @@ class Processor:
         """
         if self._told is not None:
             raise Refused(
-                "tft_init_processor was called before in this process: a process takes part in one job, "
-                "and after tft_destroy_processor in none"
+                "tft_init_processor was already called in this process: a process takes part in "
+                "one job only, and cannot join again after tft_destroy_processor"
             )
         self._told = told
         self.device = self.handlers.device = device.current(mindspore=self.variables.mindspore)
@@ -157,7 +157,7 @@ class Processor:
         if told is None:
             raise Refused(f"{call}: call tft_init_processor first")
         if self._session is not None:
-            raise Refused(f"{call} was called before in this process")
+            raise Refused(f"{call} was already called in this process")
         checks.address(call, "master_ip", ip)
         checks.port(call, port)
         if local_ip:
@@ -191,13 +191,14 @@ class Processor:
         environment.restore()
         if (session.rank, session.world) != (told.rank, told.world):
             raise Refused(
-                f"{call}: tft_init_processor was told rank {told.rank} of {told.world}, and this process "
-                f"was started as rank {session.rank} of {session.world}"
+                f"{call}: tft_init_processor was given rank {told.rank} of {told.world}, but this "
+                f"process was started as rank {session.rank} of {session.world}"
             )
         if told.curve and session.tls is None:
             raise Refused(
-                f"{call}: tft_init_processor was told enable_tls=True, and the job was started without "
-                "--curve: add it to the command line of `tft run`, with a directory of `tft keys`"
+                f"{call}: tft_init_processor was given enable_tls=True, but the job was started "
+                "without --curve: add --curve with a directory of `tft keys` to the command `tft "
+                "run`"
             )
         program.completed = lambda: session.step - 1
         program.incarnation, program.successor = session.incarnation, session.successor
@@ -283,8 +284,8 @@ class Processor:
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
-                f"{replicas.CALL}: training has begun with other groups; tell of them before the first "
-                "update"
+                f"{replicas.CALL}: training has already begun with other groups; set the groups "
+                "before the first update"
             )
         program.groups = groups
 
@@ -372,7 +373,7 @@ class Processor:
             return
         if not self._begun:
             if self.session.incarnation > 0:
-                raise RuntimeError(f"{ARF_FINISH}: this process takes the place of another one")
+                raise RuntimeError(f"{ARF_FINISH}: this process replaces another one")
             self.enter()
             self.check_trains(call)
         if self._leaving:
@@ -417,8 +418,8 @@ class Processor:
         program.contributing()
         if step != expected:  # checked last: the state is complete anyway, and can be saved
             raise Refused(
-                f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are counted one by "
-                "one"
+                f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are "
+                "counted one by one"
             )
 
     def pause(self) -> None:
@@ -443,7 +444,7 @@ class Processor:
         elif self._completed:
             why = "all ranks have trained to the end"
         if why:
-            raise Refused(f"{call}: training is over, {why}")
+            raise Refused(f"{call}: training is over: {why}")
 
     def _check_step_is_known(self, call: str) -> None:
         program = self.program
@@ -481,8 +482,8 @@ class Processor:
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
                 raise Refused(
-                    f"tft_report_error: {state.name} was reported before training has begun, and nothing "
-                    "can be repaired yet: let the process end with the error, which is seen"
+                    f"tft_report_error: {state.name} was reported before training began, so "
+                    "nothing can be repaired: let the process end with its error, which tft notices"
                 )
             return  # nothing was trained: the process ends, which the agent handles
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
@@ -509,9 +510,9 @@ class Processor:
         """
         if self._inside and self._said_ready:
             raise Refused(
-                f"tft_report_error: {state.name} was reported before, and this rank trains. A process "
-                "that takes the place of another one says so once: tft_is_reboot_node stays True, so keep "
-                "in mind that you have said it"
+                f"tft_report_error: {state.name} was reported before, and this rank already "
+                "trains. A process that replaces another one reports it once. tft_is_reboot_node "
+                "stays True, so the program must remember that it has reported"
             )
         self._said_ready = True
         self._begin()
@@ -603,10 +604,10 @@ class Processor:
             self.finish()
             if self.session.step < trained:
                 raise Refused(
-                    "tft_destroy_processor: after an incident all ranks go on from the end of "
-                    f"step {self.program.repaired_to}, and this rank has left its loop. Let the "
-                    "process end: its place is taken. A function under tft_exception_handler is "
-                    "called again"
+                    "tft_destroy_processor: all ranks continue from the end of step "
+                    f"{self.program.repaired_to} after an incident, and this rank has left its "
+                    "loop. Let the process end; it is replaced. A function under "
+                    "tft_exception_handler is called again"
                 )
 
     @property

@@ -251,8 +251,8 @@ class Program:
         """
         if not self.fresh:
             raise OrderRefused(
-                "a program for MindIO reads its checkpoints itself, when it starts: it cannot be brought back "
-                "to one while it runs"
+                "a program for MindIO loads its checkpoints itself when it starts: it cannot load "
+                "one while it runs"
             )
 
     # ---------------------------------------------------------------- out of the loop
@@ -380,8 +380,9 @@ class Program:
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
                 raise OrderRefused(
-                    "the program goes on with fewer ranks already, and its function for that can be called once: "
-                    "MindSpeed-LLM's counts from the groups that it has formed"
+                    "the program already continues with fewer ranks, and its function for that can "
+                    "be called only once, because MindSpeed-LLM's function counts from the groups "
+                    "that it has formed"
                 )
             self._with_fewer = True
             left = [rank for rank in self.groups[0].ranks if rank in members]
@@ -404,8 +405,9 @@ class Program:
             for peer in each["column"]:
                 if peer in joined and joined[peer]["column"] != each["column"]:
                     raise OrderRefused(
-                        f"rank {rank} would leave together with ranks {each['column']}, and rank {peer} with "
-                        f"{joined[peer]['column']}: with enable_zit the groups are to be laid out alike"
+                        f"rank {rank} would leave together with ranks {each['column']}, but rank "
+                        f"{peer} with {joined[peer]['column']}: with enable_zit all groups must "
+                        "have the same layout"
                     )
         why = agreed_base({rank: each["base"] for rank, each in joined.items()})
         if why:
@@ -428,7 +430,9 @@ class Program:
             return
         result = self.handlers.call("clean", self.uce, self.args)
         if result not in (0, 2):
-            raise OrderRefused(f"the program's clean function says {result!r}: it could not clean")
+            raise OrderRefused(
+                f"the program's clean function returned {result!r}: it could not clean"
+            )
         device.release_memory()  # makes room for the state to be received
         self._stopped = False
         if self.uce and result == 0:
@@ -511,8 +515,8 @@ class Program:
             return False
         if self._scaled != "out" and not self.handlers.has("repair"):
             raise OrderRefused(
-                f"the program has registered no repair function, and rank {self.rank} needs {shard} of "
-                "another rank: tft_register_repair_handler"
+                f"rank {self.rank} needs {shard} from another rank, but the program has registered "
+                "no repair function: call tft_register_repair_handler"
             )
         self._needs[shard] = step
         return True
@@ -568,8 +572,8 @@ class Program:
         first = self.program_step(0)
         if self.loaded < first:
             raise OrderRefused(
-                f"the program has loaded a checkpoint of step {self.loaded}, and it began this job at step "
-                f"{first}: the job does not know of any earlier one"
+                f"the program has loaded a checkpoint of step {self.loaded}, and it began this job "
+                f"at step {first}: the job does not know of any earlier one"
             )
         return self.loaded - first
 
@@ -606,14 +610,15 @@ class Program:
         """
         if not attempt:
             raise OrderRefused(
-                "a program for MindIO saves each part once: there are no copies of it"
+                "the order asks for a further copy of a part, but a program for MindIO saves each "
+                "part only once"
             )
         name = f"mindio-{self.rank}.json"
         if self._saved == (directory, attempt):
             return [name]
         if not self.handlers.has("save_ckpt"):
             raise OrderRefused(
-                "the program has registered no function that saves: tft_register_save_ckpt_handler"
+                "the program has registered no save function: call tft_register_save_ckpt_handler"
             )
         self._void.clear()
         self.repair_type = "dump"
@@ -657,7 +662,7 @@ class Program:
             found = [list(directory.glob(f"{name}.saver-*")) for name in names]
             if all(found):
                 return [int(path.name.rpartition("-")[2]) for [path] in found]
-        raise OrderRefused("the save was given up: its order is no longer wanted")
+        raise OrderRefused("the save was cancelled, because the controller no longer needs it")
 
     def rename(self, directory: Path, step: int) -> None:
         """

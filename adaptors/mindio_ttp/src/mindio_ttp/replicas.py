@@ -89,13 +89,13 @@ def _group(
     copies = checks.number(CALL, f"replica_cnt of group {place}", given["replica_cnt"], 1, size)
     if whole and copies != size:
         raise Refused(
-            f"{CALL}: with MindSpore the rank_list is that of the ranks that hold the same, so "
-            f"replica_cnt of group {place} is its length {size}, not {copies}"
+            f"{CALL}: with MindSpore, rank_list names the ranks that hold the same state, so "
+            f"replica_cnt of group {place} must be its length {size}, not {copies}"
         )
     if size % copies:
         raise Refused(
-            f"{CALL}: {size} ranks cannot hold {copies} whole copies (group {place}): the number of "
-            f"ranks must be a multiple of replica_cnt"
+            f"{CALL}: {size} ranks cannot hold {copies} whole copies (group {place}): the number "
+            "of ranks must be a multiple of replica_cnt"
         )
     shift = checks.number(
         CALL, f"replica_shift of group {place}", given["replica_shift"], 0, LARGEST
@@ -103,8 +103,8 @@ def _group(
     if shift not in (0, size // copies):
         if shifted:
             raise Refused(
-                f"{CALL}: replica_shift of group {place} is {shift}; copies lie {size // copies} places "
-                "apart here, which 0 stands for, too"
+                f"{CALL}: replica_shift of group {place} is {shift}, but the copies are "
+                f"{size // copies} places apart; 0 stands for this distance, too"
             )
         log.warning("replica_shift_ignored", group=place, shift=shift, used=size // copies)
     return Group(type=place, ranks=ranks, copies=copies)
@@ -152,8 +152,8 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     for rank, groups in all_groups.items():
         if len(groups) != len(own):
             return (
-                f"rank {first} has told of {len(own)} kinds of groups, rank {rank} of {len(groups)}: "
-                "all ranks must tell of as many"
+                f"rank {first} has told of {len(own)} kinds of groups, rank {rank} of "
+                f"{len(groups)}: all ranks must tell of as many"
             )
         for group in groups:
             for member in group.ranks:
@@ -178,8 +178,9 @@ def agreed_base(told: Mapping[int, int | None]) -> str:
         return ""
     low, high = min(known, key=lambda rank: known[rank]), max(known, key=lambda rank: known[rank])
     return (
-        f"the program's steps are not the same on all ranks: rank {high} is {known[high] - known[low]} "
-        f"steps ahead of rank {low}, at the same step of the job; they must start from one checkpoint"
+        f"the program's steps are not the same on all ranks: rank {high} is "
+        f"{known[high] - known[low]} steps ahead of rank {low}, at the same step of the job; they "
+        "must start from one checkpoint"
     )
 
 

@@ -46,7 +46,7 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
     Raises `Refused` if it is not a text, is too long, or lacks a key that is needed.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
-        raise Refused(f"tls_info must be a text of at most {LARGEST} characters")
+        raise Refused(f"tls_info must be a string of at most {LARGEST} characters")
     found: dict[str, str] = {}
     for pair in info.split(";"):
         name, colon, value = pair.partition(":")
@@ -62,8 +62,8 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
     missing = [name for name in NEEDED if name not in found]
     if missing:
         raise Refused(
-            f"enable_tls is True, and tls_info lacks {', '.join(missing)}: it is a text of pairs "
-            "`key: value;` with these keys. Pass enable_tls=False where the network is trusted"
+            f"enable_tls is True, but tls_info lacks {', '.join(missing)}: tls_info is a string of "
+            "pairs `key: value;` with these keys. Pass enable_tls=False if the network is trusted"
         )
     return found
 
@@ -99,8 +99,8 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
         ) from error
     if not isinstance(said, str) or len(said) >= 2 * len(cipher):
         raise Refused(
-            "the decrypt function of the program is to say a text of less than twice the length of "
-            "tlsPkPwd"
+            "the decrypt function of the program must return a string that is shorter than twice "
+            "the length of tlsPkPwd"
         )
     return said
 
@@ -142,12 +142,12 @@ def _files(directory: str, names: str, pairs: dict[str, str]) -> tuple[Path, ...
 
 def _directory(key: str, path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
-        raise Refused(f"{key} of tls_info: {path} is no directory, or a link to one")
+        raise Refused(f"{key} of tls_info: {path} must be a directory, and not a symbolic link")
 
 
 def _file(key: str, path: Path) -> Path:
     if path.is_symlink() or not path.is_file():
-        raise Refused(f"{key} of tls_info: {path} is no file, or a link to one")
+        raise Refused(f"{key} of tls_info: {path} must be a file, and not a symbolic link")
     if path.stat().st_size > LARGEST_FILE:
         raise Refused(f"{key} of tls_info: {path} has more than {LARGEST_FILE} bytes")
     return path

@@ -52,8 +52,8 @@ class State:
         network, optimizer = parts.get("model"), parts.get("optimizer")
         if not isinstance(network, Network) or not isinstance(optimizer, Momentum):
             raise UsageError(
-                "the adaptor numpy needs a toynet.Network as `model` and a toynet.Momentum as `optimizer`, "
-                f"not {type(network).__name__} and {type(optimizer).__name__}"
+                "the adaptor numpy needs a toynet.Network as `model` and a toynet.Momentum as "
+                f"`optimizer`, not {type(network).__name__} and {type(optimizer).__name__}"
             )
         if unknown := sorted(set(parts) - {"model", "optimizer", "data"}):
             raise UsageError(f"the adaptor numpy does not know what to do with {unknown[0]!r}")
@@ -107,7 +107,9 @@ class State:
         """
         arrays = self._arrays()
         if meta != _described(arrays):
-            raise OrderRefused("the giver has arrays of other names, types or shapes")
+            raise OrderRefused(
+                "the received arrays have other names, types or shapes than those of this rank"
+            )
         return _buffers(arrays)
 
     def _arrays(self) -> Arrays:

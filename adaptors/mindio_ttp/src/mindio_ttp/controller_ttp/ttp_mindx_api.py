@@ -53,7 +53,7 @@ def tft_notify_controller_stop_train(
     call = "tft_notify_controller_stop_train"
     if stop_type == "pause":
         if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
-            raise TypeError(f"{call}: a pause needs a timeout in seconds, and not {timeout!r}")
+            raise TypeError(f"{call}: a pause needs a timeout in seconds, not {timeout!r}")
         return orchestrator.call("pause_train", timeout)
     if stop_type != "stop":
         return _refused(call, f"stop_type {stop_type!r}")

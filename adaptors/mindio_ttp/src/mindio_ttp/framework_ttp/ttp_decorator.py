@@ -299,7 +299,7 @@ def set_mindio_export_version(framework_type: str) -> None:
     """
     if framework_type not in EXPORTS:
         names = ", ".join(EXPORTS)
-        raise Refused(f"set_mindio_export_version knows {names}, not {framework_type!r}")
+        raise Refused(f"set_mindio_export_version takes {names}, not {framework_type!r}")
     processor.export(framework_type)
 
 
