@@ -166,8 +166,9 @@ def test_failed_start_of_a_process_is_reported_to_the_agent() -> None:
 
 
 def test_rank_has_the_environment_of_its_program_and_of_the_agent(tmp_path: Path) -> None:
-    """When the program has changed its environment, then its ranks have these changes and the
-    agent's variables. The program keeps none of the agent's variables."""
+    """When the program that starts the ranks has changed its own environment, then the ranks
+    have these changes and the variables of the agent. The program's own environment does not get
+    the agent's variables."""
     found = tmp_path / "found"
     asking = Asking(
         "import os; from pathlib import Path\n"

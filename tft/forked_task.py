@@ -23,8 +23,10 @@ see `introduce`."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedTask:
     """
-    The task of a forked process. The numbers of descriptors are valid in the process that has this
-    object.
+    What a forked process is to do: run the script of a rank, or run a rendezvous store.
+
+    Its file descriptors are numbers in the process that has this object, not in the one that sent
+    it.
     """
 
     work: Literal["rank", "store"]

@@ -183,8 +183,8 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Filled wherever it is: the weights stay in use. The giver may have them on another
-            # kind of device.
+            # Copy into this rank's own weights, on whatever device they are, because the model
+            # keeps using them. The sending rank may use another kind of device.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)

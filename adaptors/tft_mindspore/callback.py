@@ -242,10 +242,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _out(self, error: RuntimeError) -> RuntimeError:
         """
-        Return the error to raise when the loop must be left and this rank has no fault of its own.
+        Return the error that this rank raises to leave its loop because of another rank's fault.
 
-        If `Model.train` does not enter its loop again, first report that the loop was left and wait
-        for the next action.
+        If `Model.train` is not set to enter its loop again after such an error, first report
+        that the loop is being left, and wait for the next order.
         """
         if not self._reenters:
             states = self.tft.ReportState

@@ -152,8 +152,8 @@ class Shard:
         theirs = {name.partition(".")[2]: device for name, _, _, device in tensors if _weight(name)}
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in tensors:
-            # Filled wherever it is: the model's tensors stay in use. The giver may have trained on
-            # another kind of device.
+            # Copy into this rank's own tensor, on whatever device it is, because the model keeps
+            # using it. The sending rank may use another kind of device.
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape):
                 owner = named.get(_owner(name))

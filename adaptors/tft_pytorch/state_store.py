@@ -99,8 +99,8 @@ class Maker(Protocol):
 
     def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent | None:
         """
-        Put the content that has arrived into the user's objects, and return None. A maker whose
-        objects are made anew returns the content instead, and the `StateStore` keeps it.
+        Copy the received content into the user's objects, and return None. If the user's factory
+        is about to make new objects, return the content instead: the `StateStore` keeps it.
         """
 
     def beside(self, shard: str) -> bytes:

@@ -179,7 +179,7 @@ def said(logs: Logs) -> list[tuple[str, str]]:
     return [(line["finding"], line["why"]) for line in logs]
 
 
-# ---------------------------------------------------------------- tails that draw
+# ---------------------------------------------------------------- random numbers drawn after the update of a step
 
 
 def test_tail_that_draws_random_numbers_is_reported_once() -> None:

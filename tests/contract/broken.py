@@ -66,7 +66,7 @@ def _takes_anything(parts: Mapping[str, Any], wrap: Callable[[], Any] | None) ->
 
 
 class TakesAnything(Broken):
-    """An object of an unknown name is ignored."""
+    """`tft_adopt` silently ignores objects whose names it does not know."""
 
     instead: ClassVar = {"tft_adopt": _takes_anything}
 

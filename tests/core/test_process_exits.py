@@ -255,8 +255,8 @@ def test_late_reports_of_an_ended_process_are_ignored() -> None:
 
 
 def test_finished_rank_lost_with_its_node_has_its_fault_after_its_last_step() -> None:
-    """When a finished rank is lost with its node, then its fault is at the step after its last one.
-    The other ranks are not told to finish a step that no rank began."""
+    """When a rank that has finished training at step 3 is lost with its node, then its fault is
+    recorded at step 4. No rank is ordered to finish step 4, because none has begun it."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, columns={2: (2, 3), 3: (2, 3)})
     job.finish(3)
     job.lose_node(1)

@@ -233,8 +233,8 @@ def test_rank_past_the_step_to_finish_is_aborted_at_once_in_its_tail() -> None:
     ids=["in its tail", "in what is called after it"],
 )
 def test_rank_in_the_tail_of_the_step_to_finish_gets_its_grace(where: Position) -> None:
-    """When the rank has completed the update of the last step and not yet the tail of this step,
-    then it gets its grace."""
+    """When the rank has completed the update of the last step to finish, but not yet the tail of
+    this step, then it is not aborted at once: it gets the grace time to complete the tail."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     assert machine.handle(Leaving(at=2.0, position=where)) == []
@@ -688,8 +688,8 @@ def test_hold_of_an_older_round_is_not_answered() -> None:
 
 
 def test_repeated_hold_is_answered_with_the_stored_answer() -> None:
-    """When a hold is repeated, then it is ignored while the rank is on its way. After the
-    standstill it is answered with the stored answer."""
+    """When the order to hold at a boundary is repeated, then it is ignored until the rank stands
+    still there. Afterwards the rank machine sends its first answer again."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "hold", hold(4), 1.2) == []

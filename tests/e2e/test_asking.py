@@ -182,7 +182,7 @@ def test_a_controller_that_dies_in_a_pause_resumes_the_job_on_request(
     identical(outcome, fake_undisturbed)
 
 
-# ---------------------------------------------------------------- checks that find something
+# ---------------------------------------------------------------- health checks that report a fault
 
 
 @pytest.mark.soak

@@ -131,7 +131,8 @@ class Elsewhere:
         ask = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
         self._unsent.append((ask, None))
         with contextlib.suppress(OSError):
-            # if the program has gone, the reaper kills the process after this agent has ended
+            # If the program that started the rank has ended, the request is lost. The reaper then
+            # kills the rank's process, after this agent has ended.
             self._send()
 
     def _send(self) -> None:

@@ -94,7 +94,7 @@ class Copies:
             case _:
                 pass
 
-    # ---------------------------------------------------------------- compared copies
+    # ---------------------------------------------------------------- the comparison of the copies of a shard
 
     def stopped(self, ceiling: int | None) -> None:
         """

@@ -189,7 +189,7 @@ class _Rank:
 
     def clear(self) -> None:
         """
-        Drop the wrappers and free the groups.
+        Drop the wrapper around the model, and free the process groups.
         """
         self._model = None
         self.hook.tft_clear()

@@ -39,7 +39,7 @@ class Records:
 
     def end_after(self) -> None:
         """
-        End the marking that `begin_after` has begun.
+        Mark no further rows: the functions that are called after a step have returned.
         """
         self._step = None
 

@@ -234,7 +234,7 @@ class StepLoop:
 
     def end_last_step(self) -> None:
         """
-        End the last step if the loop is still in its tail.
+        End the last step if the loop is still in its tail (the code after its update window).
         """
         if self.gate.in_tail:
             self._end_step()
