@@ -265,15 +265,20 @@ async def test_dump_command_prints_the_reason_when_no_checkpoint_was_written(des
     assert said[-1].endswith("without a last checkpoint: nobody holds shard 'dense'")
 
 
-@pytest.mark.parametrize("command", ["pause", "dump"])
-async def test_request_is_refused_when_the_job_is_dumping(desk: Desk, command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "state"),
+    [("pause", "is dumping: it cannot pause any more"), ("dump", "is already dumping")],
+)
+async def test_request_is_refused_when_the_job_is_dumping(
+    desk: Desk, command: str, state: str
+) -> None:
     """When the job is already dumping, then a pause or dump command exits with 2 and prints the
     state of the job."""
     process = await desk.command(command)
     desk.says("dumping")
     code, said = await ended(process)
     assert code == 2
-    assert f"the job in {desk.run_dir} is dumping: it cannot {command} any more" in said[-1]
+    assert f"the job in {desk.run_dir} {state}" in said[-1]
 
 
 def test_request_is_refused_when_the_run_directory_has_no_job(tmp_path: Path) -> None:
