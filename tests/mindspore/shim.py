@@ -1,8 +1,7 @@
 """
 Stand-ins for Ascend functions, so that MindSpore's own callback runs on a CPU.
 
-The callback is used as installed. The comment on each stand-in names the part that it replaces. The
-test provides `link`, the connection between ranks.
+The comment on each names what it replaces. The test gives `link`, the connection between ranks.
 """
 
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ def get_context(key: str) -> Any:  # replaces mindspore.context's in two files: 
     return "Ascend" if key == "device_target" else mindspore.get_context(key)
 
 
-class Twice(nn.Cell):  # type: ignore[misc]  # in place of AllReduce by two, and of TensorReport
+class Twice(nn.Cell):  # type: ignore[misc]  # replaces AllReduce by two, and TensorReport
     def construct(self, *given: Any) -> Any:
         return given[-1] + given[-1]
 
@@ -29,15 +28,13 @@ def install(link: Any) -> None:
     asked = mindspore.get_auto_parallel_context
     context = SimpleNamespace(get_context=get_context, get_auto_parallel_context=asked)
     hccl = SimpleNamespace(resume_hccl_comm=link.resume)
-    stock.context = utils.context = context  # passes the checks for Ascend
+    stock.context = utils.context = context  # replaces what the checks for Ascend ask
     stock._stop_device = lambda device: link.stop()  # replaces the abort of the device's work
     stock._repair_device = lambda device: None  # replaces the remapping of lost memory
     stock._get_uce_mem_info = lambda device: None  # replaces the query for lost addresses
-    # replaces the query for their owner
-    stock._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"
+    stock._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"  # replaces that for their owner
     stock.clean_tdt_channel = lambda: None  # replaces the clearing of a data sink: there is none
-    # replaces the reset of accumulated gradients: the list is empty, and the answer 0
-    stock.reset_params = len
+    stock.reset_params = len  # replaces the reset of accumulated gradients: there are none
     stock.send_recv = link.send_recv  # replaces HCCL's send and receive between two ranks
     stock._rebuild_group = link.resume  # replaces HCCL's groups that include a new process
     stock.CollectiveManager = SimpleNamespace(get_instance=lambda: hccl)  # replaces HCCL's manager
@@ -57,8 +54,7 @@ def optimizer(origin: type, *given: Any) -> Any:
 
     kind.__call__ = update
     made = kind(*given)
-    # compiled operators, which a CPU does not have
-    for name in ("allreduce_sum", "report", "report_end"):
+    for name in ("allreduce_sum", "report", "report_end"):  # compiled operators
         delattr(made, name)
         setattr(made, name, Twice())
     return made

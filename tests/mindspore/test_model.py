@@ -114,7 +114,7 @@ def test_without_a_prefix_mindspore_writes_and_names_the_last_checkpoint(tmp_pat
 @pytest.mark.parametrize(
     ("enable", "mode", "said"),
     [
-        ("", mindspore.PYNATIVE_MODE, "enables none of TTP, UCE, HCCE, ARF on"),
+        ("", mindspore.PYNATIVE_MODE, "enables none of TTP, UCE, HCCE, ARF"),
         ("{TSP:1}", mindspore.PYNATIVE_MODE, "enables none of"),
         ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "enables TRE"),
         (ALL, mindspore.GRAPH_MODE, "cannot be interrupted and repeated"),

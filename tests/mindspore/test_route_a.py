@@ -83,7 +83,7 @@ def test_the_shim_is_small_and_gives_a_reason_for_each_replacement() -> None:
         and not re.match(r"def (install|optimizer)|\s+def construct", line)
     ]
     assert (len(replaced), len(defined)) == (10, 4)
-    assert [line for line in replaced + defined if "# in place of " not in line] == []
+    assert [line for line in replaced + defined if "# replaces " not in line] == []
 
 
 def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
