@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 INSTALLED := .venv/.installed
 
-.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed soak mutate bench format clean
+.PHONY: demo megatron-demo unit test check test-mindspore test-megatron test-mindspeed test-accelerator soak mutate bench format clean
 
 demo: $(INSTALLED)
 	.venv/bin/python examples/gpt/demo.py
@@ -31,6 +31,10 @@ test-megatron: $(INSTALLED)
 # Another part: MindSpeed-LLM's high availability, in an environment of its own, `.venv-mindspeed`.
 test-mindspeed:
 	PYTHON=$(PYTHON) scripts/mindspeed
+
+# On a machine with a GPU or an NPU: jobs on the real device. Exits with 5 where there is none.
+test-accelerator: $(INSTALLED)
+	scripts/accelerator
 
 soak: $(INSTALLED)
 	.venv/bin/python -m pytest -m soak

@@ -46,6 +46,8 @@ def tft_preload() -> None:
 tft_watch = _torch.tft_watch
 tft_shards = _hooks.tft_shards
 tft_pre_update_barrier = _torch.tft_pre_update_barrier
+tft_asynchronous = _torch.tft_asynchronous
+tft_synchronize = _torch.tft_synchronize
 tft_updated = _torch.tft_updated
 tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture
@@ -83,7 +85,7 @@ tft_rebuild = _hooks.tft_rebuild
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return waiting(frame)
+    return waiting(frame) or _torch.device_waits()
 
 
 # ---------------------------------------------------------------- checkpoints

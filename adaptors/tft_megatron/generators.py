@@ -88,7 +88,7 @@ def of_rank(local_state: bytes) -> dict[str, Any]:
         "random_rng_state": _python(kept.get("python")),
         "np_rng_state": _numpy(kept.get("numpy")),
         "torch_rng_state": _bytes(kept["torch"]),
-        "cuda_rng_state": _bytes(kept.get("cuda", kept["torch"])),
+        "cuda_rng_state": _bytes((kept.get("devices") or [kept["torch"]])[0]),
         "rng_tracker_states": {name: _bytes(state) for name, state in told["tracker"].items()},
     }
 

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import ref
 
 import torch.distributed as dist
+from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
 from torch.distributed import distributed_c10d
 
@@ -97,7 +98,9 @@ class Parallel:
             self._pretend()
             self._point()
 
-    def form(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
+    def form(
+        self, name: str, host: str, port: int, rank: int, world: int, *, devices: Devices
+    ) -> None:
         """
         Replace the present groups by real groups. Raises `OrderRefused` if the script still keeps
         one of the pretended groups.
@@ -114,7 +117,7 @@ class Parallel:
             _initialize(self._sizes)
             self._point()
 
-        self._groups.form(name, host, port, rank, world, cuda=cuda, more=more)
+        self._groups.form(name, host, port, rank, world, devices=devices, more=more)
 
     def clear(self) -> None:
         """

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from tft_pytorch.memory import Awaited, readable
+from tft_pytorch.memory import Awaited, offered
 from tft_pytorch.tensor_holders import named_after
 from tft_pytorch.tensor_metadata import described, dtype_name, listed, read
 from tft_pytorch.trees import Disassembly, Plain, expect, put_together
@@ -167,7 +167,7 @@ class Shard:
         plain, tensors = self.taken_apart()
         return ShardPayload(
             meta=pack({"form": _FORM, "tensors": listed(tensors), "content": plain}),
-            buffers=tuple(readable(name, tensor) for name, tensor in tensors.items()),
+            buffers=tuple(offered(name, tensor) for name, tensor in tensors.items()),
         )
 
     def room(self, meta: bytes) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tft_pytorch.auxiliary_state import check_others
+from tft_pytorch.device import Devices, devices_of
 
 from tft.errors import UsageError
 from tft_megatron.settings import refuse_settings
@@ -62,11 +63,11 @@ class Training:
         return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
 
     @property
-    def on_cuda(self) -> bool:
+    def devices(self) -> Devices:
         """
-        Return whether gradients are reduced between CUDA devices.
+        Return the devices on which the model is. Raises `UsageError` if tft cannot handle them.
         """
-        return any(p.is_cuda for chunk in self.chunks for p in chunk.parameters())
+        return devices_of(p for chunk in self.chunks for p in chunk.parameters())
 
     @staticmethod
     def of_experts(optimizer: Any) -> bool:

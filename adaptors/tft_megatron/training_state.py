@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
 from tft_pytorch.part_digests import digest
@@ -99,7 +100,7 @@ class Adopted:
             },
             lambda: let_go(training),
         )
-        self._on_cuda = training.on_cuda
+        self._devices = training.devices
         self._stands = has_trained(training)
         """True after all ranks have begun together, or this rank has the state of a checkpoint."""
         replaced.install()
@@ -109,11 +110,11 @@ class Adopted:
                 chunk.register_forward_hook(lambda *_: say())
 
     @property
-    def on_cuda(self) -> bool:
+    def devices(self) -> Devices:
         """
-        Whether gradients are reduced between CUDA devices.
+        The devices on which the model is.
         """
-        return self._on_cuda
+        return self._devices
 
     # ------------------------------------------------------------ calls between steps
 

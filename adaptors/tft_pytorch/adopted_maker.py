@@ -7,6 +7,7 @@ process groups.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tft.errors import OrderRefused, UsageError
 from tft.spi import Made
 from tft_pytorch.auxiliary_state import check_others
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.device import Devices, devices_of, unusable
 from tft_pytorch.names import named_tensors, parameter_names
 from tft_pytorch.replicas import ReplicaOptimizer
 from tft_pytorch.shard_content import ShardContent
@@ -71,8 +73,9 @@ class AdoptedMaker:
         """The shards that the script has loaded itself; emptied when it has loaded all of them."""
 
     @property
-    def on_cuda(self) -> bool:
-        return any(parameter.is_cuda for parameter in self.made.model.parameters())
+    def devices(self) -> Devices:
+        model = self.made.model
+        return devices_of(chain(model.parameters(), model.buffers()))
 
     @property
     def _replicas(self) -> ReplicaOptimizer | None:
@@ -219,9 +222,9 @@ def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own object
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    why = None
-    if tensor.device.type not in ("cpu", "cuda"):
-        why = f"is on device {tensor.device}; cpu and cuda can be handled"
+    why: str | None = unusable(tensor.device.type)
+    if why:
+        pass
     elif tensor.layout != torch.strided:
         why = f"is {tensor.layout}; only dense tensors can be moved"
     elif hasattr(tensor, "device_mesh"):
@@ -230,5 +233,5 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     ):
         why = "is expanded, several elements in one place of memory: register a .clone() of it"
-    if why is not None:
+    if why:
         raise UsageError(f"{name} {why}")

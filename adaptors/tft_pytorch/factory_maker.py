@@ -11,9 +11,9 @@ puts them into the new objects.
 import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -23,6 +23,7 @@ from tft.spi import Made
 from tft_pytorch import meshes
 from tft_pytorch.adopted_maker import check_plain
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.device import Devices, devices_of, undisturbed
 from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.sharded_state import Parts, filled, room, written
 from tft_pytorch.state_store import StateStore
@@ -76,7 +77,7 @@ class FactoryMaker:
         self._make = make
         self._contributing = contributing
         self.wrappers = Wrappers(contributing)
-        self.on_cuda = False
+        self.devices = Devices()
         self._parts: Parts | None = None
         self._shards: dict[str, Holders] = {}
         self._tried: dict[str, ShardContent] = {}
@@ -103,13 +104,13 @@ class FactoryMaker:
         """
         if self._shards:
             return
-        with _pretended(rank, world), _undisturbed():
+        with _pretended(rank, world), undisturbed():
             made = self._make()
             parts = Parts(made)  # refuses a result that is no Made
             learned(made.model)
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
-            self.on_cuda = any(t.is_cuda for each in held.values() for t in each.tensors.values())
+            self.devices = devices_of(chain(made.model.parameters(), made.model.buffers()))
             self._tried = {shard: each.bare() for shard, each in held.items()}
             del held, parts, made
             _free()
@@ -159,7 +160,7 @@ class FactoryMaker:
         Call the user's factory for the present groups, and put the content `kept` into the new
         objects. Return these objects.
         """
-        with _undisturbed():
+        with undisturbed():
             made = self._make()
         parts = Parts(made)
         if kept:
@@ -200,16 +201,3 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """
-    Restore torch's random generator at the end of the `with` block, even if the block seeded or
-    used it.
-    """
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)

@@ -5,8 +5,7 @@ collectives from another thread, and frees them completely.
 
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from time import monotonic
 
@@ -21,7 +20,9 @@ from torch._C._distributed_c10d import (  # as torch.distributed has them
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
-from tft_pytorch import interruptible
+from tft_pytorch import device, interruptible
+from tft_pytorch.device import ABORT_LIMIT, Devices
+from tft_pytorch.interruptible import CalledOff, InterruptibleGloo
 from tft_pytorch.sockets import census, cut
 
 log = structlog.get_logger()
@@ -69,23 +70,54 @@ class Groups:
         self._abandoned = False
         self._excepthook = sys.excepthook
         self._token = torch.zeros(1, device="cpu")  # whatever the default device is
+        self._devices = Devices()
+        self._meeting: dist.ProcessGroup | None = None
+        """The group of the barrier beside groups of an asynchronous device; else the default group
+        is used."""
+        self._stopped = False
+        """`quiesce` was called since the groups were formed. Set before anything is aborted: an
+        aborted collective of a device ends like a complete one."""
+        self._begun: Mapping[dist.ProcessGroup, int] | None = None
+        """How many collectives each group had begun at the last call of `synchronize`."""
+        self._told = False
+        """It was said that this kind of device was not seen."""
+        self._aborting: threading.Thread | None = None
+        self._abort_began = 0.0
 
-    def meet(self, *, cuda: bool) -> None:
+    def meet(self) -> None:
         """
-        Wait until all ranks have called this method and their devices have finished the work that
-        was started before: the pre-update barrier.
+        Wait until all ranks have called this method: the pre-update barrier.
 
         Few ranks use an all-reduce, whose ring is faster than the many messages of a barrier. Many
         ranks use a barrier, whose few rounds are faster than a long ring.
         """
-        if cuda:
-            torch.cuda.current_stream().synchronize()  # the all-reduces are over, not only started
-        if dist.get_world_size() <= _FEW:
-            dist.all_reduce(self._token)
+        group = self._meeting or distributed_c10d._get_default_group()
+        if group.size() <= _FEW:
+            group.allreduce([self._token]).wait()
         else:
             options = BarrierOptions()
             options.device = self._token.device
-            distributed_c10d._get_default_group().barrier(options).wait()
+            group.barrier(options).wait()
+
+    def synchronize(self, *, closing: bool) -> None:
+        """
+        Wait until the devices have done all their work, before an update window opens, or with
+        `closing` before it closes and before the step ends.
+
+        Raises `CalledOff` if a collective among this work may have been aborted, because its result
+        is then wrong. With `closing`, this concerns only collectives that were begun since the last
+        call.
+        """
+        self._devices.synchronize()
+        begun = device.sequence()
+        if closing and begun is not None and begun == self._begun:
+            return  # there was no collective
+        self._begun = begun
+        if self._stopped:
+            raise CalledOff
+        error = device.reported_error(self._devices)
+        if error:
+            raise dist.DistBackendError(error)
 
     def form(
         self,
@@ -95,7 +127,7 @@ class Groups:
         rank: int,
         world: int,
         *,
-        cuda: bool,
+        devices: Devices,
         more: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -109,9 +141,10 @@ class Groups:
         with self._lock:
             self._spared, self._store_port = census(), port
             self._left, self._abandoned = left, False
+            self._devices, self._stopped, self._aborting = devices, False, None
         self._excepthook = sys.excepthook
         try:
-            self._join(name, host, port, rank, world, cuda=cuda)
+            self._join(name, host, port, rank, world)
             more()
             self._refuse_if_abandoned(name)
         except Exception as error:
@@ -125,20 +158,30 @@ class Groups:
                 self._left = None
             left.set()
 
-    def _join(self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool) -> None:
+    def _join(self, name: str, host: str, port: int, rank: int, world: int) -> None:
+        devices = self._devices
         store = self._connect(name, host, port)
-        if not cuda:  # with CUDA a group has two backends, and such groups stay torch's own
+        if devices.kind == "cpu":
             interruptible.install()
+        else:  # a group with two backends must be torch's own
+            interruptible.remove()
+        device.prepare_environment(devices)
+        if rank == 0 and not self._told:
+            self._told = True
+            device.tell_unseen(devices)
         # Each attempt to form a group increments this counter, a failed attempt too. The counter is
         # part of the keys by which ranks find each other, so it must be equal on all ranks: reset it.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            devices.backends,
             store=PrefixStore(name, store),
             rank=rank,
             world_size=world,
             timeout=GROUP_TIMEOUT,
         )
+        if devices.asynchronous:
+            barrier = PrefixStore(f"{name}/barrier", store)
+            self._meeting = InterruptibleGloo(barrier, rank, world, GROUP_TIMEOUT)
         self._refuse_if_abandoned(name)
 
     def _connect(self, name: str, host: str, port: int) -> TCPStore:
@@ -168,35 +211,72 @@ class Groups:
         with self._lock:
             spared, port, left = self._spared, self._store_port, self._left
             begun, self._abandoned = self._abandoned, left is not None
+            self._stopped = True
         if spared is None:
             return
-        cut(spared, port)
         interruptible.call_off()
+        if self._devices.asynchronous:
+            self._abort(spared, port)
+        if left is not None or not self._devices.asynchronous:
+            cut(spared, port)
         if left is not None and not begun:
             threading.Thread(
                 target=_keep_cutting, args=(left, spared, port), name="tft-quiesce", daemon=True
             ).start()
-        if left is None:
-            _abort_device_groups()
+
+    def _abort(self, spared: frozenset[int], port: int) -> None:
+        """
+        Abort the groups of the devices on another thread, because an abort takes a while, and cut
+        gloo's connections afterwards.
+
+        Connections that are cut before the abort would include those of the devices' groups. Other
+        ranks would then see errors in collectives that they could still complete.
+        """
+        with self._lock:
+            began = self._aborting is None
+            if self._aborting is None:
+                self._aborting = threading.Thread(
+                    target=_abort_then_cut,
+                    args=(device.groups(), self._devices, spared, port),
+                    name="tft-abort",
+                    daemon=True,
+                )
+                self._abort_began = monotonic()
+                self._aborting.start()
+            over = not self._aborting.is_alive()
+        if not began and (over or monotonic() - self._abort_began > ABORT_LIMIT):
+            cut(spared, port)
 
     def clear(self) -> None:
         """
-        Drop all groups. Their connections are cut first, for two reasons.
+        Drop all groups. Groups of an asynchronous device are aborted first. Connections of gloo are
+        cut, for two reasons.
 
         A pending operation would otherwise delay the destructor of its group until its time limit.
         And a connection that a child process inherited would outlive the group, so the peers would
         not see it end.
+
+        Raises `OrderRefused` if the groups of a device cannot be aborted.
         """
         with self._lock:
             spared, port = self._spared, self._store_port
             self._spared = None
         if spared is None:
             return
-        cut(spared, port)
+        if not self._devices.asynchronous:
+            cut(spared, port)
         if dist.is_initialized():
             _drop_unfinished_backward()
             groups = list(distributed_c10d._world.pg_map)
-            dist.destroy_process_group()
+            if self._devices.asynchronous:
+                device.discard(self._devices)
+                cut(spared, port)
+            else:
+                dist.destroy_process_group()
+            if self._meeting is not None:
+                groups.append(self._meeting)
+                self._meeting = None
+            self._begun = None
             _free(groups)
         sys.excepthook = self._excepthook  # torch wraps the hook again for each default group
 
@@ -250,21 +330,8 @@ def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> N
         cut(spared, port)
 
 
-def _abort_device_groups() -> None:
-    """
-    Abort NCCL's collectives: they run on the device and hang there, and only NCCL's abort ends
-    them.
-
-    An abort may take a while, so it runs on its own thread.
-    """
-    on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch has no types here
-    if not (on_device and dist.is_initialized()):
-        return
-
-    def abort(call: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the group may no longer exist
-            call()
-
-    group = dist.group.WORLD
-    if group is not None:
-        threading.Thread(target=abort, args=(group.abort,), name="tft-abort", daemon=True).start()
+def _abort_then_cut(
+    groups: list[dist.ProcessGroup], devices: Devices, spared: frozenset[int], port: int
+) -> None:
+    device.abort(groups, devices)
+    cut(spared, port)

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tft.spi import LauncherStore, StateHooks, TrainingState, hookimpl
 from tft_pytorch import interruptible, watched
+from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
 
 
@@ -16,7 +17,7 @@ class TorchState(TrainingState, Protocol):
     """
 
     @property
-    def on_cuda(self) -> bool: ...
+    def devices(self) -> Devices: ...
 
     def updated(self) -> None: ...
 
@@ -29,7 +30,7 @@ class Forming(Protocol):
     """
 
     def form(
-        self, name: str, host: str, port: int, rank: int, world: int, *, cuda: bool
+        self, name: str, host: str, port: int, rank: int, world: int, *, devices: Devices
     ) -> None: ...
 
     def clear(self) -> None: ...
@@ -86,7 +87,15 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_pre_update_barrier(self) -> None:
-        self._groups.meet(cuda=self._hooks.state().on_cuda)
+        self._groups.meet()
+
+    @hookimpl
+    def tft_asynchronous(self) -> bool:
+        return self._hooks.state().devices.asynchronous
+
+    @hookimpl
+    def tft_synchronize(self, closing: bool) -> None:
+        self._groups.synchronize(closing=closing)
 
     @hookimpl
     def tft_updated(self) -> None:
@@ -107,6 +116,14 @@ class TorchHooks(Generic[State]):
 
     # ------------------------------------------------------------ groups
 
+    def device_waits(self) -> bool:
+        """
+        Return whether the device of this rank has work to do, such as a collective that waits for
+        other ranks. The host then waits too, in whatever line of the script it reads a result.
+        """
+        state = self._hooks.adopted
+        return state is not None and state.devices.asynchronous and not state.devices.idle()
+
     @hookimpl
     def tft_quiesce(self) -> None:
         self._groups.quiesce()
@@ -119,5 +136,5 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_regroup(self, name: str, host: str, port: int, rank: int, world: int) -> None:
-        cuda = self._hooks.state().on_cuda
-        self._forming.form(name, host, port, rank, world, cuda=cuda)
+        devices = self._hooks.state().devices
+        self._forming.form(name, host, port, rank, world, devices=devices)

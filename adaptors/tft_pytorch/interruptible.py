@@ -148,6 +148,13 @@ def install() -> None:
     distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # on purpose
 
 
+def remove() -> None:
+    """
+    Make torch use its own gloo groups again.
+    """
+    distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo  # type: ignore[misc]  # on purpose
+
+
 def call_off() -> None:
     """
     Cancel all waits in the groups that exist now. A wait that has no result within 20 ms raises

@@ -12,7 +12,8 @@ import numpy
 import torch
 
 from tft.errors import OrderRefused
-from tft.spi import Buffer
+from tft.spi import Buffer, DeviceBuffer
+from tft_pytorch import device
 
 _NUMPY_HAS = frozenset(
     {
@@ -101,11 +102,26 @@ def readable(name: str, tensor: torch.Tensor) -> Buffer:
     return Buffer(name=name, view=flat_bytes(tensor if in_place(tensor) else _staging(tensor)))
 
 
+def offered(name: str, tensor: torch.Tensor) -> Buffer | DeviceBuffer:
+    """
+    Return a buffer with the tensor's content in row-major order, to be sent to another rank. The
+    content of a tensor on a device is copied to the host only when it is sent.
+    """
+    if in_place(tensor) or not tensor.is_contiguous():
+        return readable(name, tensor)
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    return DeviceBuffer(
+        name=name, size=flat.numel(), copy=device.copier(flat), host_memory=device.host_memory
+    )
+
+
 def writable(name: str, tensor: torch.Tensor) -> Room:
     """
     Make room for the tensor's content in row-major order.
     """
-    staging = None if in_place(tensor) else _staging(tensor)
+    staging = None
+    if not in_place(tensor):  # not a copy of the tensor: its content is going to be overwritten
+        staging = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     view = flat_bytes(tensor if staging is None else staging)
     return Room(buffer=Buffer(name=name, view=view), tensor=tensor, staging=staging)
 

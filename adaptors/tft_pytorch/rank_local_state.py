@@ -8,8 +8,9 @@ capture must cost next to nothing: 3 us for torch's generator and a small data p
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_char
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from tft.errors import MalformedMessage, OrderRefused, UsageError
 from tft.spi import pack, unpack
+from tft_pytorch.device import devices_of
 from tft_pytorch.extra import ExtraStates
 from tft_pytorch.forward_buffers import INLINE, RunningBuffers
 from tft_pytorch.gradients import Gradients
@@ -65,6 +67,7 @@ class RankLocalState:
         """The values in `_closed` that the tail of the step may change: modes, extra states,
         running buffers, and which gradients are left."""
         self._generator = torch.default_generator
+        self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
         self._before: dict[str, object] = {}
         """The last capture whose values cannot be changed in place."""
@@ -90,10 +93,21 @@ class RankLocalState:
         The modes of the modules among `others` are kept too. Raises `UsageError` for an extra state
         that cannot be kept or cannot be restored.
         """
+        self._devices = devices_of(_tensors(model))
         self.gradients.watch(parameters)
         self.running.watch(model)
         self.extra.watch(model)
         self.modes.watch(model, *(each for each in others.values() if isinstance(each, nn.Module)))
+
+    def learn(self, model: nn.Module) -> None:
+        """
+        Find out, with a model of the same kind, on which devices the model will be and which
+        buffers it will have. The random generators of these devices are kept from now on.
+
+        Raises `UsageError` if the model is on devices that tft cannot handle.
+        """
+        self._devices = devices_of(_tensors(model))
+        self.running.learn(model)
 
     def let_go(self) -> None:
         """
@@ -211,8 +225,7 @@ class RankLocalState:
 
     def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: as `_random` has it
         self._generator.set_state(_byte_tensor(state["torch"]))
-        if "cuda" in state:
-            torch.cuda.set_rng_state(_byte_tensor(state["cuda"]))
+        self._devices.restore_generators(state.get("devices", ()))
         if "python" in state:
             version, words, gauss = state["python"]
             random.setstate((version, tuple(words), gauss))
@@ -295,15 +308,19 @@ class RankLocalState:
         now = self._generator.get_state()
         # reading it through numpy would take three times as long
         state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
-        # reading the generator would initialise CUDA
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch has no types here
-            state["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+        on_devices = self._devices.generators()
+        if on_devices:
+            state["devices"] = on_devices
         if "python" in self._rngs:
             state["python"] = random.getstate()
         if "numpy" in self._rngs:
             name, words, *rest = numpy.random.get_state(legacy=True)
             state["numpy"] = [name, numpy.asarray(words).tobytes(), *rest]
         return state
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    return chain(model.parameters(), model.buffers())
 
 
 def _apart(position: object) -> object:

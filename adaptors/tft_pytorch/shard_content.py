@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from tft.spi import ShardPayload, pack, unpack
-from tft_pytorch.memory import readable
+from tft_pytorch.memory import offered
 from tft_pytorch.tensor_metadata import listed
 from tft_pytorch.trees import Plain, expect
 
@@ -65,7 +65,7 @@ class ShardContent:
         """
         return ShardPayload(
             meta=self.meta(),
-            buffers=tuple(readable(name, tensor) for name, tensor in self.tensors.items()),
+            buffers=tuple(offered(name, tensor) for name, tensor in self.tensors.items()),
         )
 
     def bare(self) -> "ShardContent":

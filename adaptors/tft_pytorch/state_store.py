@@ -18,6 +18,7 @@ from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, pack
 from tft_pytorch.auxiliary_state import forget_stages
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.device import Devices
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
@@ -53,8 +54,8 @@ class Maker(Protocol):
         """
 
     @property
-    def on_cuda(self) -> bool:
-        """Whether gradients are reduced between CUDA devices."""
+    def devices(self) -> Devices:
+        """The devices on which the model is."""
 
     def shards(self) -> Mapping[str, Holders]:
         """
@@ -172,11 +173,11 @@ class StateStore:
         self._trained.let_go()
 
     @property
-    def on_cuda(self) -> bool:
+    def devices(self) -> Devices:
         """
-        True if gradients are reduced between CUDA devices.
+        The devices on which the model is.
         """
-        return self._maker.on_cuda
+        return self._maker.devices
 
     # ------------------------------------------------------------ calls between steps
 
@@ -293,7 +294,7 @@ class StateStore:
 
         Raises `UsageError` if the user's objects are those of another rank or world size.
         """
-        self._maker.learn(rank, world, self._local_state.running.learn)
+        self._maker.learn(rank, world, self._local_state.learn)
         return [
             ShardCopies(shard=shard, ranks=holders or tuple(range(world)))
             for shard, holders in self._maker.shards().items()

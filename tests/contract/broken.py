@@ -15,7 +15,7 @@ from tests.contract.trainings import FakeTraining
 from tft.protocol.messages import ShardCopies
 from tft.spi.adaptor import AdaptorSpecs
 from tft.spi.markers import hookimpl
-from tft.spi.types import ShardPayload
+from tft.spi.types import Buffer, ShardPayload
 from tft.testing import adaptor as fake
 
 _quiesced: list[bool] = []
@@ -141,7 +141,7 @@ def _gives_too_little(shard: str, step: int) -> ShardPayload:
     given = fake.tft_give(shard, step)
     values = array.array("d", given.buffers[0].view.cast("d"))
     values[99] = 0.0
-    buffer = type(given.buffers[0])(name="values", view=memoryview(values).cast("B"))
+    buffer = Buffer(name="values", view=memoryview(values).cast("B"))
     return ShardPayload(meta=given.meta, buffers=(buffer,))
 
 

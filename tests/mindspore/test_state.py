@@ -207,7 +207,8 @@ def test_a_shard_of_another_model_is_refused() -> None:
     before = taker.digests()
 
     with pytest.raises(
-        OrderRefused, match=r"0\.weight is Float32 \[16, 6\] in it, and Float32 \[8, 6\] on this rank"
+        OrderRefused,
+        match=r"0\.weight is Float32 \[16, 6\] in it, and Float32 \[8, 6\] on this rank",
     ):
         taker.take("dense", giver.give("dense").meta)
     assert taker.digests() == before

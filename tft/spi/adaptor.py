@@ -196,6 +196,37 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
+    def tft_asynchronous(self) -> bool:
+        """
+        Return whether collectives return before they are complete, because a device carries them
+        out later. CUDA devices with NCCL are an example.
+
+        The hook is called before training begins. If it returns True, `tft_synchronize` is called
+        at both edges of each update window, and `tft_pre_update_barrier` in every step.
+
+        Not needed: without this hook each call counts as complete when it returns.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_synchronize(self, closing: bool) -> None:
+        """
+        Wait until the device has done all its work: before an update window opens, and with
+        `closing` before it closes and before the step ends.
+
+        Raise an exception if a collective among this work may have been aborted, or if a
+        communicator reports an error. A device takes an aborted collective for a success, so
+        nothing else shows that its result is wrong. With `closing`, this concerns only collectives
+        that were begun since the last call.
+
+        If the exception is raised before the window opens, the rank leaves the loop with the state
+        of the step before. If it is raised before the window closes, the rank counts as having no
+        whole state. If it is raised before the step ends, the rank was interrupted in its tail.
+
+        Needed if `tft_asynchronous` can return True.
+        """
+
+    @hookspec(firstresult=True)
     def tft_updated(self) -> None:
         """
         Send the other ranks the result of the step that only this rank has computed.

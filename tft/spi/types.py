@@ -4,7 +4,7 @@ sessions.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -22,6 +22,37 @@ class Buffer:
     name: str
     view: memoryview
     """The bytes: a flat view of format `B`. Writable if the buffer comes from `tft_take`."""
+
+
+def _host_memory(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceBuffer:
+    """
+    One named piece of the memory of a shard that is on a device. A transfer copies it to the host
+    in parts, when they are requested. So the host needs memory for two parts only.
+    """
+
+    name: str
+    size: int
+    """In bytes."""
+    copy: Callable[[int, memoryview], Callable[[], None]]
+    """`copy(offset, into)` begins to copy the bytes from `offset` on into the host memory `into`,
+    until it is full. The returned function waits until that is done. It is called on the threads of
+    transfers."""
+    host_memory: Callable[[int], memoryview] = _host_memory
+    """Returns writable host memory of that many bytes, from which the device can copy fast."""
+
+    @property
+    def view(self) -> memoryview:
+        """
+        A copy of all bytes in host memory.
+        """
+        content = self.host_memory(self.size)
+        self.copy(0, content)()
+        return content.toreadonly()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +112,7 @@ class ShardPayload:
     meta: bytes
     """What the receiver must know before it can take the buffers, and all state that is not in
     tensors."""
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[Buffer | DeviceBuffer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from tft.transfer.tls import Tls, reader
 from tft.transfer.wire import (
     FROM_SERVER,
     Hello,
+    Preparing,
     Refusal,
     Request,
     ShardOffer,
@@ -137,7 +138,9 @@ def _converse(
     line: _Line, source: Source, place: int, hello: Hello, scheduler: ChunkScheduler
 ) -> None:
     line.send(hello)
-    match read_frame(line.read, FROM_SERVER):
+    while isinstance(answer := read_frame(line.read, FROM_SERVER), Preparing):
+        pass
+    match answer:
         case ShardOffer() as offer:
             settled = scheduler.offer(place, offer)
         case Refusal(why=why):

@@ -19,13 +19,14 @@ import structlog
 from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
 from tft.protocol.messages import VERSION
 from tft.spi.types import ShardPayload
+from tft.transfer.staging import run_of, size_of
 from tft.transfer.tls import Tls, reader, sender
 from tft.transfer.wire import (
     FROM_CLIENT,
     Hello,
+    Preparing,
     Refusal,
     Request,
-    Run,
     ShardOffer,
     fingerprint,
     frame,
@@ -39,6 +40,12 @@ Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
 """Seconds in which a client must send its `Hello`."""
+_SIGN_OF_LIFE = 1.0
+"""Seconds between two signs of life while a shard is prepared. A client gives up a source that is
+silent for `tft.transfer.client.PATIENCE`."""
+_SIGNS = 120
+"""The most signs of life for one client. It then gets another source while the order to fetch still
+has time: the limit `repair`."""
 _VANISHED = 30
 """Seconds after which a client is given up when its machine does not answer, or when it reads no
 bytes."""
@@ -161,16 +168,16 @@ class ShardServer:
         _shake_hands(connection)
         match read_frame(read, FROM_CLIENT):
             case Hello() as hello:
-                answer = self._answer(hello, peer)
+                answer = self._prepared(hello, peer, connection)
             case other:
                 raise MalformedMessage(f"the client began with {other!r:.80} instead of a hello")
         if isinstance(answer, Refusal):
             connection.sendall(frame(answer))
             return
-        run = Run([buffer.view for buffer in answer.buffers])
+        run = run_of(answer.buffers)
         offer = ShardOffer(
             meta=answer.meta,
-            buffers=tuple((buffer.name, buffer.view.nbytes) for buffer in answer.buffers),
+            buffers=tuple((buffer.name, size_of(buffer)) for buffer in answer.buffers),
         )
         key = fingerprint(offer)
         connection.settimeout(None)
@@ -184,6 +191,30 @@ class ShardServer:
                         f"the client requested {other!r:.80}, which is not a range of the "
                         f"{run.size} bytes of shard {hello.shard!r}"
                     )
+
+    def _prepared(
+        self, hello: Hello, peer: str, connection: socket.socket
+    ) -> ShardPayload | Refusal:
+        """
+        Return the answer to a client. Tell the client meanwhile that it is being prepared, so that
+        the client does not give up this source.
+        """
+        answers: list[ShardPayload | Refusal] = []
+        preparing = threading.Thread(
+            target=lambda: answers.append(self._answer(hello, peer)),
+            name=f"tft-prepares-{hello.shard}",
+            daemon=True,
+        )
+        preparing.start()
+        for _ in range(_SIGNS):
+            preparing.join(_SIGN_OF_LIFE)
+            if not preparing.is_alive():
+                return answers[0]
+            connection.sendall(frame(Preparing()))
+        log.warning("shard_not_prepared", shard=hello.shard, step=hello.step, to=hello.rank)
+        return Refusal(
+            why=f"shard {hello.shard!r} was not ready after {_SIGNS * _SIGN_OF_LIFE:.0f} s"
+        )
 
     def _answer(self, hello: Hello, peer: str) -> ShardPayload | Refusal:
         if not hmac.compare_digest(hello.job.encode(), self._job.encode()):

@@ -2,6 +2,7 @@
 The wire format of a transfer: the messages on a connection, and their order.
 
     client to server   `Hello`       the name of the job, and the wanted shard and step
+    server to client   `Preparing`   while the shard is being prepared, once a second
     server to client   `ShardOffer`       the buffers of the shard; or `Refusal`, and the end
     client to server   `Request`     a chunk; any number of requests, answered in order
     server to client   the bytes of the chunk, then their digest
@@ -21,7 +22,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Protocol, Self, TypeVar
 
 import msgspec
 import xxhash
@@ -41,7 +42,7 @@ FROM_CLIENT = 64 << 10
 FROM_SERVER = 256 << 20
 """The longest frame that a client reads, in bytes. An offer carries the metadata of its shard."""
 
-_PIECE = 512 << 10
+PIECE = 512 << 10
 """Bytes that are digested and given to the kernel at a time. They are still in the cache for the
 second of the two operations. A quarter of the size costs a tenth of the speed, because of more
 calls. Twice the size gains nothing."""
@@ -93,6 +94,13 @@ class ShardOffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing:
+    """
+    The server's sign of life while it prepares the shard.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """
     The server's answer when it does not send the shard. `why` is a sentence with the reason.
@@ -113,10 +121,11 @@ class Request:
     length: Annotated[int, msgspec.Meta(gt=0, le=CHUNK)]
 
 
-Said = Hello | ShardOffer | Refusal | Request
+Said = Hello | Preparing | ShardOffer | Refusal | Request
 
 _WORDS: dict[str, type[Said]] = {
     "hello": Hello,
+    "preparing": Preparing,
     "offer": ShardOffer,
     "refusal": Refusal,
     "request": Request,
@@ -194,21 +203,58 @@ class Run:
         """
         return self._ends[-1] if self._ends else 0
 
+    def batches(self, chunk: Request) -> Iterator[Views]:
+        """
+        Yield the memory of a chunk in order, in lists of views that are sent together.
+        """
+        return _batches(self.part(chunk))
+
     def part(self, chunk: Request) -> Iterator[memoryview]:
         """
-        Yield the memory of a chunk in order, in pieces of at most `_PIECE` bytes.
+        Return the memory of a chunk in order, in pieces of at most `PIECE` bytes.
 
         The chunk must lie within the buffers.
         """
-        at, end = chunk.offset, chunk.offset + chunk.length
-        index = bisect_right(self._ends, at)
-        while at < end:
-            view = self._views[index]
-            begin = self._ends[index] - view.nbytes
-            until = min(end, self._ends[index], at + _PIECE)
-            yield view[at - begin : until - begin]
-            at = until
-            index += at == self._ends[index]
+        return cut(self._views, self._ends, chunk)
+
+
+class Sendable(Protocol):
+    """
+    The buffers of a shard as one sequence of bytes, of which chunks can be sent.
+    """
+
+    def batches(self, chunk: Request) -> Iterator[Views]: ...
+
+
+class Piece(Protocol):
+    """
+    Some bytes of a buffer, such as a memoryview.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, wanted: slice, /) -> Self: ...
+
+
+P = TypeVar("P", bound=Piece)
+
+
+def cut(pieces: Sequence[P], ends: Sequence[int], chunk: Request) -> Iterator[P]:
+    """
+    Yield the bytes of a chunk in order, in pieces of at most `PIECE` bytes.
+
+    `ends` are the positions at which the pieces end in the sequence that they form.
+    """
+    at, end = chunk.offset, chunk.offset + chunk.length
+    index = bisect_right(ends, at)
+    while at < end:
+        piece = pieces[index]
+        begin = ends[index] - piece.nbytes
+        until = min(end, ends[index], at + PIECE)
+        yield piece[at - begin : until - begin]
+        at = until
+        index += at == ends[index]
 
 
 def chunks(size: int, sources: int) -> list[Request]:
@@ -230,7 +276,7 @@ def fingerprint(offer: ShardOffer) -> bytes:
     return xxhash.xxh3_128_digest(frame(offer))
 
 
-def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int]) -> None:
+def send_chunk(run: Sendable, chunk: Request, key: bytes, send: Callable[[Views], int]) -> None:
     """
     Send the bytes of a chunk, and then their digest.
 
@@ -238,7 +284,7 @@ def send_chunk(run: Run, chunk: Request, key: bytes, send: Callable[[Views], int
     bytes of a list of views as possible, and returns their number.
     """
     digest = _digest(chunk, key)
-    for batch in _batches(run.part(chunk)):
+    for batch in run.batches(chunk):
         for view in batch:
             digest.update(view)
         _drain(batch, send)
@@ -294,7 +340,7 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
     batch: Views = []
     size = 0
     for view in views:
-        if batch and (size + view.nbytes > _PIECE or len(batch) == _VIEWS):
+        if batch and (size + view.nbytes > PIECE or len(batch) == _VIEWS):
             yield batch
             batch, size = [], 0
         batch.append(view)

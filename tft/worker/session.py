@@ -344,7 +344,7 @@ class Session:
             )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
-        self._loop.begin(shards)
+        self._loop.begin(shards, asynchronous=bool(self._hook.tft_asynchronous()))
         self._control.report(
             Ready(
                 rank=self.rank,

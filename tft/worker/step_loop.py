@@ -62,6 +62,7 @@ class StepHooks:
     end_step: Callable[..., bytes | None] | None
     backup: Callable[..., None] | None
     barrier: Callable[[], None] | None
+    synchronize: Callable[..., None] | None
 
 
 def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
@@ -78,7 +79,20 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
         end_step=direct(hook.tft_end_step) if present(hook.tft_end_step) else None,
         backup=present(hook.tft_backup),
         barrier=present(hook.tft_pre_update_barrier),
+        synchronize=present(hook.tft_synchronize),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EdgeWaits:
+    """
+    The hooks with which ranks wait at the edges of an update window. None: they need not wait.
+    """
+
+    barrier: Callable[[], None] | None = None
+    """The pre-update barrier: some shard is not on all ranks, or collectives are asynchronous."""
+    synchronize: Callable[..., None] | None = None
+    """Waits for the device, whose collectives are asynchronous."""
 
 
 @dataclass(slots=True)
@@ -116,9 +130,7 @@ class StepLoop:
     """The audit of the loop; None: it is off."""
     _audited: Audit | None = None
     """The audit of the present step; None while the step is not audited."""
-    _waits_at_barrier: bool = False
-    """Whether ranks wait at the pre-update barrier before they complete a step: some shard is not
-    on all ranks, and the adaptor has such a barrier."""
+    _edges: _EdgeWaits = field(default_factory=_EdgeWaits)
     tails: bool = False
     """Whether a step ends after its update window (with a tail), not with the window."""
     _captures: _Captures = field(default_factory=_Captures)
@@ -155,12 +167,16 @@ class StepLoop:
             position=lambda: (self.gate.completed, self.gate.in_tail),
         )
 
-    def begin(self, shards: Sequence[ShardCopies]) -> None:
+    def begin(self, shards: Sequence[ShardCopies], *, asynchronous: bool) -> None:
         """
-        Record the shards that this rank holds, before the first step.
+        Record the shards that this rank holds, and whether its device carries out collectives after
+        their calls have returned. Called before the first step.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
-        self._waits_at_barrier = self.hooks.barrier is not None and not shared_by_all
+        self._edges = _EdgeWaits(
+            barrier=self.hooks.barrier if asynchronous or not shared_by_all else None,
+            synchronize=self.hooks.synchronize if asynchronous else None,
+        )
         if self.audit is not None:
             self.audit.begin(each.shard for each in shards)
 
@@ -257,13 +273,15 @@ class StepLoop:
         takes this rank out of the loop.
         """
         self.end_last_step()  # the loop may not have marked the end of the last step
+        if self._edges.synchronize is not None:
+            self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
         if local_state != self._captures.contributed:  # else the page has this capture already
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
-        met = not self._waits_at_barrier or self._passes_barrier()
+        met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
@@ -274,6 +292,8 @@ class StepLoop:
 
         If the loop has no tails, this also ends the step.
         """
+        if self._edges.synchronize is not None:
+            self._edges.synchronize(closing=True)
         step = self.gate.completed + 1
         tail = self.tails
         self._captures.closed = self.hooks.capture(closing=True)
@@ -301,6 +321,8 @@ class StepLoop:
         Raises `Interrupted` when the rank must leave the loop after this step.
         """
         step = self.gate.completed
+        if self.tails and self._edges.synchronize is not None:
+            self._edges.synchronize(closing=True)  # the tail may have had collectives
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -360,7 +382,7 @@ class StepLoop:
 
     # ---------------------------------------------------------------- waiting
 
-    def _passes_barrier(self) -> bool:
+    def _passes_barrier(self, barrier: Callable[[], None]) -> bool:
         """
         Return True if all ranks have finished the all-reduces of the step.
 
@@ -368,9 +390,8 @@ class StepLoop:
         complete the step. This rank can do either. It reports the fault and waits at the window for
         the decision of the controller.
         """
-        assert self.hooks.barrier is not None
         try:
-            self.hooks.barrier()
+            barrier()
         except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
             self.control.report(self.fault(error))
             self.gate.stand()

@@ -1,0 +1,302 @@
+"""
+Devices other than the CPU, with modules of devices made for these tests: generators, the kinds of
+devices that are accepted, and the memory that a transfer costs.
+"""
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from structlog.testing import capture_logs
+from tft_pytorch import device
+from tft_pytorch.adopted_maker import adopt
+from tft_pytorch.device import Devices, devices_of, undisturbed
+from tft_pytorch.state_store import StateStore
+from torch import nn
+
+from tft.errors import OrderRefused, UsageError
+from tft.transfer.wire import FROM_SERVER, Hello, Request, ShardOffer, chunks, frame, read_frame
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Module:
+    """
+    The module of a device kind with two devices. The current one is 0.
+    """
+
+    def __init__(self) -> None:
+        self.states = {0: bytes(16), 1: bytes(16)}
+
+    def get_rng_state(self, place: Any = "cuda") -> torch.Tensor:
+        """
+        Return the state of a device, by default the current one.
+        """
+        return torch.frombuffer(bytearray(self.states[_index(place)]), dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, place: Any = "cuda") -> None:
+        """
+        Set the state of a device, by default the current one.
+        """
+        self.states[_index(place)] = state.numpy().tobytes()
+
+    def draw(self, place: int) -> bytes:
+        """
+        Draw from the generator of a device.
+        """
+        self.states[place] = xxhash.xxh3_128_digest(self.states[place])
+        return self.states[place]
+
+    def seed(self, seed: int) -> None:
+        """
+        Seed all devices alike, as `torch.manual_seed` does.
+        """
+        self.states = dict.fromkeys(self.states, seed.to_bytes(16))
+
+
+def _index(place: Any) -> int:
+    return place if isinstance(place, int) else torch.device(place).index or 0
+
+
+class Elsewhere(torch.Tensor):
+    """
+    A tensor that says it is on the second device.
+    """
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # torch has an attribute
+        return torch.device("cuda", 1)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Module:
+    """
+    Pretend that torch has a module of two CUDA devices.
+    """
+    made = Module()
+    real = torch.get_device_module
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda kind=None: made if kind == "cuda" else real(kind)
+    )
+    return made
+
+
+def on_second() -> StateStore:
+    """
+    Return the adopted state of a model on the second device.
+    """
+    model = nn.Linear(3, 3)
+    state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, None)
+    for name in ("weight", "bias"):
+        setattr(model, name, nn.Parameter(torch.zeros(3).as_subclass(Elsewhere)))
+    state._local_state.learn(model)
+    return state
+
+
+def test_the_generator_of_the_device_that_has_the_model_is_kept(module: Module) -> None:
+    """When the model is on a device that is not the current one, then the state of that device's
+    generator is captured and restored, and the current device's is left alone."""
+    state = on_second()
+    module.draw(1)
+    captured = state.capture()
+    drawn = module.draw(1)
+    current = module.draw(0)
+    state.rollback(captured)
+    assert module.draw(1) == drawn
+    assert module.states[0] == current
+
+
+def test_digests_see_the_generator_of_the_device(module: Module) -> None:
+    """When a generator of the model's device moves, then the digest of the generators changes."""
+    state = on_second()
+    before = state.digests()["rng"]
+    module.draw(1)
+    assert state.digests()["rng"] != before
+
+
+def test_generators_of_another_number_of_devices_are_refused(module: Module) -> None:
+    """When a captured state has the generators of another number of devices, then it is refused."""
+    model = nn.Linear(2, 2)
+    plain = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, None)
+    with pytest.raises(OrderRefused, match="the generators of 0 devices, but this rank has"):
+        on_second().rollback(plain.capture())
+
+
+def test_a_factory_that_seeds_leaves_the_generators_of_devices_alone(
+    module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a factory calls `torch.manual_seed`, which seeds all devices alike, then each rank's
+    generators are its own again afterwards."""
+    accelerator = SimpleNamespace(
+        current_accelerator=lambda check_available=False: torch.device("cuda"),
+        device_count=lambda: 2,
+    )
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    module.draw(1)
+    own = dict(module.states)
+    with undisturbed():
+        module.seed(7)
+    assert module.states == own
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sentence"),
+    [
+        (("meta",), "on device meta, for which torch knows no collective backend"),
+        (("cuda", "xpu"), "on devices of several kinds: cuda, xpu"),
+    ],
+)
+def test_devices_that_cannot_be_recovered_are_refused(
+    kinds: tuple[str, ...], sentence: str
+) -> None:
+    """When a model is on devices of several kinds, or of a kind without a backend, then the error
+    names them."""
+    tensors: list[Any] = [SimpleNamespace(device=torch.device(kind)) for kind in kinds]
+    with pytest.raises(UsageError, match=sentence):
+        devices_of(tensors)
+
+
+def test_the_backend_follows_from_the_device() -> None:
+    """When tensors are on the CPU and on an accelerator, then the accelerator decides, and groups
+    get both backends."""
+    tensors: list[Any] = [
+        SimpleNamespace(device=torch.device(place)) for place in ("cpu", "xpu:1", "xpu:0")
+    ]
+    found = devices_of(tensors)
+    assert found == Devices("xpu", (torch.device("xpu", 0), torch.device("xpu", 1)))
+    assert (found.backends, found.asynchronous) == ("cpu:gloo,xpu:xccl", True)
+    assert (Devices().backends, Devices().asynchronous) == ("gloo", False)
+
+
+def test_a_setting_that_ends_processes_stays_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the user has set a variable with which torch ends processes, then it stays, and a warning
+    names it. The others are set."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", raising=False)
+    monkeypatch.delenv("HCCL_ASYNC_ERROR_HANDLING", raising=False)
+    with capture_logs() as logs:
+        device.prepare_environment(Devices("cuda", (torch.device("cuda", 0),)))
+    assert [line["variable"] for line in logs] == ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]
+    assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
+
+
+OF_MEGATRON = frozenset(
+    {
+        "get_cuda_rng_tracker", "cuda_rng_state", "cuda_graph_impl", "enable_cuda_graph",
+        "external_cuda_graph", "nccl_communicator_config_path",
+    }
+)  # fmt: skip
+"""Names of Megatron, which has them on every kind of device."""
+
+
+def test_only_one_file_of_the_adaptors_knows_a_kind_of_device() -> None:
+    """When the code of the adaptors for torch is read, then no kind of device and no backend of one
+    is named outside of `device.py`, apart from Megatron's own names."""
+    found = []
+    for path in sorted(ROOT.glob("adaptors/tft_pytorch/*.py")) + sorted(
+        ROOT.glob("adaptors/tft_megatron/*.py")
+    ):
+        if path.name == "device.py":
+            continue
+        tree = ast.parse(path.read_text())
+        docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if has_docs(node)}
+        for node in ast.walk(tree):
+            words = [getattr(node, each, None) for each in ("id", "attr", "arg", "name", "value")]
+            found += [
+                f"{path.name}: {word}"
+                for word in words
+                if isinstance(word, str)
+                and word not in docs | OF_MEGATRON
+                and re.search(r"cuda|nccl|hccl|xccl|\bnpu\b|\bxpu\b", word, re.IGNORECASE)
+            ]
+    assert found == []
+
+
+def has_docs(node: ast.AST) -> bool:
+    """
+    Return whether a node can have a docstring.
+    """
+    return isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def test_a_job_on_a_device_says_that_none_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    """When training begins on a device, then one line says that this version was never run on one.
+    On the CPU nothing is said."""
+    device.tell_unseen(Devices())
+    device.tell_unseen(Devices("npu", (torch.device("cuda", 0),)))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tft: recovery on npu devices was tested on a simulated device only")
+
+
+@pytest.mark.parametrize("megabytes", [128, pytest.param(1024, marks=pytest.mark.soak)])
+def test_a_source_needs_two_pieces_of_memory_for_each_receiver(megabytes: int) -> None:
+    """When four receivers fetch a shard of a device at once, and digest and drop it, then the memory
+    of the source grows by its pieces of host memory, not by the shard."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.adaptors.give", "the-job", str(megabytes)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as source:  # fmt: skip
+        try:
+            assert source.stdout is not None
+            host, _, port = source.stdout.readline().strip().rpartition(":")
+            before = resident(source.pid)
+            digests: list[str] = []
+            threads = [
+                threading.Thread(target=lambda: digests.append(dropped(host, int(port))))
+                for _ in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert (len(digests), len(set(digests))) == (4, 1)
+            assert resident(source.pid) - before < 16 << 20
+        finally:
+            source.kill()
+
+
+def resident(pid: int) -> int:
+    """
+    Return the most bytes that a process has had in memory.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def dropped(host: str, port: int) -> str:
+    """
+    Fetch a shard, and keep only a digest of it.
+    """
+    with socket.create_connection((host, port), timeout=60) as client:
+
+        def read(views: list[memoryview]) -> int:
+            return client.recvmsg_into(views)[0]
+
+        client.sendall(frame(Hello(job="the-job", rank=1, shard="dense", step=3)))
+        offer = read_frame(read, FROM_SERVER)
+        assert isinstance(offer, ShardOffer)
+        found = xxhash.xxh3_128()
+        for chunk in chunks(offer.size, 1):
+            client.sendall(frame(Request(offset=chunk.offset, length=chunk.length)))
+            left = chunk.length
+            while left:
+                got = client.recv(min(left, 1 << 20))
+                assert got
+                found.update(got)
+                left -= len(got)
+            digest = 16
+            while digest:
+                digest -= len(client.recv(digest))
+        return found.hexdigest()

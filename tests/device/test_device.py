@@ -1,0 +1,173 @@
+"""
+Jobs on the test device, whose collectives return before they are complete: the state at the end is
+that of the undisturbed job on every rank, and only killed processes have ended.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import ROOT, Outcome, identical, run
+
+SCRIPT = ROOT / "tests" / "device" / "train.py"
+PHASES = ("forward", "backward", "update", "between", "tail")
+
+Calm = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """
+    Return a function that gives the undisturbed job with these arguments. Each job runs once.
+    """
+    known: dict[tuple[str, ...], Outcome] = {}
+
+    def undisturbed(*arguments: str) -> Outcome:
+        if arguments not in known:
+            where = tmp_path_factory.mktemp("calm") / "run"
+            known[arguments] = run(where, script=SCRIPT, arguments=arguments)
+            assert known[arguments].code == 0, known[arguments].output
+            assert known[arguments].incidents == []
+        return known[arguments]
+
+    return undisturbed
+
+
+def disturbed(where: Path, *specs: str, arguments: tuple[str, ...] = ()) -> Outcome:
+    """
+    Run a job of four ranks with these faults, check that its exit code is 0, and return it.
+    """
+    options = [word for spec in specs for word in ("--chaos", spec)]
+    outcome = run(where / "run", *options, script=SCRIPT, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="DDP", marks=pytest.mark.soak),
+        pytest.param(("--groups",), id="several groups"),
+    ],
+)
+def test_a_rank_killed_in_each_phase_leaves_the_state_identical(
+    tmp_path: Path, calm: Calm, arguments: tuple[str, ...]
+) -> None:
+    """When a rank is killed in each phase in turn, then the job ends with the losses and the state
+    of the undisturbed job on every rank, and each incident starts one process and keeps the others.
+    """
+    specs = [
+        f"kill:rank={turn % 4},step={4 * (turn + 1)},phase={phase}"
+        for turn, phase in enumerate(PHASES)
+    ]
+    outcome = disturbed(tmp_path, *specs, arguments=arguments)
+    identical(outcome, calm(*arguments))
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 5
+    assert all(i["processes_started"] == 1 and i["pids_kept"] for i in outcome.incidents)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [(), ("--groups",)], ids=["DDP", "several groups"])
+def test_reported_faults_are_retried_without_a_new_process(
+    tmp_path: Path, calm: Calm, arguments: tuple[str, ...]
+) -> None:
+    """When a rank reports lost memory in its update or before it, or a broken connection while its
+    own all-reduces are pending, then all processes are kept, and the state is that of the
+    undisturbed job."""
+    outcome = disturbed(
+        tmp_path,
+        "raise:rank=1,step=6,phase=update,kind=memory",
+        "raise:rank=0,step=12,phase=forward,kind=memory",
+        "raise:rank=2,step=18,phase=backward,kind=network",
+        arguments=arguments,
+    )
+    identical(outcome, calm(*arguments))
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("retry", 0)] * 3
+    assert all(i["processes_started"] == 0 and i["pids_kept"] for i in outcome.incidents)
+
+
+@pytest.mark.soak
+def test_a_rank_that_left_its_loop_with_pending_collectives_is_kept(
+    tmp_path: Path, calm: Calm
+) -> None:
+    """When two ranks report faults in the same step, one of them while its all-reduces wait for the
+    other one, then the all-reduces are aborted and not finalized: all processes are kept."""
+    options = ("--chaos", "raise:rank=3,step=9,phase=forward,kind=memory")
+    outcome = run(tmp_path / "run", *options, script=SCRIPT, arguments=("--fails", "2,9"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm())
+    assert [(i["strategy"], i["processes_started"]) for i in outcome.incidents] == [("retry", 0)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [(), ("--groups",)], ids=["DDP", "several groups"])
+def test_two_ranks_killed_at_once_are_replaced_in_one_incident(
+    tmp_path: Path, calm: Calm, arguments: tuple[str, ...]
+) -> None:
+    """When two ranks are killed in the same step, then one incident replaces both, and the state is
+    that of the undisturbed job."""
+    outcome = disturbed(
+        tmp_path,
+        "kill:rank=1,step=9,phase=backward",
+        "kill:rank=2,step=9,phase=backward",
+        arguments=arguments,
+    )
+    identical(outcome, calm(*arguments))
+    assert {fault["rank"] for i in outcome.incidents for fault in i["faults"]} == {1, 2}
+    assert sum(i["processes_started"] for i in outcome.incidents) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [(), ("--groups",)], ids=["DDP", "several groups"])
+def test_a_bug_of_the_script_ends_the_job_with_a_checkpoint_that_can_be_resumed(
+    tmp_path: Path, calm: Calm, arguments: tuple[str, ...]
+) -> None:
+    """When the script of a rank raises an exception, then the ranks save a last checkpoint, and a
+    resumed job has the state of the undisturbed one."""
+    options = ("--raises", "2,9")
+    first = run(tmp_path / "run", script=SCRIPT, arguments=(*arguments, *options))
+    assert first.code == 3, first.output
+    again = run(tmp_path / "run", "--resume", script=SCRIPT, arguments=arguments)
+    assert again.code == 0, again.output
+    identical(again, calm(*arguments))
+
+
+@pytest.mark.soak
+def test_a_rank_killed_when_its_host_is_ahead_of_its_device_is_replaced(
+    tmp_path: Path, calm: Calm
+) -> None:
+    """When the host of a rank has entered its update window and the rank is killed, then its device
+    has done its part of the all-reduces: the others complete the step, and no state is lost."""
+    outcome = run(tmp_path / "run", script=SCRIPT, arguments=("--dies", "1,9,window"))
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm())
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
+
+
+@pytest.mark.soak
+def test_a_step_counts_as_completed_when_the_device_has_completed_it(
+    tmp_path: Path, calm: Calm
+) -> None:
+    """When a rank is killed in its update window, and the devices of the others are slow in their
+    optimizer steps, then its replacement gets the state of the completed step from them, though
+    their loops are left as soon as the window closes."""
+    arguments = ("--plain", "--slow", "9", "--dies", "1,9,window")
+    outcome = run(tmp_path / "run", script=SCRIPT, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    identical(outcome, calm())
+
+
+def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
+    tmp_path: Path, calm: Calm
+) -> None:
+    """When a rank is killed before it contributes to a metric of the tail, by which all ranks set
+    their learning rate, then no rank completes its tail with a part of the metric."""
+    arguments = ("--plateau", "--dies", "1,9,tail")
+    outcome = run(tmp_path / "run", script=SCRIPT, arguments=arguments)
+    assert outcome.code == 0, outcome.output
+    finals = outcome.finals()
+    for name in ("parameters", "optimizer", "scheduler"):
+        assert len({final[name] for final in finals.values()}) == 1, finals
+    if not any(incident["inexact"] for incident in outcome.incidents):
+        identical(outcome, calm("--plateau"))
