@@ -211,7 +211,11 @@ def test_only_one_file_of_the_adaptors_knows_a_kind_of_device() -> None:
         if path.name == "device.py":
             continue
         tree = ast.parse(path.read_text())
-        docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if has_docs(node)}
+        docs = {
+            ast.get_docstring(node, clean=False)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        }
         for node in ast.walk(tree):
             words = [getattr(node, each, None) for each in ("id", "attr", "arg", "name", "value")]
             found += [
@@ -222,13 +226,6 @@ def test_only_one_file_of_the_adaptors_knows_a_kind_of_device() -> None:
                 and re.search(r"cuda|nccl|hccl|xccl|\bnpu\b|\bxpu\b", word, re.IGNORECASE)
             ]
     assert found == []
-
-
-def has_docs(node: ast.AST) -> bool:
-    """
-    Return whether a node can have a docstring.
-    """
-    return isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def test_a_job_on_a_device_says_that_none_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
