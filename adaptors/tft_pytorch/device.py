@@ -49,6 +49,11 @@ _ENVIRONMENT = {
 With the defaults, a watchdog ends this process as soon as it sees an error of a communicator."""
 
 
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+"""With it gloo connects two ranks when they first send each other something. Without it each group
+beside a group of devices would connect each rank with all others, in each incident."""
+
+
 @dataclass(frozen=True, slots=True)
 class Devices:
     """
@@ -227,6 +232,7 @@ def prepare_environment(devices: Devices) -> None:
     """
     if not devices.asynchronous:
         return
+    os.environ.setdefault(_LAZY, "1")  # noqa: TID251  # torch reads it there
     for name, value in _ENVIRONMENT.items():
         present = os.environ.setdefault(name, value)  # noqa: TID251  # torch reads it there
         if present != value:

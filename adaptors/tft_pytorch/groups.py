@@ -233,8 +233,8 @@ class Groups:
         ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
-            began = self._aborting is None
-            if self._aborting is None:
+            began = self._aborting is None or not self._aborting.is_alive()
+            if began:
                 self._aborting = threading.Thread(
                     target=_abort_then_cut,
                     args=(device.groups(), self._devices, spared, port),
@@ -243,8 +243,7 @@ class Groups:
                 )
                 self._abort_began = monotonic()
                 self._aborting.start()
-            over = not self._aborting.is_alive()
-        if not began and (over or monotonic() - self._abort_began > ABORT_LIMIT):
+        if not began and monotonic() - self._abort_began > ABORT_LIMIT:
             cut(spared, port)
 
     def clear(self) -> None:
