@@ -154,7 +154,7 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
         (["tft_init_controller", [0, 100_001, False]], "world_size must be"),
         (["tft_init_controller", [0, 2, None]], "enable_local_copy"),
         (["tft_init_controller", [0, 2, False], {"enable_arf": True}], None),
-        (["tft_init_controller", [0, 2, False]], "called before"),
+        (["tft_init_controller", [0, 2, False]], "already called"),
         (
             ["tft_start_controller", ["0.0.0.0", "$port", False]],
             "which other machines cannot reach",
