@@ -4,12 +4,13 @@ Digests of the parts of a shard, which ranks compare.
 
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from tft.spi import digests
 from tft.spi.state import part_digests
-from tft.spi.types import Buffer, ShardPayload
+from tft.spi.types import Buffer, DeviceBuffer, ShardPayload
 
 LARGE = 300_000
 
@@ -53,6 +54,28 @@ def test_several_threads_compute_the_same_digests_as_one(monkeypatch: pytest.Mon
     assert part_digests(payload(*sizes)) == alone
     assert part_digests(payload(*sizes, flip=5)) != alone
     assert threading.active_count() == before
+
+
+def test_batches_have_the_same_digests_as_a_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a state is larger than what is read at a time, then the digests are the same, and each
+    buffer of a device is copied once."""
+    sizes = (LARGE, 0, 999, LARGE, 1001, LARGE)
+    held = payload(*sizes)
+    copied: list[int] = []
+
+    def on_device(buffer: Buffer) -> DeviceBuffer:
+        def copy(offset: int, into: memoryview) -> Callable[[], None]:
+            copied.append(into.nbytes)
+            into[:] = buffer.view[offset : offset + into.nbytes]
+            return lambda: None
+
+        return DeviceBuffer(name=buffer.name, size=buffer.view.nbytes, copy=copy)
+
+    buffers = tuple(on_device(each) for each in held.buffers if isinstance(each, Buffer))
+    whole = part_digests(held)
+    monkeypatch.setattr(digests, "_BATCH", LARGE + 1)
+    assert part_digests(ShardPayload(meta=held.meta, buffers=buffers)) == whole
+    assert copied == list(sizes)
 
 
 def test_no_digest_is_returned_when_a_piece_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

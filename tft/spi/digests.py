@@ -5,7 +5,7 @@ Computes digests of the parts of a shard, which ranks compare to find differing 
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import xxhash
@@ -18,9 +18,15 @@ _MOST = 4
 """The threads that read, at most: a few reach the bandwidth of the memory."""
 
 
-def digest_parts(
-    heads: Mapping[str, bytes], buffers: Iterable[tuple[str, str, memoryview]]
-) -> dict[str, str]:
+_BATCH = 256 * 2**20
+"""Bytes whose buffers are in use at a time. The content of a device is copied to the host for this,
+so the host needs room for a batch and not for the whole state."""
+
+Content = tuple[str, str, memoryview]
+"""The part, the name and the bytes of a buffer."""
+
+
+def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict[str, str]:
     """
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
@@ -29,22 +35,37 @@ def digest_parts(
     contents are read by up to four threads, which have ended when this function returns.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
+    batch: list[Content] = []
+    size = 0
+    for buffer in buffers:
+        batch.append(buffer)
+        size += len(buffer[2])
+        if size >= _BATCH:
+            _add(found, batch)
+            batch, size = [], 0
+    _add(found, batch)
+    return {part: digest.hexdigest() for part, digest in found.items()}
+
+
+def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
+    """
+    Add the buffers of a batch to the digests of their parts.
+    """
     pieces: list[memoryview] = []
-    places: list[tuple[str, str, int]] = []
-    for part, name, content in buffers:
+    counts: list[int] = []
+    for _, _, content in batch:
         first = len(pieces)
         if len(content) <= _PIECE:
             pieces.append(content)
         else:
             pieces += [content[at : at + _PIECE] for at in range(0, len(content), _PIECE)]
-        places.append((part, name, len(pieces) - first))
+        counts.append(len(pieces) - first)
     digests = iter(_digests(pieces))
-    for part, name, count in places:
+    for (part, name, _), count in zip(batch, counts, strict=True):
         digest = found.setdefault(part, xxhash.xxh3_128())
         digest.update(name.encode())
         for _ in range(count):
             digest.update(next(digests))
-    return {part: digest.hexdigest() for part, digest in found.items()}
 
 
 def _digests(pieces: list[memoryview]) -> list[bytes]:
