@@ -29,6 +29,11 @@ class Stream:
         """The number of calls that are not over."""
         self._done = threading.Condition(self._lock)
         self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """
+        Start the thread. Called in the process that uses the device: a fork has no threads.
+        """
         threading.Thread(target=self._work, name="device", daemon=True).start()
 
     def submit(self, call: Callable[[], object]) -> None:
@@ -75,7 +80,8 @@ stream = Stream()
 
 def patch_torch() -> None:
     """
-    Make `torch.cpu`, torch's module of the device, ask the stream.
+    Start the stream, and make `torch.cpu`, torch's module of the device, ask it.
     """
+    stream.start()
     torch.cpu.synchronize = stream.synchronize
     torch.cpu.current_stream = lambda device=None: stream  # type: ignore[assignment, return-value]  # has `query`

@@ -148,10 +148,15 @@ class _Rank:
 
     @contextmanager
     def _update(self) -> Iterator[None]:
+        asynchronous = bool(self.hook.tft_asynchronous())
+        if asynchronous:
+            self.hook.tft_synchronize(closing=False)
         self.hook.tft_capture(closing=False)
-        if any(len(each.ranks) < self._world for each in self._shards()):
+        if asynchronous or any(len(each.ranks) < self._world for each in self._shards()):
             self.hook.tft_pre_update_barrier()
         yield
+        if asynchronous:
+            self.hook.tft_synchronize(closing=True)
         self._completed += 1
         self._local_states[self._completed] = self.hook.tft_capture(closing=True)
         self.hook.tft_updated()
