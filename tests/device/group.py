@@ -47,7 +47,7 @@ class LaggingWork(dist.Work):
     def __init__(self, group: "LaggingGroup", begin: Callable[[], dist.Work], outputs: Any) -> None:
         super().__init__()
         self._group = group
-        self._begin = begin
+        self._begin: Callable[[], dist.Work] | None = begin
         self._outputs = outputs
         self._over = threading.Event()
         stream.submit(self._carry_out)
@@ -60,6 +60,7 @@ class LaggingWork(dist.Work):
             if self._group.aborted.is_set():
                 self._spoil()
                 return
+            assert self._begin is not None
             inner = self._begin()
             while not inner.is_completed():
                 if self._group.aborted.wait(_SLICE):
@@ -72,6 +73,7 @@ class LaggingWork(dist.Work):
             self._spoil()
         finally:
             self._over.set()
+            self._begin = None  # it refers to the group, which refers to its pending work
 
     def _spoil(self) -> None:
         """
@@ -157,9 +159,11 @@ class LaggingGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """
-        End all pending work of this group.
+        End all pending work of this group. The group is then freed as soon as torch and tft have
+        dropped it: gloo's destructor may wait for long, and must not run at the end of the process.
         """
         self.aborted.set()
+        self._pending = []
 
     def shutdown(self) -> None:
         """

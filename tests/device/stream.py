@@ -72,6 +72,7 @@ class Stream:
             with self._done:
                 self._open -= 1
                 self._done.notify_all()
+            del call  # it may be the last to refer to a process group
 
 
 stream = Stream()
