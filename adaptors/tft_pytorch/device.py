@@ -192,12 +192,17 @@ def undisturbed() -> AbstractContextManager[None]:
 # ---------------------------------------------------------------- host memory
 
 
-def host_memory(size: int) -> memoryview:
+def host_memory(place: torch.device, size: int) -> memoryview:
     """
-    Return writable host memory of `size` bytes, from which and to which devices copy fast.
+    Return writable host memory of `size` bytes, to which the device `place` copies fast.
+
+    Pinned memory is taken while `place` is the current device: else torch would open a context on
+    the first device of the node, in each process.
     """
-    pinned = torch.accelerator.is_available()
-    memory = torch.empty(size, dtype=torch.uint8, device=_CPU, pin_memory=pinned)
+    if place.type == _CPU:
+        return memoryview(bytearray(size))
+    with torch.accelerator.device_index(place.index or 0):
+        memory = torch.empty(size, dtype=torch.uint8, device=_CPU, pin_memory=True)
     return memory.numpy().data
 
 
@@ -214,7 +219,7 @@ def copier(flat: Tensor) -> Callable[[int, memoryview], Callable[[], None]]:
         if flat.device.type == _CPU:
             return lambda: None
         copied = torch.Event(flat.device)
-        copied.record()
+        copied.record(torch.accelerator.current_stream(flat.device))
         return copied.synchronize
 
     return copy

@@ -233,11 +233,13 @@ class Groups:
         ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
+            if self._spared is not spared:  # other groups have been formed since
+                return
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
                 self._aborting = threading.Thread(
-                    target=_abort_then_cut,
-                    args=(device.groups(), self._devices, spared, port),
+                    target=self._abort_then_cut,
+                    args=(device.groups(), spared, port),
                     name="tft-abort",
                     daemon=True,
                 )
@@ -245,6 +247,14 @@ class Groups:
                 self._aborting.start()
         if not began and monotonic() - self._abort_began > ABORT_LIMIT:
             cut(spared, port)
+
+    def _abort_then_cut(
+        self, groups: list[dist.ProcessGroup], spared: frozenset[int], port: int
+    ) -> None:
+        device.abort(groups, self._devices)
+        with self._lock:  # the connections of groups that were formed meanwhile must stay
+            if self._spared is spared:
+                cut(spared, port)
 
     def clear(self) -> None:
         """
@@ -327,10 +337,3 @@ def _free(groups: list[dist.ProcessGroup]) -> None:
 def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:
     while not left.wait(_CUT_AGAIN):
         cut(spared, port)
-
-
-def _abort_then_cut(
-    groups: list[dist.ProcessGroup], devices: Devices, spared: frozenset[int], port: int
-) -> None:
-    device.abort(groups, devices)
-    cut(spared, port)

@@ -7,6 +7,7 @@ the type of bytes, because numpy does not know bfloat16 and similar types.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy
 import torch
@@ -111,7 +112,10 @@ def offered(name: str, tensor: torch.Tensor) -> Buffer | DeviceBuffer:
         return readable(name, tensor)
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     return DeviceBuffer(
-        name=name, size=flat.numel(), copy=device.copier(flat), host_memory=device.host_memory
+        name=name,
+        size=flat.numel(),
+        copy=device.copier(flat),
+        host_memory=partial(device.host_memory, tensor.device),
     )
 
 

@@ -32,6 +32,7 @@ assert kind is not None
 if args.gloo:
     distributed_c10d.Backend.default_device_backend_map[kind.type] = "gloo"
 place = torch.device(kind.type, int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count())
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it to be deterministic
 torch.use_deterministic_algorithms(True)
 session = tft.init()
 torch.manual_seed(0)

@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from tft_pytorch import device
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.device import Devices, devices_of, undisturbed
+from tft_pytorch.groups import Groups
 from tft_pytorch.state_store import StateStore
 from torch import nn
 
@@ -190,6 +191,36 @@ def test_a_setting_that_ends_processes_stays_and_is_reported(
         device.prepare_environment(Devices("cuda", (torch.device("cuda", 0),)))
     assert [line["variable"] for line in logs] == ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]
     assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
+
+
+def test_a_slow_abort_does_not_cut_the_connections_of_later_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When an abort of device groups is still going on while other groups are formed, then it cuts no
+    connection afterwards. An abort that ends in time cuts gloo's connections, once."""
+    begun, goes_on, cuts = threading.Event(), threading.Event(), []
+
+    def abort(groups: object, devices: object) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+
+    monkeypatch.setattr(device, "abort", abort)
+    monkeypatch.setattr("tft_pytorch.groups.cut", lambda spared, port: cuts.append(spared))
+    groups = Groups()
+    groups._devices = Devices("cuda", (torch.device("cuda", 0),))
+    first, second = frozenset({1}), frozenset({2})
+    for later in (second, first):
+        begun.clear()
+        goes_on.clear()
+        groups._spared = first
+        groups.quiesce()
+        assert begun.wait(30)
+        groups.quiesce()  # it is called again and again, and one abort is enough
+        assert groups._aborting is not None
+        groups._spared = later
+        goes_on.set()
+        groups._aborting.join(30)
+        assert cuts == ([] if later is second else [first])
 
 
 OF_MEGATRON = frozenset(
