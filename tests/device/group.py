@@ -11,6 +11,7 @@ Process groups of the test device, which behave as torch documents those of NCCL
 - With `TORCH_NCCL_ASYNC_ERROR_HANDLING` other than 0, an error of a collective ends the process.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -159,9 +160,11 @@ class LaggingGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """
-        End all pending work of this group. The group is then freed as soon as torch and tft have
-        dropped it: gloo's destructor may wait for long, and must not run at the end of the process.
+        End all pending work of this group. gloo is never freed: its destructor may wait for long, on
+        whatever thread collects this object as garbage.
         """
+        if not self.aborted.is_set():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._gloo))
         self.aborted.set()
         self._pending = []
 
