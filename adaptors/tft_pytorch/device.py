@@ -244,7 +244,7 @@ def prepare_environment(devices: Devices) -> None:
             log.warning(
                 "backend_ends_process",
                 variable=f"{name}={present}",
-                why="with this value a fault of another rank can end this process too",
+                why="with this value a fault of another rank can end this process or abort its groups",
                 remedy=f"unset {name}, or set it to {value}",
             )
 

@@ -8,7 +8,8 @@ Process groups of the test device, which behave as torch documents those of NCCL
   a success, and its result is incomplete. Later collectives of the group are refused.
 - A collective whose peer has died does not end, until it is aborted.
 - `shutdown` (which finalizes) waits for the pending work.
-- With `TORCH_NCCL_ASYNC_ERROR_HANDLING` other than 0, an error of a collective ends the process.
+- With `TORCH_NCCL_ASYNC_ERROR_HANDLING=2`, an error of a collective aborts its group. With 0, it
+  changes nothing. Otherwise it ends the process.
 """
 
 import ctypes
@@ -151,9 +152,12 @@ class LaggingGroup(dist.ProcessGroup):
 
     def failed(self, error: RuntimeError) -> None:
         """
-        React to the error of a collective: end the process, unless the user has switched that off.
+        React to the error of a collective as the environment says: abort, ignore it or end.
         """
-        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0":  # as NCCL
+        handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # as NCCL
+        if handling == "2":
+            self.abort()
+        elif handling != "0":
             sys.stderr.write(f"{NAME}: taking the entire process down: {error}\n")
             sys.stderr.flush()
             os.abort()

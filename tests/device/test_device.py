@@ -171,3 +171,16 @@ def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
         assert len({final[name] for final in finals.values()}) == 1, finals
     if not any(incident["inexact"] for incident in outcome.incidents):
         identical(outcome, calm("--plateau"))
+
+
+def test_a_group_that_aborts_itself_lets_no_rank_update(
+    tmp_path: Path, calm: Calm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a rank is killed before it contributes its gradients, and the user has set torch to abort
+    groups on errors, then the all-reduces of the others end like complete ones before tft has
+    stopped anything. The barrier before the update fails, and no rank applies the partial sums."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    outcome = disturbed(tmp_path, "kill:rank=1,step=9,phase=backward")
+    identical(outcome, calm())
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
+    assert all(i["faults"][0]["kind"] != "corruption" for i in outcome.incidents)
