@@ -73,6 +73,10 @@ class JobSettings:
     """The directory with the job's keys, of `tft keys`: the bus and the state that moves are encrypted."""
     audit: str = "first"
     """What a loop does outside its update windows is looked at in the `first` 20 steps of a process, or in all, and refused (`strict`), or not at all (`off`)."""
+    last_step: int = 0
+    """Training ends with this step, as if the script asked for no more; 0: it ends as the script says."""
+    record_digests: bool = False
+    """Each rank writes the digests of its batches, losses and state after every step, to compare runs."""
 
     @property
     def world(self) -> int:
@@ -129,6 +133,10 @@ class RankSettings:
     """TFT_SUCCESSOR: it is to take over from a process that still trains (1), or not (0)."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
+    last_step: int = 0
+    """TFT_LAST_STEP: see `JobSettings.last_step`."""
+    record_digests: bool = False
+    """TFT_RECORD_DIGESTS: see `JobSettings.record_digests` (1 or 0)."""
 
     @property
     def checkpoints(self) -> Path:
@@ -159,6 +167,8 @@ class RankSettings:
             "TFT_CURVE": str(self.curve or ""),
             "TFT_SUCCESSOR": str(int(self.successor)),
             "TFT_AUDIT": self.audit,
+            "TFT_LAST_STEP": str(self.last_step),
+            "TFT_RECORD_DIGESTS": str(int(self.record_digests)),
         }
 
 
@@ -186,6 +196,8 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             curve=_path(environ["TFT_CURVE"]),
             successor=environ["TFT_SUCCESSOR"] == "1",
             audit=environ["TFT_AUDIT"],
+            last_step=int(environ["TFT_LAST_STEP"]),
+            record_digests=environ["TFT_RECORD_DIGESTS"] == "1",
         )
     except KeyError as missing:
         raise UsageError(

@@ -86,6 +86,12 @@ class TorchHooks(Generic[State]):
         self.contributing = contributing
 
     @hookimpl
+    def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
+        from tft_pytorch.batches import watch_batches  # only where digests are recorded
+
+        watch_batches(seen)
+
+    @hookimpl
     def tft_pre_update_barrier(self) -> None:
         self._groups.meet()
 

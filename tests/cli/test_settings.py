@@ -38,6 +38,8 @@ jobs = st.builds(
     resume=st.booleans(),
     curve=st.none() | words.map(Path),
     audit=words,
+    last_step=st.integers(),
+    record_digests=st.booleans(),
 )
 
 

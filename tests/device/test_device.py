@@ -178,7 +178,7 @@ def test_a_group_that_aborts_itself_lets_no_rank_update(
 ) -> None:
     """When a rank is killed before it contributes its gradients, and the user has set torch to abort
     groups on errors, then the all-reduces of the others end like complete ones before tft has
-    stopped anything. The barrier before the update fails, and no rank applies the partial sums."""
+    stopped anything. The barrier before the update fails, and no rank applies the partial gradients."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     outcome = disturbed(tmp_path, "kill:rank=1,step=9,phase=backward")
     identical(outcome, calm())

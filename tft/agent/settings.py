@@ -187,6 +187,8 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         save_copies=job.save_copies,
         curve=job.curve,
         audit=job.audit,
+        last_step=job.last_step,
+        record_digests=job.record_digests,
     )
     place = settings.place(start.slot)
     return {

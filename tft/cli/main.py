@@ -13,7 +13,12 @@ from tft.errors import CheckpointCorrupt, StoryCorrupt, UsageError
 _REFUSED = 2
 _INTERRUPTED = 130
 
-_APART = {"replay": "replay", "replicas": "replicas", "checkpoint": "checkpoints"}
+_APART = {
+    "replay": "replay",
+    "replicas": "replicas",
+    "checkpoint": "checkpoints",
+    "verify": "verify",
+}
 """The modules of the commands that are not in `tft.cli.commands`."""
 
 
@@ -24,7 +29,10 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        jobs, parts = ["run", "pause", "resume", "dump"], ["lead", "broker", "controller", "agent"]
+        jobs, parts = (
+            ["run", "verify", "pause", "resume", "dump"],
+            ["lead", "broker", "controller", "agent"],
+        )
         return [*jobs, *parts, "keys", "replay", "replicas", "checkpoint"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -266,6 +266,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--max-rank-faults", settings.max_rank_faults, 0),
         ("--checkpoint-every", settings.checkpoint_every, 0),
         ("--keep-checkpoints", settings.keep_checkpoints, 0),
+        ("--last-step", settings.last_step, 0),
     ):
         if value < least:
             raise UsageError(f"{option} must be at least {least}, not {value}")

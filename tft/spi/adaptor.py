@@ -364,6 +364,19 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
+        """
+        Call `seen(kind, digest)` for what a training step computes with, from now on.
+
+        `kind` is `batch` for the inputs of the model in a forward pass that is part of training,
+        and `loss` for the value from which a backward pass begins. Call `seen` on the training
+        thread, in the order of the script. The hook is called once, if digests are recorded
+        (`--record-digests`).
+
+        Not needed: without this hook, runs are compared by their states alone.
+        """
+
+    @hookspec(firstresult=True)
     def tft_watch_collectives(
         self,
         entered: Callable[[], None] | None,

@@ -39,6 +39,7 @@ from tft.transfer.server import ShardServer
 from tft.transfer.tls import Tls, read_tls
 from tft.worker.after import LIMIT, AfterPhase, AfterSteps
 from tft.worker.control import Control
+from tft.worker.digest_records import DigestRecords
 from tft.worker.external_start import stand_aside, take_up
 from tft.worker.fault_reports import FaultReports
 from tft.worker.launcher_bootstrap import become_launcher
@@ -109,6 +110,9 @@ class Session:
             carry_out=self._carry_out,
         )
         loop.watch(self._hook)
+        if settings.record_digests:
+            path = settings.run_dir / f"digests-rank{settings.rank}.jsonl"
+            loop.digests = DigestRecords(path, self._hook, digests)
         return loop
 
     # ---------------------------------------------------------------- the interface for scripts
@@ -215,6 +219,8 @@ class Session:
         if own is not None:
             self._saving.give(own)
         self._loop.periodic.check()
+        if self._loop.digests is not None:
+            self._loop.digests.watch()
         self._adopted = True
         if "model" in parts:  # else the observers get the parts after the factory has made them
             self._observers.adopted(parts)

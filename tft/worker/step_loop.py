@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 import pluggy
+import structlog
 
 from tft.clock import SystemClock
 from tft.config import RankSettings
@@ -19,9 +20,12 @@ from tft.protocol.messages import Faulted, ShardCopies, Trained
 from tft.worker.after import AfterPhase, AfterStep
 from tft.worker.audit import Audit, Findings
 from tft.worker.control import Control
+from tft.worker.digest_records import DigestRecords
 from tft.worker.observers import Observers
 from tft.worker.periodic import Periodic
 from tft.worker.step_gate import Gate
+
+log = structlog.get_logger()
 
 _CLOCK = SystemClock()
 
@@ -95,16 +99,27 @@ class _EdgeWaits:
     """Waits for the device, whose collectives are asynchronous."""
 
 
-@dataclass(slots=True)
-class _Captures:
+class _LastStep(BaseException):
     """
-    The last captures of the rank-local state in this step.
+    Raised at the end of the last step of the settings, in a loop that does not take its steps from
+    `Session.steps`.
+    """
+
+
+@dataclass(slots=True)
+class _Present:
+    """
+    The last captures of the rank-local state, and what the loop has shown of itself.
     """
 
     contributed: bytes = b""
-    """When this rank contributed to the step's last all-reduce."""
+    """The capture when this rank contributed to the step's last all-reduce."""
     closed: bytes = b""
-    """When the last update window closed."""
+    """The capture when the last update window closed."""
+    tails: bool = False
+    """Whether a step ends after its update window (with a tail), not with the window."""
+    yields: bool = False
+    """Whether the loop takes its steps from `steps`, which ends with the last one."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -131,12 +146,19 @@ class StepLoop:
     _audited: Audit | None = None
     """The audit of the present step; None while the step is not audited."""
     _edges: _EdgeWaits = field(default_factory=_EdgeWaits)
-    tails: bool = False
-    """Whether a step ends after its update window (with a tail), not with the window."""
-    _captures: _Captures = field(default_factory=_Captures)
+    digests: DigestRecords | None = None
+    """Writes the digests of every step; None: they are not recorded."""
+    _present: _Present = field(default_factory=_Present)
 
     def __post_init__(self) -> None:
-        self.tails = self.page.tailed()
+        self._present.tails = self.page.tailed()
+
+    @property
+    def tails(self) -> bool:
+        """
+        Whether a step ends after its update window (with a tail), not with the window.
+        """
+        return self._present.tails
 
     @property
     def step(self) -> int:
@@ -186,7 +208,12 @@ class StepLoop:
         """
         if self._audited is not None:
             self._audited.entered()
-        function()
+        if self.digests is not None:
+            self.digests.step_begins()
+        try:
+            function()
+        except _LastStep:
+            log.info("last_step", step=self.gate.completed)
         self.finish()
 
     def finish(self) -> None:
@@ -217,6 +244,8 @@ class StepLoop:
         when a step ends without an update window.
         """
         self.has_tails()
+        self._present.yields = True
+        last = min(last, self.settings.last_step or last)
         self.end_last_step()  # an earlier loop may have been left in the tail of its last step
         while self.step <= last:
             step = self.step
@@ -245,7 +274,7 @@ class StepLoop:
         Record that the loop marks the ends of its steps, so that each step has a tail.
         """
         if not self.tails:
-            self.tails = True
+            self._present.tails = True
             self.page.has_tails()
 
     def end_last_step(self) -> None:
@@ -262,8 +291,8 @@ class StepLoop:
 
         The adaptor calls this in every step (see `tft_watch`).
         """
-        self._captures.contributed = self.hooks.capture(closing=False)
-        self.page.capture(self.gate.completed + 1, self._captures.contributed, False)
+        self._present.contributed = self.hooks.capture(closing=False)
+        self.page.capture(self.gate.completed + 1, self._present.contributed, False)
 
     def open_window(self) -> None:
         """
@@ -273,11 +302,12 @@ class StepLoop:
         takes this rank out of the loop.
         """
         self.end_last_step()  # the loop may not have marked the end of the last step
+        self._stop_after_last()
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        if local_state != self._captures.contributed:  # else the page has this capture already
+        if local_state != self._present.contributed:  # else the page has this capture already
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
@@ -296,8 +326,8 @@ class StepLoop:
             self._edges.synchronize(closing=True)
         step = self.gate.completed + 1
         tail = self.tails
-        self._captures.closed = self.hooks.capture(closing=True)
-        self.page.capture(step, self._captures.closed, True)
+        self._present.closed = self.hooks.capture(closing=True)
+        self.page.capture(step, self._present.closed, True)
         self.gate.passed(step, tail=tail)
         now = _CLOCK.now()
         self.page.move(step, False, now, tail=tail)
@@ -311,6 +341,8 @@ class StepLoop:
             self.observers.window_closed(step)
         if self._audited is not None:
             self._audited.window_closed(step, tails=tail)
+        if self.digests is not None:
+            self.digests.window_closed(step, self._present.closed)
         if not tail:
             self._end_step()
 
@@ -330,19 +362,29 @@ class StepLoop:
         if self.hooks.end_step is not None:
             noted = self.hooks.end_step(tail=self.tails)
             if noted is not None:
-                self._captures.closed = noted
+                self._present.closed = noted
                 self.page.capture(step, noted, True)
+        if self.digests is not None:
+            self.digests.step_ended(step, self._present.closed)
         after = self.after.due(step)
         self.gate.ended(after=bool(after))
         self.page.end(step, after=bool(after))
         if self.hooks.backup is not None:
             self.hooks.backup(step=step)
         if self.periodic.due(step):
-            self.periodic.stage(step, self._captures.closed)
+            self.periodic.stage(step, self._present.closed)
         if self.gate.leaves(step):
             raise Interrupted
         if after:
             self._call(after, step)
+        self._stop_after_last()
+
+    def _stop_after_last(self) -> None:
+        """
+        Leave a loop that does not know that its last step has ended.
+        """
+        if not self._present.yields and 0 < self.settings.last_step <= self.gate.completed:
+            raise _LastStep
 
     def _end_audited(self, audit: Audit, step: int) -> None:
         audit.step_ends(step, leaves=self.gate.leaves(step))
@@ -375,6 +417,8 @@ class StepLoop:
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
         self.after.call(after, step, self.expect)
+        if self.digests is not None:
+            self.digests.called_after(step, [each.name for each in after])
         self.gate.ended(after=False)
         self.page.move(step, False, _CLOCK.now())
         if self.gate.leaves(step):

@@ -1,0 +1,68 @@
+"""
+Digests of what a training step computes with: the inputs of the model, and the loss.
+
+torch has hooks for the modules of one model, but a script may compute its loss in other modules and
+functions. So this module replaces two functions of torch while batches are watched.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tft_pytorch.part_digests import digest
+
+Seen = Callable[[str, str], None]
+
+_native: dict[str, Any] = {}  # Any: functions of torch
+"""The functions that were replaced, by name."""
+
+
+def watch_batches(seen: Seen) -> None:
+    """
+    Call `seen("batch", ...)` for each outermost call of a module with gradients, and
+    `seen("loss", ...)` for each backward pass, both on the calling thread only.
+    """
+    if not _native:
+        _native["call"] = nn.Module.__call__
+        _native["backward"] = torch.autograd.backward
+    thread = threading.get_ident()
+    inside = False
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside or not torch.is_grad_enabled() or threading.get_ident() != thread:
+            return _native["call"](self, *args, **kwargs)
+        inputs = {str(at): each for at, each in enumerate(_tensors((args, kwargs)))}
+        if inputs:
+            seen("batch", f"{type(self).__name__}:{digest(None, inputs)}")
+        inside = True
+        try:
+            return _native["call"](self, *args, **kwargs)
+        finally:
+            inside = False
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            seen("loss", digest(None, {str(at): each.detach() for at, each in enumerate(found)}))
+        return _native["backward"](tensors, *args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.autograd.backward = backward
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    """
+    Return the tensors in the arguments of a call that come from outside the model: those without
+    gradients.
+    """
+    if isinstance(tree, Tensor):
+        return [] if tree.requires_grad else [tree]
+    if isinstance(tree, dict):
+        return [tensor for each in tree.values() for tensor in _tensors(each)]
+    if isinstance(tree, list | tuple):
+        return [tensor for each in tree for tensor in _tensors(each)]
+    return []

@@ -1,0 +1,114 @@
+"""
+`tft verify` on real scripts.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.jobs import ROOT, left_behind
+from tests.test_docs import anchors
+from tft.verify.differences import KINDS
+
+SCRIPT = ROOT / "tests" / "e2e" / "verify_job.py"
+
+
+def verify(where: Path, *options: str, script: tuple[str, ...]) -> tuple[int, str, dict[str, Any]]:
+    """
+    Run `tft verify`. Return its exit code, its output and its report, which is empty if it refused.
+    """
+    run_dir = where / "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "tft", "verify", "--run-dir", str(run_dir), *options, *script],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    for job in run_dir.glob("*/job.json"):
+        assert left_behind(job.parent) == []
+    report = run_dir / "verify.json"
+    found: dict[str, Any] = json.loads(report.read_text()) if report.exists() else {}
+    return done.returncode, done.stdout + done.stderr, found
+
+
+def results(report: dict[str, Any]) -> dict[str, str]:  # Any: JSON
+    """
+    Return the result of each phase.
+    """
+    return {each["phase"]: each["result"] for each in report["phases"]}
+
+
+def test_a_script_that_keeps_its_state_is_identical(tmp_path: Path) -> None:
+    """When a script evaluates after steps and keeps its state, then it is identical in each phase,
+    although a time in its rows differs from run to run."""
+    code, output, report = verify(tmp_path, script=(str(SCRIPT), "--habit", "evaluate"))
+    assert code == 0, output
+    assert set(results(report).values()) == {"identical"}
+    assert len(report["phases"]) == 7
+    assert "with a rank killed in 7 phases" in output
+
+
+def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> None:
+    """When a loss depends on numbers that tft does not keep, then the first step, the killed rank
+    and the kind are named, each phase is judged by itself, and the section of the page exists."""
+    code, output, report = verify(
+        tmp_path, "--phases", "backward,tail,evaluation", script=(str(SCRIPT), "--habit", "random")
+    )
+    assert code == 1, output
+    assert results(report) == {
+        "backward": "differs", "tail": "differs", "evaluation": "not tried",
+    }  # fmt: skip
+    [backward, tail, _] = report["phases"]
+    for found, late in ((backward, 0), (tail, 1)):
+        difference, kill = found["difference"], found["kill"]
+        assert (difference["kind"], difference["rank"]) == ("losses", kill["rank"])
+        assert difference["step"] == kill["step"] + late
+        page, _, anchor = difference["section"].partition("#")
+        assert anchor in anchors(ROOT / page)
+
+
+def test_every_kind_has_a_section_of_its_page() -> None:
+    """When a difference of any kind is found, then the page has a section about it."""
+    assert set(KINDS) <= anchors(ROOT / "docs" / "reference" / "verify.md")
+
+
+@pytest.mark.soak
+def test_a_script_that_differs_by_itself_is_refused(tmp_path: Path) -> None:
+    """When a script seeds from a clock, then two undisturbed runs differ, and nothing is said about
+    disturbed ones."""
+    code, output, report = verify(
+        tmp_path, "--phases", "backward", script=(str(SCRIPT), "--habit", "clock")
+    )
+    assert (code, report) == (2, {}), output
+    assert "two undisturbed runs of the script differ" in output
+
+
+@pytest.mark.soak
+def test_a_loop_without_steps_of_the_session_is_left_after_the_last_step(tmp_path: Path) -> None:
+    """When a script trains in a loop of its own that never ends, then its jobs end with the last
+    step that is needed, and are identical."""
+    code, output, report = verify(
+        tmp_path, "--phases", "forward,update,tail", "--json", script=(str(SCRIPT), "--plain")
+    )
+    assert code == 0, output
+    assert json.loads(output) == report
+    assert set(results(report).values()) == {"identical"}
+
+
+@pytest.mark.soak
+def test_a_script_that_fails_undisturbed_is_refused_with_its_last_lines(tmp_path: Path) -> None:
+    """When the script does not exist, ends with an error, trains too few steps or takes too long,
+    then the command says so and exits with 2."""
+    script = str(SCRIPT)
+    for options, arguments, words in (
+        ((), ("missing.py",), "does not exist"),
+        (("--phases", "lunch"), (script,), "--phases does not know lunch"),
+        ((), (script, "--habit", "evaluate", "--steps", "x"), "invalid int value"),
+        ((), (script, "--steps", "1"), "has trained 1 steps on all ranks"),
+        (("--limit", "1"), (script,), "has not ended within 1 s"),
+    ):
+        code, output, _ = verify(tmp_path / words[:8], *options, script=arguments)
+        assert code == 2, output
+        assert words in output

@@ -1,0 +1,73 @@
+"""
+A small DDP job with one habit, for tests of `tft verify`.
+
+    verify_job.py [--steps N] [--habit random|clock|epoch|counter]
+
+`random` draws from Python's generator in the forward pass. `clock` seeds from the time. `epoch` keeps
+a number outside everything that was adopted. `evaluate` evaluates after every fourth step.
+"""
+
+import argparse
+import random
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+import tft
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=100)
+parser.add_argument("--habit", default="")
+parser.add_argument("--plain", action="store_true")
+args = parser.parse_args()
+
+session = tft.init()
+torch.set_num_threads(1)
+torch.manual_seed(0 if args.habit != "clock" else time.time_ns())
+random.seed(session.rank)
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+total = 0.0
+
+
+def batch(step: int) -> Tensor:
+    """
+    Return the batch of this rank, (4, 8).
+    """
+    generator = torch.Generator().manual_seed(1000 * session.rank + step)
+    return torch.randn(4, 8, generator=generator)
+
+
+def evaluate(step: int) -> None:
+    """
+    Record the loss of a batch that is in no training step.
+    """
+    with torch.no_grad():
+        session.record({"loss": model(batch(-step)).mean().item(), "at": time.time()})
+
+
+def train(session: tft.Session) -> None:
+    """
+    Run the training loop.
+    """
+    global total
+    for step in session.steps(args.steps) if not args.plain else iter(lambda: session.step, -1):
+        found = session.model(batch(step))
+        loss = found.square().mean()
+        if args.habit == "random":
+            loss = loss * (1.0 + random.random())
+        if args.habit == "epoch":
+            total += 1.0
+            loss = loss * total
+        loss.backward()
+        with session.update():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+if args.habit == "evaluate":
+    session.evaluate(evaluate, every=4)
+session.run(train)

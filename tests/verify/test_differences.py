@@ -1,0 +1,103 @@
+"""
+The first difference between what two runs have recorded.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from tft.verify.differences import KINDS, Difference, first_difference, volatile_keys
+from tft.verify.digests import Digests, Part
+
+WINDOW: dict[Part, str] = {
+    ("batches", ""): "b", ("losses", ""): "l", ("data", "data"): "d", ("generators", "torch"): "g",
+}  # fmt: skip
+END: dict[Part, str] = {
+    ("rank-local", ""): "r", ("modes", "description of shard dense"): "m",
+    ("settings", "settings of shard dense"): "s", ("scheduler", "scheduler of shard dense"): "c",
+    ("others", "ema of shard dense"): "e", ("optimizer", "optim of shard dense"): "o",
+    ("parameters", "model of shard dense"): "p",
+}  # fmt: skip
+CALM = Digests(
+    steps={(rank, step): {**WINDOW, **END} for rank in range(2) for step in (1, 2, 3)},
+    ends={0: 3, 1: 3},
+    functions={},
+    rows={rank: tuple({"step": step, "loss": 0.5} for step in (1, 2, 3)) for rank in range(2)},
+)
+
+
+def changed(rank: int, step: int, **kinds: str | None) -> Digests:
+    """
+    Return the calm run with other digests of some kinds at one step; None: they are missing.
+    """
+    parts = {
+        part: kinds.get(part[0].replace("-", "_"), digest)
+        for part, digest in CALM.steps[rank, step].items()
+    }
+    kept = {part: digest for part, digest in parts.items() if digest is not None}
+    return replace(CALM, steps={**CALM.steps, (rank, step): kept})
+
+
+def test_equal_runs_have_no_difference() -> None:
+    """When two runs have recorded the same, then there is no difference."""
+    assert first_difference(CALM, CALM) is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "rows"])
+def test_each_kind_of_state_is_compared(kind: str) -> None:
+    """When one kind of state differs on one rank, then it is named with its step and rank."""
+    other = changed(1, 2, **{kind.replace("-", "_"): "x"})
+    difference = first_difference(CALM, other)
+    assert difference is not None
+    assert (difference.step, difference.rank, difference.kind) == (2, 1, kind)
+
+
+def test_the_cause_is_named_before_its_effects() -> None:
+    """When the loss of rank 1 and the parameters of both ranks differ in one step, then the loss is
+    named, and a later difference is not."""
+    other = changed(1, 2, losses="x", parameters="x", optimizer="x")
+    other = replace(
+        other,
+        steps={**other.steps, (0, 2): changed(0, 2, parameters="x").steps[0, 2],
+               (0, 3): changed(0, 3, batches="x").steps[0, 3]},
+    )  # fmt: skip
+    assert first_difference(CALM, other) == Difference(step=2, rank=1, kind="losses", name="")
+
+
+def test_a_step_that_a_rank_took_from_another_is_not_compared() -> None:
+    """When a replacement has not recorded a step, or only its end, then the other steps decide; but
+    the last step must be there."""
+    missing = {key: parts for key, parts in CALM.steps.items() if key != (1, 2)}
+    assert first_difference(CALM, replace(CALM, steps=missing)) is None
+    assert first_difference(CALM, replace(CALM, steps={**missing, (1, 2): END})) is None
+    last = {key: parts for key, parts in CALM.steps.items() if key != (1, 3)}
+    difference = first_difference(CALM, replace(CALM, steps=last))
+    assert difference is not None
+    assert (difference.step, difference.rank) == (3, 1)
+
+
+def test_a_part_that_only_one_run_has_is_a_difference() -> None:
+    """When a generator exists in one run only, then it is named."""
+    more = {**CALM.steps[0, 2], ("generators", "python"): "g"}
+    other = replace(CALM, steps={**CALM.steps, (0, 2): more})
+    difference = first_difference(CALM, other)
+    assert difference is not None
+    assert difference.name == "python"
+
+
+def test_a_row_that_comes_twice_or_is_missing_is_a_difference() -> None:
+    """When a row of `session.record` is missing, comes twice or has another value, then the step is
+    named; a value that differs between undisturbed runs is not compared."""
+    rows = CALM.rows[1]
+    for there, words in (
+        (rows[:1] + rows[2:], "0 rows instead of 1"),
+        (rows[:2] + rows[1:], "2 rows instead of 1"),
+        ((rows[0], {"step": 2, "loss": 9.0}, rows[2]), ""),
+    ):
+        other = replace(CALM, rows={**CALM.rows, 1: there})
+        difference = first_difference(CALM, other)
+        assert difference == Difference(step=2, rank=1, kind="rows", name=words)
+    again = replace(CALM, rows={**CALM.rows, 1: tuple({**row, "loss": 7.0} for row in rows)})
+    volatile = volatile_keys(CALM, again)
+    assert volatile == {"loss"}
+    assert first_difference(CALM, again, volatile=volatile) is None

@@ -1,0 +1,3 @@
+"""
+`tft verify`: runs a user's script undisturbed and with killed ranks, and compares everything.
+"""

@@ -1,0 +1,131 @@
+"""
+Compares what two runs have recorded, and names the first difference. Pure.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tft.verify.digests import Digests, Part
+
+KINDS = (
+    "batches", "data", "generators", "modes", "settings", "scheduler", "others", "rank-local",
+    "losses", "optimizer", "parameters", "rows",
+)  # fmt: skip
+"""All kinds of state. Within a step, an earlier kind is a cause of the later ones."""
+
+_TEXT = {
+    "batches": "the inputs of the model differ",
+    "data": "the data position differs",
+    "generators": "a random generator differs",
+    "modes": "modes of modules, or the description of the state, differ",
+    "settings": "the settings of the optimizer's groups differ, such as the learning rate",
+    "scheduler": "the scheduler differs",
+    "others": "one of the other objects differs",
+    "rank-local": "buffers of the forward pass differ, or other rank-local state",
+    "losses": "the loss differs although the inputs are equal",
+    "optimizer": "the state of the optimizer differs",
+    "parameters": "the parameters differ",
+    "rows": "the rows of session.record differ",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """
+    A part of the state of one rank at one step that differs between two runs.
+    """
+
+    step: int
+    rank: int
+    kind: str
+    name: str
+
+    def sentence(self) -> str:
+        """
+        Return the difference as a sentence part.
+        """
+        named = f" ({self.name})" if self.name else ""
+        return f"step {self.step}, rank {self.rank}: {_TEXT[self.kind]}{named}"
+
+
+def first_difference(
+    calm: Digests, other: Digests, *, volatile: Collection[str] = ()
+) -> Difference | None:
+    """
+    Return the first difference between an undisturbed run and another one; None: there is none.
+
+    A step that a rank of the other run has not recorded, or not whole, is not compared there,
+    except for the last step. `volatile` are keys of rows of `session.record` that differ from run
+    to run, such as a time.
+    """
+    found = [
+        Difference(step=step, rank=rank, kind=kind, name=name)
+        for (rank, step), parts in calm.steps.items()
+        for kind, name in _unlike(parts, other.steps.get((rank, step), {}), step == calm.last)
+        if step <= calm.last
+    ]
+    found += _rows(calm, other, volatile)
+    return min(found, key=_order, default=None)
+
+
+def volatile_keys(calm: Digests, again: Digests) -> frozenset[str]:
+    """
+    Return the keys of rows whose values differ between two undisturbed runs.
+    """
+    keys: set[str] = set()
+    for rank, rows in calm.rows.items():
+        for row, twin in zip(rows, again.rows.get(rank, ()), strict=False):
+            keys |= {key for key in row.keys() | twin.keys() if row.get(key) != twin.get(key)}
+    return frozenset(keys - {"step", "after"})
+
+
+def _order(difference: Difference) -> tuple[int, int, int, str]:
+    return (
+        difference.step,
+        KINDS.index(difference.kind),
+        difference.rank,
+        difference.name,
+    )
+
+
+def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> list[Part]:
+    """
+    Return the parts that differ. A part that only one run has differs too, if the other run has
+    recorded that edge of the step.
+    """
+    edges = {kind for kind, _ in other}
+    window, end = "batches" in edges, "rank-local" in edges
+    if last:
+        window = end = True
+    compared = {"batches", "losses", "data", "generators"} if window else set()
+    if end:
+        compared |= set(KINDS) - {"batches", "losses", "data", "generators"}
+    return [
+        part
+        for part in sorted(calm.keys() | other.keys())
+        if part[0] in compared and calm.get(part) != other.get(part)
+    ]
+
+
+def _rows(calm: Digests, other: Digests, volatile: Collection[str]) -> list[Difference]:
+    found = []
+    for rank, rows in calm.rows.items():
+        expected, there = _by_step(rows, volatile), _by_step(other.rows.get(rank, ()), volatile)
+        for step in sorted(expected.keys() | there.keys()):
+            if expected.get(step) == there.get(step):
+                continue
+            counts = len(expected.get(step, [])), len(there.get(step, []))
+            name = "" if counts[0] == counts[1] else f"{counts[1]} rows instead of {counts[0]}"
+            found.append(Difference(step=step, rank=rank, kind="rows", name=name))
+    return found
+
+
+def _by_step(
+    rows: Collection[Mapping[str, Any]], volatile: Collection[str]
+) -> dict[int, list[dict[str, Any]]]:  # Any: JSON
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        kept = {key: value for key, value in row.items() if key not in volatile}
+        found.setdefault(row["step"], []).append(kept)
+    return found

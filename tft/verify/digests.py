@@ -1,0 +1,105 @@
+"""
+The digests that a run has recorded of every step (`--record-digests`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Part = tuple[str, str]
+"""A kind of state and a name within it, such as ("generators", "torch")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """
+    Everything that was recorded of a run.
+    """
+
+    steps: Mapping[tuple[int, int], Mapping[Part, str]]
+    """By (rank, step), the digest of each part. Parts of an edge that a rank has not recorded are
+    missing."""
+    ends: Mapping[int, int]
+    """By rank, the last step whose end was recorded."""
+    functions: Mapping[int, tuple[str, ...]]
+    """By step, the functions that rank 0 called after it."""
+    rows: Mapping[int, tuple[Mapping[str, Any], ...]]  # Any: JSON
+    """By rank, the rows of `session.record`."""
+
+    @property
+    def last(self) -> int:
+        """
+        Return the last step whose end all ranks have recorded; 0 if there is none.
+        """
+        return min(self.ends.values(), default=0)
+
+
+def read_digests(run_dir: Path, ranks: int) -> Digests:
+    """
+    Return what the ranks of a run have recorded. A line that a kill has cut off counts as missing.
+    """
+    steps: dict[tuple[int, int], dict[Part, str]] = {}
+    ends: dict[int, int] = {}
+    functions: dict[int, tuple[str, ...]] = {}
+    for rank in range(ranks):
+        for line in _lines(run_dir / f"digests-rank{rank}.jsonl"):
+            step = line["step"]
+            found = steps.setdefault((rank, step), {})
+            if line["edge"] == "window":
+                found.clear()  # the step is computed again
+                found |= _window(line)
+            elif line["edge"] == "end":
+                found |= _end(line)
+                ends[rank] = step
+            elif rank == 0:
+                functions[step] = tuple(line["functions"])
+    rows = {rank: tuple(_lines(run_dir / f"records-rank{rank}.jsonl")) for rank in range(ranks)}
+    return Digests(steps=steps, ends=ends, functions=functions, rows=rows)
+
+
+def _window(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: JSON
+    local: Mapping[str, str] = line["local"]
+    return {
+        ("batches", ""): json.dumps(line["batches"]),
+        ("losses", ""): json.dumps(line["losses"]),
+        **{
+            ("data" if name == "data" else "generators", name): digest
+            for name, digest in local.items()
+            if name != _LOCAL
+        },
+    }
+
+
+def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: JSON
+    found = {("rank-local", ""): line["local"][_LOCAL]}
+    for name, digest in line["state"].items():
+        shard, _, part = name.rpartition("/")
+        if digest:  # an empty digest: the rank's own, which is among its rank-local state
+            found[_KINDS.get(part, "others"), f"{part} of shard {shard}"] = digest
+    return found
+
+
+_LOCAL = "rank-local state"
+
+_KINDS = {
+    "model": "parameters",
+    "master": "optimizer",
+    "optim": "optimizer",
+    "settings": "settings",
+    "scheduler": "scheduler",
+    "modes": "modes",
+    "description": "modes",
+}
+"""The kind of each part of a shard. Any other part is one of the script's other objects."""
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: JSON
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

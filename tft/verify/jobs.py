@@ -1,0 +1,100 @@
+"""
+Starts the jobs of `tft verify` and ends them in time.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tft.clock import SystemClock
+from tft.launcher.run_directory import REPORT
+
+_END = 20.0
+"""Seconds for a job that was asked to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """
+    A job that has ended.
+    """
+
+    run_dir: Path
+    code: int | None
+    """The exit code of `tft run`; None: the job was ended because the time was over."""
+    seconds: float
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """
+        Return what the job has printed.
+        """
+        return tuple((self.run_dir / OUTPUT).read_text(errors="replace").splitlines())
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
+        """
+        Return the incidents in the job's report.
+        """
+        path = self.run_dir / REPORT
+        found: list[dict[str, Any]] = (
+            json.loads(path.read_text())["incidents"] if path.exists() else []
+        )
+        return found
+
+    def fired(self) -> dict[str, float]:
+        """
+        Return the chaos specs that have fired, each with its time, in the order of time.
+        """
+        firings = [
+            json.loads(path.read_text()) for path in (self.run_dir / "chaos").glob("*-*.json")
+        ]
+        return {each["spec"]: each["at"] for each in sorted(firings, key=lambda each: each["at"])}
+
+
+OUTPUT = "output.txt"
+"""The file in the run directory with what the job has printed."""
+
+
+def run_job(
+    run_dir: Path, options: Sequence[str], command: Sequence[str], *, until: float
+) -> Ended:
+    """
+    Run `tft run` with these options until it ends, at most until the time `until` (seconds of
+    CLOCK_MONOTONIC).
+    """
+    clock = SystemClock()
+    began = clock.now()
+    run_dir.mkdir(parents=True)
+    started = [sys.executable, "-m", "tft", "run", "--run-dir", str(run_dir), *options, *command]
+    with (run_dir / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            started, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        code: int | None = process.wait(max(0.0, until - began))
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        if process.poll() is None:
+            _end(process)
+    return Ended(run_dir=run_dir, code=code, seconds=clock.now() - began)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """
+    End a job, by force if it does not end when asked.
+    """
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_END)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its parts die with it
+        process.wait()

@@ -1,0 +1,62 @@
+"""
+Decides which rank is killed in which phase of which step. Pure.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
+"""The phases in which a rank is killed, as `tft_chaos` names them."""
+
+FIRST = 2
+"""The first step in which a rank is killed: the end of step 1 is then known on all ranks."""
+APART = 2
+"""Steps from one kill to the next, so that a step without a kill follows each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """
+    One kill: the phase, and the rank and step at which it happens.
+    """
+
+    phase: str
+    rank: int
+    step: int
+
+    @property
+    def spec(self) -> str:
+        """
+        The kill as an argument of `tft run --chaos`.
+        """
+        return f"kill:rank={self.rank},step={self.step},phase={self.phase}"
+
+
+def schedule(
+    phases: Sequence[str], *, ranks: int, last: int, evaluated: Collection[int]
+) -> tuple[Kill, ...]:
+    """
+    Return the kills of one run of `last` steps, as many of `phases` as there is room for.
+
+    The rank is that of the phase's place in `PHASES`, so that all ranks have their turn. The phase
+    `evaluation` needs a step of `evaluated`, after which functions are called.
+    """
+    kills: list[Kill] = []
+    step = FIRST
+    for phase in phases:
+        if phase != "evaluation":
+            at: int | None = step
+        else:
+            at = min((each for each in evaluated if each >= step), default=None)
+        if at is None or at >= last:
+            continue
+        kills.append(Kill(phase=phase, rank=(PHASES.index(phase) + 1) % ranks, step=at))
+        step = at + APART
+    return tuple(kills)
+
+
+def steps_for(phases: Sequence[str]) -> int:
+    """
+    Return how many steps a run needs to kill a rank in each of these phases.
+    """
+    return FIRST + APART * len(phases) + 1

@@ -1,0 +1,269 @@
+"""
+Runs a script undisturbed and with a rank killed in each phase, and judges what the runs recorded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tft.clock import SystemClock
+from tft.errors import UsageError
+from tft.verify.differences import Difference, first_difference, volatile_keys
+from tft.verify.digests import Digests, read_digests
+from tft.verify.jobs import OUTPUT, Ended, run_job
+from tft.verify.schedule import Kill, schedule
+
+IDENTICAL, DIFFERS, NOT_TRIED = "identical", "differs", "not tried"
+
+_SHOWN = 12
+"""Lines of a job's output that are shown when it has ended otherwise than expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """
+    The result for one phase.
+    """
+
+    phase: str
+    result: str
+    """`identical`, `differs` or `not tried`."""
+    kill: Kill | None = None
+    difference: Difference | None = None
+    why: str = ""
+    """Why the phase was not tried, or how the job ended."""
+    inexact: tuple[str, ...] = ()
+    """What the job itself has reported as not bit-identical."""
+    run_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """
+    The result of `tft verify`.
+    """
+
+    ranks: int
+    steps: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def identical(self) -> bool:
+        """
+        Return True if no phase that was tried makes a difference.
+        """
+        return all(each.result != DIFFERS for each in self.findings)
+
+
+@dataclass(kw_only=True)
+class Verifier:
+    """
+    Runs the jobs of one verification.
+
+    `options` are those of `tft run`, `command` is the script with its arguments. All jobs together
+    may take `limit` seconds. `told` is called with each finding as soon as it is known.
+    """
+
+    directory: Path
+    options: Sequence[str]
+    command: Sequence[str]
+    ranks: int
+    steps: int
+    limit: float
+    told: Callable[[Finding], None]
+    began: Callable[[Ended, Digests], None]
+    _until: float = 0.0
+    _jobs: int = 0
+    _calm: Digests | None = None
+    _again: Digests | None = None
+    _findings: list[Finding] = field(default_factory=list)
+
+    def verify(self, phases: Sequence[str]) -> Verification:
+        """
+        Kill a rank in each phase, and compare each run with an undisturbed one.
+
+        Raises `UsageError` if nothing can be said: the undisturbed job fails or takes too long, it
+        trains too few steps, or two undisturbed runs differ.
+        """
+        self._until = SystemClock().now() + self.limit
+        calm = self._calm = self._undisturbed("undisturbed")
+        pending = list(phases)
+        while pending:
+            kills = schedule(
+                pending, ranks=self.ranks, last=calm.last, evaluated=sorted(calm.functions)
+            )
+            if not kills:
+                for phase in pending:
+                    self._found(Finding(phase=phase, result=NOT_TRIED, why=self._no_room(phase)))
+                break
+            tried = self._disturbed(kills)
+            pending = [phase for phase in pending if phase not in tried]
+        return Verification(ranks=self.ranks, steps=calm.last, findings=tuple(self._findings))
+
+    def _undisturbed(self, name: str) -> Digests:
+        ended = self._run(name, ())
+        if ended.code is None:
+            raise UsageError(
+                f"the undisturbed job has not ended within {self.limit:.0f} s: give it fewer "
+                f"--steps or a higher --limit; its output is {ended.run_dir / OUTPUT}"
+            )
+        if ended.code:
+            raise UsageError(
+                f"the undisturbed job ended with exit code {ended.code}, so nothing can be "
+                f"compared. Its last lines ({ended.run_dir / OUTPUT}):\n{_last_lines(ended)}"
+            )
+        if ended.incidents:
+            raise UsageError(
+                f"the undisturbed job had {len(ended.incidents)} incidents of its own, so nothing "
+                f"can be compared; see {ended.run_dir / OUTPUT}"
+            )
+        found = read_digests(ended.run_dir, self.ranks)
+        if len(found.ends) < self.ranks or found.last < 2:
+            raise UsageError(
+                f"the undisturbed job has trained {found.last} steps on all ranks, and at least 2 "
+                "are needed: give the script arguments with which it trains more steps, and put "
+                "the optimizer step into `with session.update():`"
+            )
+        if name == "undisturbed":
+            self.began(ended, found)
+        return found
+
+    def _disturbed(self, kills: Sequence[Kill]) -> list[str]:
+        """
+        Run one job with these kills. Return the phases about which it says something.
+
+        After the first difference the job says nothing about later kills: all later steps differ.
+        """
+        assert self._calm is not None
+        specs = [word for kill in kills for word in ("--chaos", kill.spec)]
+        ended = self._run(f"disturbed-{self._jobs}", specs)
+        other = read_digests(ended.run_dir, self.ranks)
+        fired = ended.fired()
+        difference = self._compare(other)
+        guilty = None
+        if ended.code != 0 or difference is not None:
+            guilty = _guilty(kills, list(fired), difference)
+        if ended.code == 0 and guilty is None and difference is not None:
+            raise UsageError(
+                f"the disturbed job differs before any rank was killed: {difference.sentence()}; "
+                f"see {ended.run_dir}"
+            )
+        tried: list[str] = []
+        for kill in kills:
+            before = guilty is None or (kill.step, kill.phase) != (guilty.step, guilty.phase)
+            finding = (
+                self._unharmed(kill, kill.spec in fired, ended)
+                if before
+                else self._harmed(kill, difference, ended)
+            )
+            self._found(finding)
+            tried.append(kill.phase)
+            if not before:
+                break
+        return tried
+
+    def _compare(self, other: Digests) -> Difference | None:
+        """
+        Return the first difference from the undisturbed run. A first difference makes a second
+        undisturbed run necessary, which shows what differs from run to run anyway.
+        """
+        assert self._calm is not None
+        calm = self._calm
+        difference = first_difference(calm, other)
+        if difference is None:
+            return None
+        if self._again is None:
+            self._again = self._undisturbed("undisturbed-again")
+        volatile = volatile_keys(calm, self._again)
+        unlike = first_difference(calm, self._again, volatile=volatile)
+        if unlike is not None:
+            raise UsageError(
+                "two undisturbed runs of the script differ, so nothing can be said about disturbed "
+                f"ones: {unlike.sentence()}. Seed every random generator, and take no numbers from "
+                "clocks or from the order of threads"
+            )
+        return first_difference(calm, other, volatile=volatile)
+
+    def _unharmed(self, kill: Kill, fired: bool, ended: Ended) -> Finding:
+        if not fired:
+            why = _unfired(kill)
+            return Finding(phase=kill.phase, result=NOT_TRIED, kill=kill, why=why)
+        return Finding(
+            phase=kill.phase, result=IDENTICAL, kill=kill, run_dir=ended.run_dir,
+            inexact=_inexact(ended, kill),
+        )  # fmt: skip
+
+    def _harmed(self, kill: Kill, difference: Difference | None, ended: Ended) -> Finding:
+        why = ""
+        if ended.code is None:
+            why = f"the job has not ended within the limit of {self.limit:.0f} s"
+        elif ended.code:
+            why = f"the job ended with exit code {ended.code}:\n{_last_lines(ended)}"
+        return Finding(
+            phase=kill.phase, result=DIFFERS, kill=kill, difference=difference, why=why,
+            inexact=_inexact(ended, kill), run_dir=ended.run_dir,
+        )  # fmt: skip
+
+    def _found(self, finding: Finding) -> None:
+        self._findings.append(finding)
+        self.told(finding)
+
+    def _no_room(self, phase: str) -> str:
+        assert self._calm is not None
+        if phase == "evaluation" and not self._calm.functions:
+            return "no function of session.evaluate or session.after_step was called"
+        return f"the undisturbed job has trained {self._calm.last} steps, which are too few"
+
+    def _run(self, name: str, specs: Sequence[str]) -> Ended:
+        self._jobs += 1
+        settings = [
+            "--nproc-per-node", str(self.ranks), "--record-digests", "--last-step", str(self.steps),
+            "--max-rank-faults", "1000",
+        ]  # fmt: skip
+        options = [*self.options, *settings, *specs]
+        return run_job(self.directory / name, options, self.command, until=self._until)
+
+
+def _guilty(
+    kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
+) -> Kill | None:
+    """
+    Return the kill that explains a difference, or the end of a job: the last one that was carried
+    out before it.
+    """
+    done = [kill for kill in kills if kill.spec in fired]
+    if difference is not None:
+        done = [kill for kill in done if kill.step <= difference.step]
+    if not done and difference is None and kills:
+        return kills[0]  # the job has ended before any rank was killed
+    return max(done, key=lambda kill: kill.step, default=None)
+
+
+def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
+    """
+    Return what the job has reported as not bit-identical in the incident after this kill.
+    """
+    return tuple(
+        dict.fromkeys(
+            str(sentence)
+            for incident in ended.incidents
+            if any(
+                fault["rank"] == kill.rank and abs(fault["step"] - kill.step) <= 1
+                for fault in incident["faults"]
+            )
+            for sentence in incident.get("inexact") or ()
+        )
+    )
+
+
+def _unfired(kill: Kill) -> str:
+    if kill.phase == "evaluation":
+        return (
+            f"the functions that are called after step {kill.step} do not call the model, so no "
+            "rank was killed in them"
+        )
+    return f"rank {kill.rank} did not come to this phase in step {kill.step}"
+
+
+def _last_lines(ended: Ended) -> str:
+    return "\n".join(f"    {line}" for line in ended.words[-_SHOWN:])
