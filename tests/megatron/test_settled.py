@@ -32,7 +32,10 @@ def test_an_unknown_word_ends_each_rank_with_one_line(tmp_path: Path) -> None:
         tmp_path / "run", "TP1DP4", more=(HA,), environment={"HIGH_AVAILABILITY": "recver,dump"}
     )
     assert outcome.code == 4, outcome.output
-    assert "] tft: HIGH_AVAILABILITY is 'recver,dump', in which 'recver'" in outcome.output
+    assert (
+        "] tft: HIGH_AVAILABILITY is 'recver,dump', which contains the unknown word 'recver'"
+        in outcome.output
+    )
     assert "left with code 2 before any rank had joined the job" in outcome.output
     assert "Traceback" not in outcome.output
 
