@@ -755,6 +755,21 @@ def test_switched_ranks_move_together_when_all_successors_are_ready() -> None:
     assert job.machine.switch == frozenset()
 
 
+def test_requested_switches_do_not_count_against_a_rank() -> None:
+    """When a rank is switched on request more often than a rank may cause incidents, then each switch
+    is carried out."""
+    job = trained(placement=WITH_ROOM, spare={2: 8}, flaps=1)
+    for _ in range(3):
+        job.script.slow = {2}
+        job.switch(2)
+        job.settle()
+        job.arrive(2)
+        job.settle()
+        job.train()
+    assert [report["strategy"] for report in job.reports()] == ["migrate"] * 3
+    assert job.doing == "healthy"
+
+
 def test_switch_waits_for_a_node_with_room() -> None:
     """When no node has room for a switch, then the job trains on. When a node with room joins, the
     successor starts there and takes over."""

@@ -172,7 +172,7 @@ class Recovery:
         for rank_state in job.ranks.member_states():
             job.see(rank_state)
         self.attempts.locate()
-        for rank in incident.faulty():
+        for rank in incident.faulty() - self._only_switched():
             job.count(rank)
         # A rank that has begun the update of a step had completed all all-reduces of the step. So
         # every other rank has completed them too, or will.
@@ -205,6 +205,15 @@ class Recovery:
             job.training.began = True
         self.choice.consider()
         return True
+
+    def _only_switched(self) -> frozenset[int]:
+        """
+        Return the ranks whose only fault is that another process was requested for them. Such a
+        request does not make a rank unreliable.
+        """
+        job = self._job
+        others = {fault.rank for fault in job.incident.roots() if fault.kind != "straggler"}
+        return job.succession.switch - others
 
     def _terminate_suspects(self) -> None:
         """
