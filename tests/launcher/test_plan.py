@@ -57,6 +57,8 @@ def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
         "save_copies": "one",
         "curve": None,
         "audit": "first",
+        "last_step": 0,
+        "record_digests": False,
         "resume": False,
         "resume_if_any": False,
         "led_elsewhere": False,
@@ -244,6 +246,7 @@ def test_several_nodes_without_a_common_run_directory_are_refused() -> None:
         ({"save_copies": "two"}, "--save-copies must be one or all, not two"),
         ({"audit": "on"}, "--audit must be first, strict or off, not on"),
         ({"keep_checkpoints": -1}, "--keep-checkpoints must be at least 0, not -1"),
+        ({"last_step": -1}, "--last-step must be at least 0, not -1"),
         ({"max_rank_faults": -1}, "--max-rank-faults must be at least 0, not -1"),
         (
             {"enable": ("dump", "pray")},
