@@ -163,5 +163,5 @@ def test_page_names_every_limit_with_its_value() -> None:
     assert drawn == {
         name: f"{limit:g}"
         for name, limit in limits.items()
-        if type(limit) in (int, float) and name != "keep_checkpoints"
+        if type(limit) in (int, float) and name not in ("checkpoint_every", "keep_checkpoints")
     }

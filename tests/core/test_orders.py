@@ -2,6 +2,8 @@
 Orders: the ranks and incarnations they name, and what follows when one fails.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.lives import (
@@ -20,6 +22,7 @@ from tft.core.job.incident_report import (
 from tft.core.job.policy import (
     Policy,
 )
+from tft.core.job.training import UNFINISHED
 from tft.protocol.messages import (
     CheckpointFailed,
     Fetch,
@@ -354,3 +357,24 @@ def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> Non
     assert job_report(outcome, 3, [], missed_report(job.machine.missed))["missed"] == (
         missed_report(job.machine.missed)
     )
+
+
+def test_checkpoints_that_ranks_did_not_finish_are_reported_when_a_later_one_is_complete() -> None:
+    """When ranks end before they have written their part of a periodic checkpoint, then the report
+    has its step once a later checkpoint is complete. A step whose reason is known, before or
+    afterwards, is counted once. A checkpoint that is complete after all is not counted."""
+    job = trained(checkpoint_every=2)
+    job.checkpointed(2)
+    full = CheckpointFailed(rank=1, incarnation=0, step=4, why="full", at=job.now)
+    job.report(full)
+    job.checkpointed(10)
+    late = {"rank": None, "why": UNFINISHED}
+    assert job.facts("checkpoint_failed")[1:] == [{**late, "step": 6}]
+    assert missed_report(job.machine.missed)[1:] == [{**late, "step": 6, "times": 2}]
+    job.report(replace(full, step=6))
+    assert missed_report(job.machine.missed) == [
+        {"rank": 1, "why": "full", "step": 4, "times": 2},
+        {**late, "step": 8, "times": 1},
+    ]
+    job.checkpointed(8)
+    assert missed_report(job.machine.missed)[1:] == []

@@ -67,3 +67,5 @@ def test_missed_checkpoints_are_summarised_with_the_reason() -> None:
         "no checkpoint of step 20 and 1 later one: rank 3: OSError: No space left on device",
         "no checkpoint of step 20 and 2 later ones: rank 3: OSError: No space left on device",
     ]
+    unfinished = {"rank": None, "why": "ranks ended", "step": 20, "times": 1}
+    assert summary([], [unfinished]) == ["no checkpoint of step 20: ranks ended"]

@@ -152,6 +152,9 @@ def test_a_job_that_lost_all_holders_returns_to_its_newest_checkpoint(
     identical(outcome, undisturbed(shape))
     assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
     checkpoints = tmp_path / "run" / "checkpoints"
-    there = sorted(each for each in checkpoints.iterdir() if each.is_dir())
-    assert [checkpoint.verify(place).step for place in there] == list(range(2, STEPS + 1, 2))
+    there = {checkpoint.verify(each).step for each in checkpoints.iterdir() if each.is_dir()}
+    # the killed ranks may not have written their part of the newest checkpoint, which is reported
+    missed = {each["step"] for each in outcome.report["missed"]}
+    assert (there | missed, there & missed) == (set(range(2, STEPS + 1, 2)), set())
+    assert missed <= {4}
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)

@@ -20,7 +20,8 @@ def summary(
 def _missing(missed: dict[str, Any]) -> str:  # Any: JSON
     more = missed["times"] - 1
     others = f" and {more} later {'one' if more == 1 else 'ones'}" if more else ""
-    return f"no checkpoint of step {missed['step']}{others}: {_where(missed)}: {missed['why']}"
+    where = "" if missed["rank"] is None else f"{_where(missed)}: "
+    return f"no checkpoint of step {missed['step']}{others}: {where}{missed['why']}"
 
 
 def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON

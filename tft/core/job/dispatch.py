@@ -139,9 +139,7 @@ class Dispatch:
                 self._job.training.completed(message.step)
                 self._job.training.trained.add(rank_state.rank)
             case Checkpointed():
-                self._job.checkpoints.add(
-                    message.step, message.directory, keep=self._job.policy.keep_checkpoints
-                )
+                self._job.checkpointed(message.step, message.directory)
                 if message.compared:
                     self._job.training.compared = max(self._job.training.compared, message.step)
             case CheckpointFailed():

@@ -65,7 +65,9 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     }
 
 
-def missed_report(missed: Mapping[tuple[int, str], Sequence[int]]) -> list[dict[str, object]]:
+def missed_report(
+    missed: Mapping[tuple[int | None, str], Sequence[int]],
+) -> list[dict[str, object]]:
     """
     Return the entries of `missed`: the periodic checkpoints that could not be written, by rank and
     reason.

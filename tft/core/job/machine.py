@@ -58,7 +58,7 @@ class Machine:
         return self._job.state
 
     @property
-    def missed(self) -> Mapping[tuple[int, str], Sequence[int]]:
+    def missed(self) -> Mapping[tuple[int | None, str], Sequence[int]]:
         """
         The steps without a periodic checkpoint, by rank and reason.
         """

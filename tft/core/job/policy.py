@@ -37,6 +37,8 @@ class Policy:
     skip_batch: bool = False
     """True: after a numeric fault that took all members back, the batches up to the fault are left
     out."""
+    checkpoint_every: int = 0
+    """The number of steps between two periodic checkpoints. 0: there are none."""
     keep_checkpoints: int = 0
     """The number of periodic checkpoints to keep; the newest are kept. 0: keep all."""
     advised: bool = False

@@ -17,7 +17,7 @@ from tft.core.job.policy import Policy
 from tft.core.job.rank_state import RankState
 from tft.core.job.requests import JobEnd, Pause
 from tft.core.job.timing import Timing
-from tft.core.job.training import Checkpoints, Training
+from tft.core.job.training import UNFINISHED, Checkpoints, Training
 from tft.core.job.transitions import FAULTS, SETTLED, TRANSITIONS, Reaction, State
 from tft.core.plan.plan import START
 from tft.errors import InternalError
@@ -161,11 +161,20 @@ class Job:
         for rank_state in self.ranks.member_states():
             rank_state.holdings.searching = not over
 
-    def not_checkpointed(self, rank: int, step: int, why: str) -> None:
+    def checkpointed(self, step: int, directory: str) -> None:
+        """
+        Record that the checkpoint of `step` is complete, and that older ones never will be.
+        """
+        for older in self.checkpoints.unfinished(step, every=self.policy.checkpoint_every):
+            self.not_checkpointed(None, older, UNFINISHED)
+        self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
+
+    def not_checkpointed(self, rank: int | None, step: int, why: str) -> None:
         """
         Record that the checkpoint of `step` could not be written. Only the first failure for each
         rank and reason is logged, because a full disk stays full.
         """
+        self.checkpoints.found(step)
         steps = self.checkpoints.missed.setdefault((rank, why), [])
         if not steps:
             self.tell("checkpoint_failed", rank=rank, step=step, why=why)

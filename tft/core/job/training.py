@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from tft.core.job.origin import Origin
 
+UNFINISHED = "ranks ended before they had written their part"
+
 
 @dataclass(slots=True, kw_only=True)
 class Training:
@@ -64,8 +66,11 @@ class Checkpoints:
     """Step to directory: the known checkpoints of all ranks."""
     unread: Counter[int] = field(default_factory=Counter)
     """By step: how many times a rank could not load the checkpoint of that step."""
-    missed: dict[tuple[int, str], list[int]] = field(default_factory=dict)
-    """By rank and reason: the steps whose checkpoint could not be written."""
+    missed: dict[tuple[int | None, str], list[int]] = field(default_factory=dict)
+    """By rank and reason: the steps whose checkpoint could not be written. Rank None: no rank has
+    reported the reason."""
+    newest: int = 0
+    """The step of the newest checkpoint that was complete, or the first step of the job."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":
@@ -78,6 +83,7 @@ class Checkpoints:
             name=origin.checkpoint_name,
             resumed=origin.resume is not None,
             known={step: directory for directory, step in known},
+            newest=0 if origin.resume is None else origin.resume[1],
         )
 
     def path(self, step: int) -> str:
@@ -93,9 +99,35 @@ class Checkpoints:
         """
         known = {**self.known, step: directory}
         self.known = {each: known[each] for each in sorted(known)[-keep:]}
+        self.newest = max(self.newest, step)
+        self.found(step)
 
     def drop_later(self, step: int) -> None:
         """
         Drop the checkpoints of steps after `step`, because these steps are computed again.
         """
         self.known = {each: directory for each, directory in self.known.items() if each <= step}
+        self.newest = min(self.newest, step)
+
+    def unfinished(self, step: int, *, every: int) -> list[int]:
+        """
+        Return the steps before `step` whose periodic checkpoint is not complete, although no rank
+        has reported a failure. A rank that ends before it has written its part cannot report it. No
+        rank writes its part of an older checkpoint once the one of `step` is complete.
+        """
+        if not every:
+            return []
+        reported = {each for steps in self.missed.values() for each in steps}
+        first = self.newest - self.newest % every + every
+        return [each for each in range(first, step, every) if each not in reported]
+
+    def found(self, step: int) -> None:
+        """
+        Note that the checkpoint of `step` is complete, or that the reason why it is not has been
+        reported, after it was counted as unfinished.
+        """
+        unfinished = (None, UNFINISHED)
+        if step in self.missed.get(unfinished, ()):
+            self.missed[unfinished].remove(step)
+            if not self.missed[unfinished]:
+                del self.missed[unfinished]
