@@ -1543,20 +1543,26 @@ def test_job_ends_when_a_rank_does_not_leave_while_a_successor_starts() -> None:
 # ---------------------------------------------------------------- ranks outside a job that has shrunk
 
 
-def parked(*enable: str, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
+def parked(
+    *enable: str,
+    trains: bool = True,
+    **facts: Any,  # Any: as in `trained`
+) -> ScriptedJob:
     """
     Return a job that rank 1 left 200 seconds ago because its memory had failed twice.
 
-    The process of rank 1 is still alive. `enable` adds strategies to those of the job.
+    The process of rank 1 is still alive. `enable` adds strategies to those of the job. With
+    `trains`, the job has trained one step without the rank.
     """
     job = trained(
         flaps=1, flap_window=100.0, enable=frozenset({"retry", "scale_in", *enable}), **facts
     )
-    for _ in range(2):
+    for number in range(2):
         job.fault(1, "memory")
         job.settle()
-        job.train()
-    assert strategies(job) == ["retry", "scale_in"]
+        if trains or not number:
+            job.train()
+    assert strategies(job) == ["retry", "scale_in"] if trains else ["retry"]
     assert job.machine.members == {0, 2, 3}
     job.said.clear()
     job.now += 200.0
@@ -1587,8 +1593,8 @@ def test_no_rank_is_stopped_for_a_parked_process_when_scale_out_is_disabled() ->
 
 def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
     """When a parked process does not answer `Save` during a last checkpoint, then it is ended and
-    the report names no fault, because the process was not a member."""
-    job = parked("dump")
+    the report names no hang, because the process was not a member."""
+    job = parked("dump", trains=False)
     job.script.muted = {(1, "save")}
     job.stop(0)
     job.settle()
@@ -1598,7 +1604,38 @@ def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
     assert [(k.rank, k.last_words, k.cause) for k in job.orders(Kill)] == [
         (1, True, "no answer to save in time")
     ]
-    assert job.reports()[-1]["faults"] == []
+    assert [fault["kind"] for fault in job.reports()[-1]["faults"]] == ["memory"]
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+
+
+def test_parked_process_saves_no_rank_local_state_of_a_step_trained_without_it() -> None:
+    """When a last checkpoint has a step that the job has trained without a parked process, then
+    that process saves nothing: its data position of that step belongs to an attempt that was given
+    up."""
+    job = parked("dump")
+    job.stop(0)
+    job.settle()
+    assert {rank for save in job.orders(Save) for rank in save.to} == {0, 2, 3}
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+
+
+def test_checkpoint_is_committed_again_when_a_successor_replaces_the_committing_process() -> None:
+    """When the process that has to commit a last checkpoint is lost and its rank has a successor,
+    then the checkpoint is planned again, and the job does not end before one is committed."""
+    job = trained(placement=WITH_ROOM, spare={2: 1}, max_incidents=0)
+    job.script.muted = {(0, "commit")}
+    job.notice(0, "straggler")
+    job.settle()
+    job.kill(3)
+    job.settle()
+    assert job.doing == "dumping"
+    assert [commit.to for commit in job.orders(Commit)] == [(0,)]
+    job.kill(0)
+    job.script.muted = set()
+    job.settle()
+    assert len(job.orders(Commit)) == 2
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("dumped", 3)
 

@@ -271,12 +271,15 @@ class Copies:
         self._stage.truth.unbend_after(step)
         for shard, ranks in self._stage.schedule.groups().items():
             held: dict[Content, int] = {}
+            unsaid: set[Content] = set()
             for rank in ranks:
                 process = self._process(machine, rank)
                 if rank not in machine.members or process is None or process.held() != step:
                     continue
                 content = process.memory.content[shard]
-                if not (process.memory.unsaid or content.wrong or content.spoilt):
+                if process.memory.unsaid:  # another shard of the rank may be the flipped one
+                    unsaid.add(content)
+                elif not (content.wrong or content.spoilt):
                     held[content] = rank
             unlike = step == 0 and shard in self._unlike
             if len(held) > 1 and not unlike:
@@ -287,6 +290,8 @@ class Copies:
                 )
             for content, rank in held.items():
                 self._sound(machine, rank, shard, step, content)
+            for content in () if held else unsaid:
+                self._bend_to_tail(machine, shard, step, content)
 
     def _saved(self, machine: Machine, order: Save) -> None:
         self._stage.truth.unbend_after(order.step)
@@ -297,10 +302,17 @@ class Copies:
                 content = process.memory.content[shard]
                 if not process.memory.unsaid:
                     self._sound(machine, rank, shard, order.step, content)
-                elif machine.incident.exactness.sentences and content in self._stage.truth.stages(
-                    order.step, shard
-                ):
-                    self._stage.truth.bend(order.step, shard, content)
+                else:
+                    self._bend_to_tail(machine, shard, order.step, content)
+
+    def _bend_to_tail(self, machine: Machine, shard: str, step: int, content: Content) -> None:
+        """
+        Make content of the tail of `step` right if the incident has reported that it goes on from
+        it.
+        """
+        truth = self._stage.truth
+        if machine.incident.exactness.sentences and content in truth.stages(step, shard):
+            truth.bend(step, shard, content)
 
     def _sound(self, machine: Machine, rank: int, shard: str, step: int, content: Content) -> None:
         truth = self._stage.truth

@@ -143,6 +143,8 @@ class Harm:
             case "kill":
                 process.node.ended(process, -9)
             case "hang" | "stop":
+                if all(other.life.joined is None for other in stage.cluster.processes):
+                    return "nobody"  # a script that never calls tft.init may run for any time
                 process.hang(wholly=mishap.what == "stop")
             case "impostor":
                 return self._impostor(process)

@@ -65,6 +65,8 @@ class Invariants:
         self._since: dict[int, tuple[int, int]] = {}
         """By rank: the node on which the rank last went on, and the first step that it has had
         there."""
+        self._left: dict[int, int] = {}
+        """By rank that takes no part: the step from whose end the job went on without it."""
         self.given_up: set[int] = set()
         """Ranks that were not ended in time. Nobody knows when the controller learns what they
         leave behind."""
@@ -117,10 +119,15 @@ class Invariants:
                     f"{sorted(found)}, and all go on from {order.step}",
                 )
             # not before: until here the job may still go back to a later checkpoint of all ranks
-            self._stage.truth.go_on_without(order.step, self._without.get(key, ()))
+            without = self._without.get(key, ())
+            self._stage.truth.go_on_without(order.step, without)
+            for rank in without:
+                self._left[rank] = min(order.step, self._left.get(rank, order.step))
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.pollution.step is not None and order.step < self._stage.pollution.step:
                 self._stage.pollution.step = None  # all ranks go back to an earlier step
+        if isinstance(order, Resume):
+            self._left.pop(process.rank, None)
         if isinstance(order, Save):
             for shard in order.shards:
                 self.saved_by_one(key, shard, process.rank)
@@ -412,8 +419,9 @@ class Invariants:
         the rank ends.
 
         A rank may have moved to another node. Data positions on its old page count only for steps
-        before the move. A leader that was superseded without noticing it may know nodes that are
-        gone, so only the newest leader is asked.
+        before the move. Those of a rank that has left count for no step that the job has trained
+        without it. A leader that was superseded without noticing it may know nodes that are gone,
+        so only the newest leader is asked.
         """
         newest = self._stage.story.epoch
         known = [
@@ -427,6 +435,7 @@ class Invariants:
             for number in known
             for rank, page in self._stage.cluster.nodes[number].pages().items()
             if step in page.local_states() and rank not in self.given_up
+            if step <= self._left.get(rank, step)
             if self._since.get(rank, (number, 0))[0] == number or step < self._since[rank][1]
         ]
 

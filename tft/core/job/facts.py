@@ -127,4 +127,4 @@ def note_capture(job: Job, rank_state: RankState) -> None:
     rank_state.local_state.reported = {
         earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
     }
-    rank_state.local_state.page = rank_state.node
+    rank_state.local_state.page, rank_state.local_state.until = rank_state.node, None

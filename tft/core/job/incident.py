@@ -267,6 +267,8 @@ class LastCheckpoint:
     """Who writes what. None: no last checkpoint was planned."""
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By name: the files that were written so far."""
+    incarnations: dict[int, int] = field(default_factory=dict)
+    """By rank that writes or commits: the process that was asked to."""
 
 
 @dataclass(slots=True, kw_only=True)

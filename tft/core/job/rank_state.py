@@ -53,6 +53,21 @@ class LocalState:
     another page."""
     reported: dict[int, str] = field(default_factory=dict)
     """By step: the rank-local state that a lost process had captured last."""
+    until: int | None = None
+    """The step after which the job went on without the rank: what the rank captured for later steps
+    belongs to an attempt that was given up. None: the rank takes part."""
+
+    def counts(self, step: int) -> bool:
+        """
+        Return whether rank-local state of the end of `step` can belong to the job.
+        """
+        return self.until is None or step <= self.until
+
+    def leave_behind(self, step: int) -> None:
+        """
+        Note that the job goes on from the end of `step` without the rank.
+        """
+        self.until = step if self.until is None else min(step, self.until)
 
 
 @dataclass(slots=True, kw_only=True)

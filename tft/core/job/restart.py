@@ -240,15 +240,15 @@ class Restart:
 
     def _leave_behind(self, step: int) -> None:
         """
-        Invalidate the copies of non-members that are newer than `step`, from which the members
-        continue. The members compute the later steps again.
+        Invalidate the copies and the rank-local state of non-members that are newer than `step`,
+        from which the members continue. The members compute the later steps again.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
-            kept = (
-                () if rank_state.rank in job.ranks.members else rank_state.standing().copies(None)
-            )
-            if any(copy > step for copy in kept):
+            if rank_state.rank in job.ranks.members:
+                continue
+            rank_state.local_state.leave_behind(step)
+            if any(copy > step for copy in rank_state.standing().copies(None)):
                 rank_state.holdings.distrust()
 
     def _skip(self, step: int) -> int:

@@ -60,13 +60,16 @@ class Shutdown:
         plan = plan_save(
             job.ranks.topology(),
             standings,
-            [s.rank for s in job.ranks.states.values() if s.able],
+            [s.rank for s in job.ranks.states.values() if s.able and s.local_state.counts(step)],
             step,
             incident.spread.ceiling,
             spread=job.policy.spread_savers,
             with_copies=job.policy.save_copies and not again,
         )
-        incident.last_checkpoint = LastCheckpoint(plan=plan)
+        incident.last_checkpoint = LastCheckpoint(
+            plan=plan,
+            incarnations={rank: job.ranks.states[rank].incarnation for rank in plan.writers},
+        )
         if plan.restoring:  # restore first: savers save the state that they have in use
             job.issue(Restore(**job.key(), to=plan.restoring, step=step))
         return None
@@ -88,16 +91,19 @@ class Shutdown:
 
     def _misses_somebody(self) -> bool:
         """
-        Return True if a rank is gone that had to write, or had to commit. The rank may be a member
-        or not. Once all files are saved, only the committing rank counts: new files of other ranks
-        would be mixed with the complete set.
+        Return True if a process is gone that had to write, or had to commit, even if its successor
+        holds the rank now. The rank may be a member or not. Once all files are saved, only the
+        committing rank counts: new files of other ranks would be mixed with the complete set.
         """
-        job = self._job
+        job, asked = self._job, self._job.incident.last_checkpoint.incarnations
         commit = job.incident.tasks.get("commit")
         committers = set() if commit is None else {r for o in commit.orders for r in o.to}
         plan = job.incident.last_checkpoint.plan
         needed = committers or (set() if plan is None else plan.writers)
-        return not all(job.ranks.states[rank].able for rank in needed)
+        return not all(
+            state.able and state.incarnation == asked[state.rank]
+            for state in (job.ranks.states[rank] for rank in needed)
+        )
 
     def _save(self, plan: SavePlan) -> None:
         """
@@ -108,6 +114,7 @@ class Shutdown:
             s.rank: s.local_state.reported[step]
             for s in job.ranks.states.values()
             if s.rank not in plan.writers and step in s.local_state.reported
+            if s.local_state.counts(step)
         }
         saves = [
             Save(
@@ -146,6 +153,8 @@ class Shutdown:
         job = self._job
         step = job.incident.progress.agreed
         committer = min(self._committers())
+        incarnation = job.ranks.states[committer].incarnation
+        job.incident.last_checkpoint.incarnations[committer] = incarnation
         written = job.incident.last_checkpoint.files
         commit = Commit(
             **job.key(),
