@@ -332,6 +332,7 @@ def within(limit: float, call: Callable[[], None]) -> bool:
 def sequence() -> Mapping[dist.ProcessGroup, int] | None:
     """
     Return how many collectives each group has begun; None if a backend does not count them.
+    Messages to single ranks are not among them.
     """
     try:
         found: list[Any] = list(groups())  # Any: torch's types lack the method

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (  # as torch.distributed has them
 from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, TftError
-from tft_pytorch import device, interruptible
+from tft_pytorch import device, interruptible, watched
 from tft_pytorch.device import ABORT_LIMIT, Devices
 from tft_pytorch.interruptible import CalledOff, InterruptibleGloo
 from tft_pytorch.sockets import census, cut
@@ -77,8 +77,9 @@ class Groups:
         self._stopped = False
         """`quiesce` was called since the groups were formed. Set before anything is aborted: an
         aborted collective of a device ends like a complete one."""
-        self._begun: Mapping[dist.ProcessGroup, int] | None = None
-        """How many collectives each group had begun at the last call of `synchronize`."""
+        self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
+        """How many collectives each group and how many messages this process had begun at the last
+        call of `synchronize`."""
         self._told = False
         """It was said that this kind of device was not seen."""
         self._aborting: threading.Thread | None = None
@@ -109,8 +110,8 @@ class Groups:
         call.
         """
         self._devices.synchronize()
-        begun = device.sequence()
-        if closing and begun is not None and begun == self._begun:
+        begun = device.sequence(), watched.messages()
+        if closing and begun[0] is not None and begun == self._begun:
             return  # there was no collective
         self._begun = begun
         if self._stopped:
@@ -166,6 +167,8 @@ class Groups:
         else:  # a group with two backends must be torch's own
             interruptible.remove()
         device.prepare_environment(devices)
+        if devices.asynchronous:
+            watched.count_messages()
         if rank == 0 and not self._told:
             self._told = True
             device.tell_unseen(devices)
@@ -251,10 +254,12 @@ class Groups:
     def _abort_then_cut(
         self, groups: list[dist.ProcessGroup], spared: frozenset[int], port: int
     ) -> None:
-        device.abort(groups, self._devices)
-        with self._lock:  # the connections of groups that were formed meanwhile must stay
-            if self._spared is spared:
-                cut(spared, port)
+        try:
+            device.abort(groups, self._devices)
+        finally:
+            with self._lock:  # the connections of groups that were formed meanwhile must stay
+                if self._spared is spared:
+                    cut(spared, port)
 
     def clear(self) -> None:
         """

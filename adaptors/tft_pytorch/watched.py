@@ -1,8 +1,8 @@
 """
-Watches the collectives that this process enters.
+Watches the collectives that this process enters, and counts its messages to single ranks.
 
-torch has no hook for this. So this module replaces the methods of torch's process groups while
-collectives are watched. It does so whatever the backend of the groups is.
+torch has no hook for this. So this module replaces methods of torch's process groups, and of groups
+that are written in Python. It does so whatever the backend of the groups is.
 """
 
 from collections.abc import Callable
@@ -12,31 +12,82 @@ import torch.distributed as dist
 
 from tft_pytorch.interruptible import OPERATIONS
 
-_native: dict[str, Any] = {}  # Any: methods of a class in C++
-"""The methods that were replaced, by name."""
+_MESSAGES = ("send", "recv", "recv_anysource")
+"""The operations between two ranks. NCCL does not count them among its collectives."""
+
+
+class _Watch:
+    """
+    What is watched, and the methods that are replaced for it.
+    """
+
+    def __init__(self) -> None:
+        self._native: dict[tuple[type, str], Any] = {}  # Any: methods of a class in C++
+        self._entered: Callable[[], None] | None = None
+        self._counts = False
+        self.messages = 0
+
+    def watch(self, entered: Callable[[], None] | None) -> None:
+        """
+        Call `entered` for each collective, or for none.
+        """
+        self._entered = entered
+        self._replace()
+
+    def count(self) -> None:
+        """
+        Count messages too.
+        """
+        self._counts = True
+        self._replace()
+
+    def _replace(self) -> None:
+        """
+        Restore torch's own methods, and replace those that are watched now.
+        """
+        for (owner, name), method in self._native.items():
+            setattr(owner, name, method)
+        self._native.clear()
+        names = () if self._entered is None else OPERATIONS
+        for name in {*names, *(_MESSAGES if self._counts else ())}:
+            groups: list[type] = [dist.ProcessGroup, *dist.ProcessGroup.__subclasses__()]
+            for group in groups:
+                method = vars(group).get(name)
+                if method is not None:
+                    self._native[group, name] = method
+                    setattr(group, name, self._watched(method, is_message=name in _MESSAGES))
+
+    def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:  # Any: as above
+        def operation(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if self._entered is not None:
+                self._entered()
+            self.messages += is_message
+            return method.__get__(group)(*args, **kwargs)
+
+        return operation
+
+
+_watch = _Watch()
 
 
 def watch(entered: Callable[[], None] | None) -> None:
     """
     Call `entered` from now on whenever a collective is about to be entered from Python.
 
-    If `entered` is None, stop these calls, and restore torch's own methods.
+    If `entered` is None, stop these calls.
     """
-    for name, method in _native.items():
-        setattr(dist.ProcessGroup, name, method)
-    _native.clear()
-    if entered is None:
-        return
-    for name in OPERATIONS:
-        method = vars(dist.ProcessGroup).get(name)
-        if method is not None:
-            _native[name] = method
-            setattr(dist.ProcessGroup, name, _watched(method, entered))
+    _watch.watch(entered)
 
 
-def _watched(method: Any, entered: Callable[[], None]) -> Callable[..., Any]:  # Any: as above
-    def operation(self: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        entered()
-        return method.__get__(self)(*args, **kwargs)
+def count_messages() -> None:
+    """
+    Count the messages to and from single ranks from now on.
+    """
+    _watch.count()
 
-    return operation
+
+def messages() -> int:
+    """
+    Return how many messages were begun since they are counted.
+    """
+    return _watch.messages

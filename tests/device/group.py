@@ -3,7 +3,7 @@ Process groups of the test device, which behave as torch documents those of NCCL
 
 - A collective returns at once. Its result is written later, on the stream.
 - `wait` orders the stream, and does not hold the host. (Operations that torch itself reads on the
-  host, without asking the device, are waited for. These are all but all-reduces.)
+  host, without asking the device, are waited for. These are all but all-reduces and messages.)
 - `abort` ends all pending work of this group, and of no other group. The stream takes the work for
   a success, and its result is incomplete. Later collectives of the group are refused.
 - A collective whose peer has died does not end, until it is aborted.
@@ -32,12 +32,15 @@ NAME = "lagging"
 _SLICE = 0.002
 """Seconds between two looks at a pending collective."""
 
-_STREAM_ONLY = frozenset({"allreduce", "allreduce_coalesced"})
+_MESSAGES = frozenset({"recv", "send"})
+"""The operations between two ranks. NCCL does not count them among its collectives."""
+
+_STREAM_ONLY = frozenset({"allreduce", "allreduce_coalesced"}) | _MESSAGES
 """The operations that do not hold the host."""
 
 _OPERATIONS = (
     "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_into_tensor_coalesced",
-    "allreduce", "allreduce_coalesced", "barrier", "broadcast", "reduce_scatter",
+    "allreduce", "allreduce_coalesced", "barrier", "broadcast", "recv", "reduce_scatter", "send",
 )  # fmt: skip
 
 
@@ -46,9 +49,11 @@ class LaggingWork(dist.Work):
     One collective in the queue of the stream.
     """
 
-    def __init__(self, group: "LaggingGroup", begin: Callable[[], dist.Work], outputs: Any) -> None:
+    def __init__(
+        self, group: "LaggingGroup", begin: Callable[[], dist.Work], outputs: Any, *, polled: bool
+    ) -> None:
         super().__init__()
-        self._group = group
+        self._group, self._polled = group, polled
         self._begin: Callable[[], dist.Work] | None = begin
         self._outputs = outputs
         self._over = threading.Event()
@@ -64,11 +69,13 @@ class LaggingWork(dist.Work):
                 return
             assert self._begin is not None
             inner = self._begin()
-            while not inner.is_completed():
+            is_completed = inner.is_completed if self._polled else waited(inner)
+            while not is_completed():
                 if self._group.aborted.wait(_SLICE):
                     self._spoil()
                     return
-            inner.wait()
+            if self._polled:
+                inner.wait()  # raises the error if it has failed
         except RuntimeError as error:
             self._group.failed(error)
             self._group.aborted.wait()
@@ -143,10 +150,15 @@ class LaggingGroup(dist.ProcessGroup):
         """
         if self.aborted.is_set():
             raise dist.DistBackendError(f"{NAME}: the communicator was aborted")
-        self._begun += 1
+        self._begun += name not in _MESSAGES
         kind = LaggingWork if name in _STREAM_ONLY else _HostWork
         outputs = args[0] if args else []
-        work = kind(self, lambda: getattr(self._gloo, name)(*args), outputs)
+        work = kind(
+            self,
+            lambda: getattr(self._gloo, name)(*args),
+            outputs,
+            polled=name not in _MESSAGES,  # gloo's messages are complete when they are waited for
+        )
         self._pending = [each for each in self._pending if not each.is_completed()] + [work]
         return work
 
@@ -187,6 +199,30 @@ class LaggingGroup(dist.ProcessGroup):
 
     def getBackendName(self) -> str:  # torch's name
         return NAME
+
+
+def waited(inner: dist.Work) -> Callable[[], bool]:
+    """
+    Wait for work on a thread of its own, and return the function that tells whether it is complete
+    and raises its error. gloo's messages can be waited for only once.
+    """
+    errors: list[RuntimeError] = []
+
+    def wait() -> None:
+        try:
+            inner.wait()
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, name="gloo-message", daemon=True)
+    thread.start()
+
+    def is_completed() -> bool:
+        if not thread.is_alive() and errors:
+            raise errors[0]
+        return not thread.is_alive()
+
+    return is_completed
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:

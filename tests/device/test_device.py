@@ -158,19 +158,22 @@ def test_a_step_counts_as_completed_when_the_device_has_completed_it(
     identical(outcome, calm())
 
 
+@pytest.mark.parametrize("metric", [(), ("--messages",)], ids=["all-reduce", "messages"])
 def test_an_aborted_collective_of_the_tail_is_not_taken_for_a_success(
-    tmp_path: Path, calm: Calm
+    tmp_path: Path, calm: Calm, metric: tuple[str, ...]
 ) -> None:
     """When a rank is killed before it contributes to a metric of the tail, by which all ranks set
-    their learning rate, then no rank completes its tail with a part of the metric."""
-    arguments = ("--plateau", "--dies", "1,9,tail")
+    their learning rate, then no rank completes its tail with a part of the metric: the incident is
+    reported as inexact, or the step is computed again."""
+    arguments = ("--plateau", *metric, "--dies", "1,9,tail")
     outcome = run(tmp_path / "run", script=SCRIPT, arguments=arguments)
     assert outcome.code == 0, outcome.output
     finals = outcome.finals()
     for name in ("parameters", "optimizer", "scheduler"):
         assert len({final[name] for final in finals.values()}) == 1, finals
+    assert all(i["inexact"] or i["steps_lost"] for i in outcome.incidents), outcome.incidents
     if not any(incident["inexact"] for incident in outcome.incidents):
-        identical(outcome, calm("--plateau"))
+        identical(outcome, calm("--plateau", *metric))
 
 
 def test_a_group_that_aborts_itself_lets_no_rank_update(

@@ -1,12 +1,13 @@
 """
 A DDP job on the test device. At the end, each rank records its whole state.
 
-    train.py [--groups] [--plateau] [--plain] [--steps N] [--raises RANK,STEP] [--slow STEP]
+    train.py [--groups] [--plateau] [--messages] [--plain] [--steps N] [--raises RANK,STEP] [--slow STEP]
              [--fails RANK,STEP] [--dies RANK,STEP,PLACE]
 
 With `--groups`, the four ranks also add up a quantity over the two rows and the two columns of a
 square, as a model over several groups does. With `--plateau`, the loop adds up a metric over all ranks
-after each step, and sets the learning rate by it. With `--plain`, the loop does not say where its
+after each step, and sets the learning rate by it. With `--messages` too, rank 0 adds up the metric
+from messages, and sends it to all others. With `--plain`, the loop does not say where its
 steps end.
 
 With `--raises`, a rank raises an exception of the user's own in that step, once. With `--fails`, a rank reports a failed link after its backward pass,
@@ -22,6 +23,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from sys import path
 
 import torch
@@ -45,6 +47,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--groups", action="store_true")
 parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--plateau", action="store_true")
+parser.add_argument("--messages", action="store_true")
 parser.add_argument("--plain", action="store_true")
 parser.add_argument("--raises", default="-1,-1")
 parser.add_argument("--fails", default="-1,-1")
@@ -99,6 +102,22 @@ def add_over_sides(step: int) -> None:
 
 
 bias = list(model.parameters())[-1]
+
+
+def add_by_messages(metric: Tensor) -> None:
+    """
+    Sum a metric over all ranks by messages to rank 0, and from it.
+    """
+    if session.rank:
+        dist.send(metric, 0)
+        dist.recv(metric, 0)
+        return
+    for rank in range(1, session.world):
+        part = torch.zeros_like(metric)
+        dist.recv(part, rank)
+        stream.submit(partial(metric.add_, part))
+    for rank in range(1, session.world):
+        dist.send(metric, rank)
 
 
 def once(mark: str) -> bool:
@@ -158,7 +177,10 @@ def train(session: tft.Session) -> None:
         if args.plateau:
             die(step, "tail")
             metric = loss.detach().clone()
-            dist.all_reduce(metric)
+            if args.messages:
+                add_by_messages(metric)
+            else:
+                dist.all_reduce(metric)
             stream.synchronize()  # as `item()` does on a device
             plateau.step(metric.item())
 
