@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tft_pytorch.interruptible import OPERATIONS
 
 _MESSAGES = ("send", "recv", "recv_anysource")
-"""The operations between two ranks. NCCL does not count them among its collectives."""
+"""The operations between two ranks. Some backends do not count them among the collectives."""
 
 
 class _Watch:

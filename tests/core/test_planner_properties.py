@@ -4,7 +4,7 @@ Plans of the planner for random placements and losses.
 
 from collections import Counter
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.placements import ALL, terms
@@ -17,8 +17,8 @@ from tft.core.plan.topology import Topology, strided
 
 STEPS = st.integers(0, 4)
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no fault of a plan."""
+unhurried = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no fault of a plan. About half of the situations have no covered step."""
 
 
 @st.composite
@@ -98,11 +98,13 @@ def test_every_member_has_the_agreed_step_after_the_repair(
     situation: tuple[Topology, dict[int, Standing], int | None],
 ) -> None:
     """When a repair plan exists, then each rank has the step in use, restores its own copy, or
-    fetches all its shards. Every source has a sound copy."""
+    fetches all its shards. Every source has a sound copy. When no plan exists, then no step is
+    covered."""
     topology, standings, ceiling = situation
     plan = plan_repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
-    assume(isinstance(plan, Repair))
-    assert isinstance(plan, Repair)
+    if not isinstance(plan, Repair):
+        assert isinstance(covered_step(topology.groups, standings, ceiling), str)
+        return
     assert plan.step is not None  # None would mean a checkpoint, and no rank has one here
     for rank, standing in standings.items():
         shards = {shard for shard, ranks in topology.groups.items() if rank in ranks}
@@ -163,8 +165,8 @@ def test_every_shard_is_saved_once_by_a_sound_holder(
     sound copy."""
     topology, standings, ceiling = situation
     step = covered_step(topology.groups, standings, ceiling)
-    assume(isinstance(step, int))
-    assert isinstance(step, int)
+    if isinstance(step, str):
+        return  # no sound copy of some shard: there is nothing to save
     plan = savers(topology, standings, step, ceiling, spread=spread)
     written = [shard for shards in plan.values() for shard in shards]
     assert sorted(written) == sorted(topology.groups)
