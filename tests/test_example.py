@@ -69,7 +69,8 @@ def test_batches_continue_from_a_loaded_position() -> None:
 
 
 def test_small_model_has_at_least_30_million_parameters() -> None:
-    """When the larger size is chosen, then the model has at least 30 million parameters to move."""
+    """When the size is `small`, the larger of the two, then the model has at least 30 million
+    parameters, so that a repair transfers a realistic number of bytes."""
     with torch.device("meta"):
         model = GPT(SIZES["small"])
 

@@ -41,7 +41,7 @@ def tft_preload() -> None:
     preload()
 
 
-# ---------------------------------------------------------------- the state
+# ---------------------------------------------------------------- the training state
 
 tft_watch = _torch.tft_watch
 tft_shards = _hooks.tft_shards

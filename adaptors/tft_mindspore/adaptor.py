@@ -54,7 +54,7 @@ def tft_begun() -> str | None:
     return begun()
 
 
-# ---------------------------------------------------------------- the state
+# ---------------------------------------------------------------- the training state
 
 tft_shards = _hooks.tft_shards
 tft_capture = _hooks.tft_capture

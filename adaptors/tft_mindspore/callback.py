@@ -305,7 +305,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         if not self._hosted.finish():
             raise RuntimeError(f"{_STEP_FINISH}: the other ranks have not reached the end")
 
-    # ---------------------------------------------------------------- the state
+    # ---------------------------------------------------------------- the training state
 
     def _adopt(self, told: Any) -> None:  # Any: MindSpore's own
         optimizer = self._get_optim(told)

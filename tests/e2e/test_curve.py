@@ -53,7 +53,8 @@ def test_a_job_of_two_nodes_with_keys_survives_kills(
         node(tmp_path / "run", 0, broker, keys) as first,
         node(tmp_path / "run", 1, broker, keys) as second,
     ):
-        # the limit includes two starts of the interpreter
+        # This wait covers the start of Python for `tft run` and then for the ranks. Therefore it
+        # has the longer limit.
         until(reached(first, 20), "step 20", LIMIT)
         strike(first, "rank-1")
         until(reached(first, 50), "step 50")

@@ -171,8 +171,9 @@ def test_all_ranks_load_the_programs_own_checkpoint_without_a_sound_copy(
 def test_the_step_named_by_a_precision_error_is_the_last_sound_one(
     named: int, tmp_path: Path
 ) -> None:
-    """When a precision error in step 5 names the step to load, then a checkpoint of that step is
-    sound, also one that was saved after the last update, and no newer one is loaded."""
+    """When a precision error in step 5 names the step to load, then the ranks load the checkpoint
+    of that step, even if it was saved after the last update before the error. They do not load a
+    newer checkpoint."""
     text = f"{PRECISION} load ckpt step={named}"
     outcome = run(
         tmp_path, *[[rank, 5, "loop", text] for rank in ALL], groups=HALVES, keep=2,

@@ -45,16 +45,18 @@ class Chances:
         if step < 0 and known is not None:
             raise Broken(
                 "the newest sound step is chosen",
-                f"whatever the ranks find, though there is a checkpoint of step {known}",
+                f"the ranks were told to load any checkpoint that they find, although the checkpoint "
+                f"of step {known} is known",
             )
         if best is not None and step < best:
             raise Broken(
-                "the newest sound step is chosen", f"step {step} though all of step {best} is there"
+                "the newest sound step is chosen",
+                f"step {step} was chosen, although all shards of step {best} have a sound copy",
             )
         if isinstance(order, Load) and known is not None and step < known:
             raise Broken(
                 "the newest sound step is chosen",
-                f"the checkpoint of step {step} though there is one of step {known}",
+                f"the checkpoint of step {step} was chosen, although there is one of step {known}",
             )
 
     def rolled_back(self, machine: Machine) -> None:
@@ -97,7 +99,8 @@ class Chances:
         if best is not None:
             raise Broken(
                 "the job ends only if no strategy can work",
-                f"{machine.state} though {strategy} could go on from step {best}",
+                f"the job is in state {machine.state}, although the strategy {strategy} could continue "
+                f"from step {best}",
             )
         if machine.state is S.DUMPING:
             return  # a dump of held state is not given up for a search
@@ -105,7 +108,8 @@ class Chances:
         if found is not None:
             raise Broken(
                 "the job ends only if no strategy can work",
-                f"{machine.state} though with {strategy} all would find step {found}",
+                f"the job is in state {machine.state}, although all ranks would find the checkpoint "
+                f"of step {found} with the strategy {strategy}",
             )
 
     def _flaps(self, machine: Machine) -> bool:

@@ -164,7 +164,7 @@ class Copies:
             if answer is not None and most is not None and _digests(answer, shard) == most:
                 raise Broken(
                     "the content that most ranks hold is right",
-                    f"rank {rank} holds it, and is said to differ",
+                    f"rank {rank} holds this content, but the controller reported that its copy differs",
                 )
             self._not_of_the_tail(machine, rank, right, shard, step)
             if right:
@@ -186,7 +186,8 @@ class Copies:
         }
         if len(said) < 2:
             raise Broken(
-                "a copy that differs is reported", f"all that was said of shard {shard!r} is equal"
+                "a copy that differs is reported",
+                f"the ranks reported equal digests of shard {shard!r}",
             )
         self._unlike.add(shard)
 
@@ -208,8 +209,8 @@ class Copies:
         if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
                 "a step that a rank has ended is not replaced by its tail",
-                f"rank {wrong} has ended step {step}, and is to have shard {shard!r} as it was in "
-                "the tail",
+                f"rank {wrong} has ended step {step}, but was told to replace shard {shard!r} with a "
+                "copy from the tail of the step",
             )
 
     # ---------------------------------------------------------------- consequences
@@ -252,14 +253,16 @@ class Copies:
         self._inexact = None
         if inexact is not None and machine.incident.progress.step == inexact + 1 and not told:
             raise Broken(
-                "an inexact recovery is reported", f"the incident went on from step {inexact}"
+                "an inexact recovery is reported",
+                f"training resumed from step {inexact}, and the report calls the incident exact",
             )
 
     def _early(self, step: int) -> None:
         if self._bar is not None and step > self._bar:
             raise Broken(
                 "a copy of unknown correctness is not used",
-                f"step {step}, though copies differ and were last compared at {self._bar}",
+                f"step {step} was chosen, although copies differ and were last compared at step "
+                f"{self._bar}",
             )
 
     def _gone_on_from(self, machine: Machine, step: int) -> None:
@@ -321,11 +324,17 @@ class Copies:
             return
         what = f"shard {shard!r} of step {step} as rank {rank} holds it"
         if content.flipped and self._most.get((shard, step)) == tuple(right.digests().items()):
-            raise Broken("the content that most ranks hold is right", f"{what} is not theirs")
+            raise Broken(
+                "the content that most ranks hold is right",
+                f"{what} is not the content that most ranks hold",
+            )
         if content not in truth.stages(step, shard):
             return  # wrong content shows later, when it is used
         if not machine.incident.exactness.sentences:
-            raise Broken("an inexact recovery is reported", f"{what} is of the tail of the step")
+            raise Broken(
+                "an inexact recovery is reported",
+                f"{what} comes from the tail of the step, and the report calls the incident exact",
+            )
         for answer in self._said():
             if (
                 answer.held == step
@@ -335,7 +344,8 @@ class Copies:
             ):
                 raise Broken(
                     "a step that a rank has ended is not replaced by its tail",
-                    f"{what} is of its tail, and rank {answer.rank} had ended the step",
+                    f"{what} comes from the tail of the step, although rank {answer.rank} had ended "
+                    f"the step",
                 )
         self._inexact = step
         truth.bend(step, shard, content)

@@ -79,7 +79,8 @@ class Invariants:
         first = self._leader_of.setdefault(epoch, leader)
         if first != leader:
             raise Broken(
-                "an epoch has one leader", f"{first} and {leader} are both obeyed in epoch {epoch}"
+                "an epoch has one leader",
+                f"processes obey both {first} and {leader} in epoch {epoch}",
             )
 
     def obeyed(self, process: ProcessPart, order: RankOrder) -> None:
@@ -106,8 +107,8 @@ class Invariants:
         if step is not None and self._steps.setdefault(key, step) != step:
             raise Broken(
                 "one agreed step",
-                f"rank {process.rank} is to go to step {step} in round {key}, others to step "
-                f"{self._steps[key]}",
+                f"rank {process.rank} was told to go to step {step} in round {key}, and others to "
+                f"step {self._steps[key]}",
             )
         if isinstance(order, Regroup):
             self._without[key] = order.without
@@ -116,7 +117,8 @@ class Invariants:
             if found != {order.step}:
                 raise Broken(
                     "all ranks find the same step",
-                    f"{sorted(found)}, and all go on from {order.step}",
+                    f"ranks found the steps {sorted(found)}, and all were told to resume from "
+                    f"{order.step}",
                 )
             # not before: until here the job may still go back to a later checkpoint of all ranks
             without = self._without.get(key, ())
@@ -144,8 +146,8 @@ class Invariants:
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
                 "only the current process of a rank obeys",
-                f"rank {process.rank}, incarnation {process.incarnation}, obeys in the place of "
-                f"{order.incarnations.get(process.rank, 0)}",
+                f"incarnation {process.incarnation} of rank {process.rank} obeys an order for "
+                f"incarnation {order.incarnations.get(process.rank, 0)}",
             )
         if order.epoch < epoch or (order.incident, order.round) < key:
             raise Broken(
@@ -163,7 +165,7 @@ class Invariants:
         if first != rank:
             raise Broken(
                 "each shard is saved by one rank",
-                f"shard {shard!r} is saved by ranks {first} and {rank}",
+                f"ranks {first} and {rank} both save shard {shard!r}",
             )
 
     def finished(self, process: ProcessPart) -> None:
@@ -236,8 +238,9 @@ class Invariants:
         if incident.progress.step != max(steps) + 1 or incident.progress.steps_lost < cost - 1:
             raise Broken(
                 "lost steps are reported",
-                f"{incident.progress.steps_lost} steps, on with {incident.progress.step}, and it "
-                f"was {cost} to {steps}",
+                f"the report says {incident.progress.steps_lost} lost steps when training resumed "
+                f"with step {incident.progress.step}, but {cost} steps were lost: "
+                f"the ranks found the steps {sorted(steps)}",
             )
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:

@@ -138,7 +138,7 @@ def until_over(stage: Stage) -> None:
     ):
         pass
     if stage.over is None:
-        raise Broken("every incident ends", "nothing happens any more, and the job is not over")
+        raise Broken("every incident ends", "no event is left, and the job has not ended")
     stage.checks.invariants.nothing_left()
     differs = stage.story.differs(stage.schedule)
     if differs:

@@ -87,7 +87,7 @@ class AdaptorSpecs:
         """
         raise NotImplementedError
 
-    # ------------------------------------------------------------ the state
+    # ------------------------------------------------------------ the training state
 
     @hookspec(firstresult=True)
     def tft_adopt(

@@ -280,8 +280,9 @@ def send_chunk(run: Sendable, chunk: Request, key: bytes, send: Callable[[Views]
     """
     Send the bytes of a chunk, and then their digest.
 
-    `key` is the fingerprint of the server's offer and is part of the digest. `send` sends as many
-    bytes of a list of views as possible, and returns their number.
+    `key` is the fingerprint of the description of the shard that the server offers. It is mixed
+    into the digest. `send` sends as many bytes of a list of views as possible, and returns their
+    number.
     """
     digest = _digest(chunk, key)
     for batch in run.batches(chunk):

@@ -110,7 +110,7 @@ def started_as(python: Sequence[str], file: str | None) -> list[str]:
                 if not word[place:]:
                     next(rest, "")
                 break
-    raise _not_again("what came from its standard input")
+    raise _not_again("a script that Python read from its standard input")
 
 
 def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
