@@ -17,7 +17,7 @@ from tft.errors import UsageError
 from tft.spi import SessionView, hookimpl
 from tft_chaos.outside import strike_processes
 from tft_chaos.record import Ledger
-from tft_chaos.spec import Process, Rank, Spec, parse
+from tft_chaos.spec import Process, Ranks, Spec, parse
 from tft_chaos.striker import open_striker
 
 VARIABLE = "TFT_CHAOS"
@@ -43,10 +43,10 @@ def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as
     nodes = options["nnodes"]
     for text in texts:
         match parse(text).target:
-            case Rank(rank=rank) if rank >= nodes * options["nproc_per_node"]:
+            case Ranks(ranks=ranks) if max(ranks) >= nodes * options["nproc_per_node"]:
                 last = nodes * options["nproc_per_node"] - 1
                 raise UsageError(
-                    f"--chaos {text}: there is no rank {rank}; the job has ranks 0 to {last}"
+                    f"--chaos {text}: there is no rank {max(ranks)}; the job has ranks 0 to {last}"
                 )
             case Process(node=node) if node >= nodes:
                 raise UsageError(

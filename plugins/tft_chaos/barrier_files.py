@@ -25,9 +25,25 @@ class BarrierFiles:
 
     def leave(self) -> None:
         """
-        Remove the file that `enter` wrote, because that attempt at the step is over.
+        Remove the files that `enter` and `wait` wrote, because that attempt at the step is over.
         """
-        (self._directory / f"inside-rank{self._rank}").unlink(missing_ok=True)
+        for name in ("inside", "waits"):
+            (self._directory / f"{name}-rank{self._rank}").unlink(missing_ok=True)
+
+    def wait(self, firing: str) -> None:
+        """
+        Record that this process is where the spec strikes, and waits for the other victims.
+        """
+        self._write(f"waits-rank{self._rank}", firing)
+
+    def waits(self, rank: int) -> str | None:
+        """
+        Return the firing for which the process of `rank` waits. None if it waits for none.
+        """
+        try:
+            return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))
+        except FileNotFoundError:
+            return None
 
     def inside(self, rank: int, step: int) -> int | None:
         """

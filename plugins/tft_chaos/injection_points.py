@@ -17,6 +17,7 @@ from tft_chaos import mindspore_hooks as cells
 from tft_chaos.actions import ChaosMissed, Theirs, act, flip
 from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.collective import await_peers
+from tft_chaos.group import Victim
 from tft_chaos.record import Firing, Ledger
 from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
 
@@ -27,12 +28,20 @@ class Blow:
     is due, and makes the fault.
     """
 
-    def __init__(self, index: int, spec: Spec, session: SessionView, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        victim: Victim,
+        spec: Spec,
+        session: SessionView,
+        ledger: Ledger,
+        marks: BarrierFiles,
+    ) -> None:
         self.spec = spec
         self.session = session
-        self._index = index
+        self.victim = victim
         self._ledger = ledger
-        self._fired = ledger.fired(index)
+        self._marks = marks
+        self._fired = ledger.fired(victim.name)
 
     @property
     def spent(self) -> bool:
@@ -51,8 +60,12 @@ class Blow:
         """
         Record the firing of the spec. Return True if the fault must be made now, False if this
         firing is recorded already.
+
+        If the spec is aimed at several ranks, wait until all of them are here. Raises `ChaosMissed`
+        if one of them does not come.
         """
         self._fired += 1
+        self.victim.await_others(self._fired, self._ledger, self._marks)
         firing = Firing(
             spec=self.spec.text,
             at=time.monotonic(),
@@ -62,7 +75,7 @@ class Blow:
             phase=self.spec.phase,
             evidence=evidence,
         )
-        return self._ledger.enter(self._index, self._fired, firing)
+        return self._ledger.enter(self.victim.name, self._fired, firing)
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
@@ -179,12 +192,12 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Make the fault at the first gradient of this rank, when all other ranks are inside their last
-    collective of the step.
+    Make the fault at the first gradient of this rank, when all ranks that are not victims are
+    inside their last collective of the step.
 
     At that time this rank has not started a collective of this step.
     """
-    others = [rank for rank in range(blow.session.world) if rank != blow.session.rank]
+    others = [rank for rank in range(blow.session.world) if rank not in blow.victim.ranks]
 
     def seen(number: int, of: int) -> None:
         step = blow.session.step

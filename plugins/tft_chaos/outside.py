@@ -24,7 +24,7 @@ def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int)
     for index, spec in enumerate(specs):
         if not isinstance(spec.target, Process) or spec.target.node != node:
             continue
-        fired = ledger.fired(index)
+        fired = ledger.fired(str(index))
         if fired >= spec.count or step < spec.step + fired:
             continue
         pid = _living(run_dir / "pids" / f"{spec.target.name}.pid")
@@ -39,7 +39,7 @@ def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int)
             phase=None,
             evidence={"process": spec.target.name, "pid": pid},
         )
-        if ledger.enter(index, fired + 1, firing):
+        if ledger.enter(str(index), fired + 1, firing):
             os.kill(pid, signal.SIGSTOP if isinstance(spec.action, Stop) else signal.SIGKILL)
 
 

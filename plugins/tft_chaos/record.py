@@ -36,31 +36,32 @@ class Firing:
 
 class Ledger:
     """
-    The firings of a run, in the files `chaos/INDEX-TIME.json` of its run directory.
+    The firings of a run, in the files `chaos/NAME-TIME.json` of its run directory.
 
-    INDEX is the number of the spec on the command line, counted from 0. TIME is the number of the
-    firing of that spec, counted from 1.
+    NAME is the number of the spec on the command line, counted from 0. If the spec is aimed at
+    several ranks, each of them has a file, and NAME ends with the rank, as in `0.rank2`. TIME is
+    the number of the firing of that spec, counted from 1.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.directory = run_dir / "chaos"
 
-    def fired(self, index: int) -> int:
+    def fired(self, name: str) -> int:
         """
-        Return how many times this spec has fired.
+        Return how many times the spec with this name has fired.
         """
-        return len(list(self.directory.glob(f"{index}-*.json")))
+        return len(list(self.directory.glob(f"{name}-*.json")))
 
-    def enter(self, index: int, time: int, firing: Firing) -> bool:
+    def enter(self, name: str, time: int, firing: Firing) -> bool:
         """
         Write a firing to its file. Return False if the file exists already: the fault must not be
         made again.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        draft = self.directory / f".{index}-{time}.{os.getpid()}"
+        draft = self.directory / f".{name}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            os.link(draft, self.directory / f"{index}-{time}.json")  # atomic
+            os.link(draft, self.directory / f"{name}-{time}.json")  # atomic
         except FileExistsError:
             return False
         finally:

@@ -3,6 +3,7 @@ The argument of `--chaos`, `ACTION:TARGET[,key=value...]`: its parser and its ch
 functions.
 
     kill:rank=2,step=30,phase=update
+    kill:ranks=0+2,step=12
     raise:rank=1,step=12,kind=memory
     kill:broker,step=20
 """
@@ -78,12 +79,13 @@ Action = Kill | Stop | Hang | Raise | Bitflip | Slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Ranks:
     """
-    The target of a spec: the process that holds this rank.
+    The target of a spec: the processes that hold these ranks. They are struck at the same time.
     """
 
-    rank: int
+    ranks: tuple[int, ...]
+    """At least one, without repetition, in the order of the spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ class Process:
     """The node whose agent sends the signal."""
 
 
-Target = Rank | Process
+Target = Ranks | Process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +150,12 @@ def parse(text: str) -> Spec:
     target = _target(aim, keys)
     if isinstance(target, Process) and not isinstance(action, Kill | Stop):
         keys.refuse(f"'{name}' acts inside a rank; '{aim}' can only be killed or stopped")
-    phase = _phase(name, action, keys) if isinstance(target, Rank) else "forward"
+    if isinstance(target, Ranks) and len(target.ranks) > 1 and isinstance(action, Slow):
+        keys.refuse("'slow' has no moment that several ranks could share: give it once per rank")
+    phase = _phase(name, action, keys) if isinstance(target, Ranks) else "forward"
     repair = phase == "repair"
+    if repair and isinstance(target, Ranks) and len(target.ranks) > 1:
+        keys.refuse("phase 'repair' takes one rank, because not every rank gets every order")
     spec = Spec(
         text=text,
         action=action,
@@ -185,10 +191,15 @@ def _action(name: str, keys: "_Keys") -> Action:
 
 def _target(aim: str, keys: "_Keys") -> Target:
     name, _, number = aim.partition("=")
-    if name in ("rank", "agent") and number.isdecimal():
-        if name == "rank":
-            return Rank(rank=int(number))
+    if name == "agent" and number.isdecimal():
         return Process(name=f"agent-{int(number)}", node=int(number))
+    if name == "rank" and number.isdecimal():
+        return Ranks(ranks=(int(number),))
+    if name == "ranks" and all(part.isdecimal() for part in number.split("+")):
+        ranks = tuple(int(part) for part in number.split("+"))
+        if len(set(ranks)) < len(ranks):
+            keys.refuse(f"the target '{aim}' names a rank twice")
+        return Ranks(ranks=ranks)
     match aim:
         case "broker" | "controller":
             return Process(name=aim, node=0)
@@ -196,7 +207,8 @@ def _target(aim: str, keys: "_Keys") -> Target:
             return Process(name="store-0", node=0)
         case _:
             keys.refuse(
-                f"the target '{aim}' is not one of rank=R, broker, controller, agent=N and store"
+                f"the target '{aim}' is not one of rank=R, ranks=R+R, broker, controller, agent=N and "
+                "store"
             )
 
 

@@ -8,6 +8,7 @@ from typing import assert_never
 from tft.spi import OrderName, SessionView, hookimpl
 from tft_chaos.actions import Theirs
 from tft_chaos.barrier_files import BarrierFiles
+from tft_chaos.group import Victim
 from tft_chaos.injection_points import (
     Blow,
     flip_bit,
@@ -19,7 +20,7 @@ from tft_chaos.injection_points import (
     watch_update,
 )
 from tft_chaos.record import Ledger
-from tft_chaos.spec import Bitflip, Rank, Slow, Spec
+from tft_chaos.spec import Bitflip, Ranks, Slow, Spec
 
 
 def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None":
@@ -29,16 +30,24 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
     None if no spec concerns this process, or if all such specs have fired as often as they should.
     """
     ledger = Ledger(session.run_dir)
+    marks = BarrierFiles(session.run_dir, session.rank)
     blows: list[Blow] = []
     joining: list[Spec] = []
     for index, spec in enumerate(specs):
-        if not isinstance(spec.target, Rank) or ledger.fired(index) >= spec.count:
+        if not isinstance(spec.target, Ranks):
             continue
-        if spec.target.rank == session.rank:
-            blows.append(Blow(index, spec, session, ledger))
-        elif spec.phase in ("collective", "repair"):
+        if session.rank in spec.target.ranks:
+            blow = Blow(
+                Victim(index, spec.target.ranks, session.rank), spec, session, ledger, marks
+            )
+            if not blow.spent:
+                blows.append(blow)
+        elif spec.phase in ("collective", "repair") and any(
+            ledger.fired(Victim(index, spec.target.ranks, rank).name) < spec.count
+            for rank in spec.target.ranks
+        ):
             joining.append(spec)
-    return Striker(session, blows, joining) if blows or joining else None
+    return Striker(session, blows, joining, marks) if blows or joining else None
 
 
 class Striker:
@@ -47,7 +56,11 @@ class Striker:
     """
 
     def __init__(
-        self, session: SessionView, blows: Sequence[Blow], joining: Sequence[Spec]
+        self,
+        session: SessionView,
+        blows: Sequence[Blow],
+        joining: Sequence[Spec],
+        marks: BarrierFiles,
     ) -> None:
         """
         `blows` are the specs that are aimed at this rank. The specs in `joining` are aimed at other
@@ -58,7 +71,7 @@ class Striker:
         self._joining = joining
         specs = [*joining, *(blow.spec for blow in blows)]
         self._repairs = any(spec.phase == "repair" for spec in specs)
-        self._marks = BarrierFiles(session.run_dir, session.rank)
+        self._marks = marks
         self._marks.leave()
         self._optimizer: Theirs = None
 

@@ -46,7 +46,7 @@ def test_faults_on_ranks_with_experts_leave_the_losses_unchanged(
     rank, and losses and final state are those of the undisturbed run."""
     specs = (
         "kill:rank=1,step=4,phase=backward",
-        "kill:rank=0,step=8,phase=update", "kill:rank=3,step=8,phase=update",
+        "kill:ranks=0+3,step=8,phase=update",
         "raise:rank=2,step=12,phase=update,kind=memory",
     )  # fmt: skip
     outcome = train(tmp_path / "run", *specs)
@@ -83,7 +83,7 @@ def test_every_rank_in_every_phase(
 def test_the_job_ends_without_checkpoint_when_experts_have_no_holder(tmp_path: Path) -> None:
     """When both ranks that hold some experts are lost at once and there is no checkpoint, then the
     job ends, names the lost shard, and leaves no checkpoint that lacks it."""
-    outcome = train(tmp_path / "run", "kill:rank=1,step=6", "kill:rank=3,step=6")
+    outcome = train(tmp_path / "run", "kill:ranks=1+3,step=6")
     assert outcome.code == 4, outcome.output
     assert "'part.1+3'" in outcome.report["why"]
     places = tmp_path / "run" / "checkpoints"
@@ -97,7 +97,7 @@ def test_experts_without_a_holder_come_from_a_periodic_checkpoint(
     """When both ranks that hold some experts are lost at once, then all ranks return to the newest
     periodic checkpoint, and the later losses are those of the undisturbed run."""
     more = ("--checkpoint-every", "3")
-    specs = ("kill:rank=0,step=8", "kill:rank=2,step=8")
+    specs = ("kill:ranks=0+2,step=8",)
     outcome = train(tmp_path / "run", *specs, more=more)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed)

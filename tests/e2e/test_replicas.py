@@ -74,7 +74,7 @@ def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
     is repaired, and each shard has a holder left, then losses and final state are those of the
     undisturbed run."""
     specs = (
-        "kill:rank=0,step=10,phase=forward", "kill:rank=1,step=10,phase=forward",
+        "kill:ranks=0+1,step=10,phase=forward",
         "kill:rank=2,step=20,phase=update", "kill:rank=1,step=20,phase=repair",
         "raise:rank=3,step=30,phase=update,kind=memory",
     )  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_job_with_shards_is_dumped_and_resumed_bit_for_bit(
 def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
     """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
     names the lost shard, and leaves no checkpoint that lacks it."""
-    outcome = train(tmp_path / "run", "kill:rank=0,step=20", "kill:rank=2,step=20")
+    outcome = train(tmp_path / "run", "kill:ranks=0+2,step=20")
     assert outcome.code == 4, outcome.output
     assert "'optimizer.0'" in outcome.report["why"]
     places = tmp_path / "run" / "checkpoints"

@@ -104,7 +104,7 @@ def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
     """When two ranks with different shards are killed at once, and when one is killed while the
     other is replaced, then losses and final state are those of the undisturbed run."""
     specs = (
-        "kill:rank=0,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
+        "kill:ranks=0+3,step=12,phase=forward",
         "kill:rank=2,step=24,phase=backward", "kill:rank=1,step=24,phase=repair",
     )  # fmt: skip
     outcome = train(tmp_path / "run", layout, *specs)
@@ -147,7 +147,7 @@ def test_pipeline_stages_that_wait_for_a_hanging_one_are_not_suspects(
 def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
     """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
     names the lost shard, and leaves no checkpoint that lacks it."""
-    outcome = train(tmp_path / "run", "fsdp", "kill:rank=1,step=12", "kill:rank=3,step=12")
+    outcome = train(tmp_path / "run", "fsdp", "kill:ranks=1+3,step=12")
     assert outcome.code == 4, outcome.output
     assert "'part.1+3'" in outcome.report["why"]
     places = tmp_path / "run" / "checkpoints"
@@ -248,7 +248,7 @@ def test_optimizer_shards_of_a_model_shard_come_from_their_replicas(
     memory fault, then each optimizer shard comes from its other holder, and losses and final state
     are those of the undisturbed run."""
     specs = (
-        "kill:rank=0,step=4,phase=update", "kill:rank=3,step=4,phase=update",
+        "kill:ranks=0+3,step=4,phase=update",
         "raise:rank=5,step=8,phase=update,kind=memory",
     )  # fmt: skip
     outcome = train(tmp_path / "run", "shares", *specs, **EIGHT)

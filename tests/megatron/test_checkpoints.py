@@ -143,11 +143,11 @@ def test_checkpoints_of_other_models_are_resumed_bit_for_bit(
 def test_a_job_that_lost_all_holders_returns_to_its_newest_checkpoint(
     shape: str, killed: Sequence[int], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """When all holders of a shard are killed in one step, then all ranks return to the newest
+    """When all holders of a shard are killed at once, then all ranks return to the newest
     checkpoint, and the end is that of the undisturbed run without any checkpoint."""
-    specs = [f"kill:rank={rank},step=6,phase=forward" for rank in killed]
+    spec = f"kill:ranks={'+'.join(map(str, killed))},step=6,phase=forward"
     options = (*NAME, "--checkpoint-every", "2")
-    outcome = train(tmp_path / "run", shape, *specs, options=options)
+    outcome = train(tmp_path / "run", shape, spec, options=options)
     assert outcome.code == 0, outcome.output
     identical(outcome, undisturbed(shape))
     assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}

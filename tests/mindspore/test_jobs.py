@@ -146,7 +146,7 @@ def test_two_ranks_killed_at_once_and_a_third_in_the_repair_are_one_incident(
     """When two ranks are killed in the same step, and another one while groups are formed, then
     there is one incident, and losses and final state are those of the undisturbed run."""
     specs = (
-        "kill:rank=1,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
+        "kill:ranks=1+3,step=12,phase=forward",
         "kill:rank=0,step=12,phase=repair",
     )  # fmt: skip
     outcome = train(tmp_path / "run", *chaos(*specs))
@@ -188,7 +188,7 @@ def test_a_job_that_lost_all_ranks_returns_to_its_newest_checkpoint(
 ) -> None:
     """When both ranks are killed at once and there are periodic checkpoints, then the job continues
     from the newest, bit for bit."""
-    specs = ("kill:rank=0,step=19,phase=forward", "kill:rank=1,step=19,phase=forward")
+    specs = ("kill:ranks=0+1,step=19,phase=forward",)
     outcome = train(tmp_path / "run", "--checkpoint-every", "6", *chaos(*specs), nproc=2)
     assert outcome.code == 0, outcome.output
     identical(outcome, calm_pair)

@@ -43,7 +43,7 @@ def test_shards_come_from_their_replicas(tmp_path: Path, calm_parts: Outcome) ->
     outcome = job(
         tmp_path / "run",
         "kill:rank=1,step=6,phase=update",
-        "kill:rank=0,step=12,phase=forward", "kill:rank=3,step=12,phase=forward",
+        "kill:ranks=0+3,step=12,phase=forward",
         "raise:rank=2,step=18,phase=update,kind=memory",
         "kill:rank=2,step=24,phase=collective",
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_shards_come_from_their_replicas(tmp_path: Path, calm_parts: Outcome) ->
 def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Path) -> None:
     """When both holders of a shard are lost at once and there is no checkpoint, then the job ends,
     names the lost shard, and leaves no checkpoint that lacks it."""
-    outcome = job(tmp_path / "run", "kill:rank=0,step=12", "kill:rank=2,step=12")
+    outcome = job(tmp_path / "run", "kill:ranks=0+2,step=12")
     assert outcome.code == 4, outcome.output
     assert "'optimizer.0'" in outcome.report["why"]
     places = tmp_path / "run" / "checkpoints"

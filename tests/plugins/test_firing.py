@@ -4,11 +4,16 @@ The record of chaos: no fault is made twice, and the time of each fault is known
 
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
+from tft_chaos import group
+from tft_chaos.actions import ChaosMissed
+from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.outside import strike_processes
 from tft_chaos.record import Firing, Ledger
 from tft_chaos.spec import parse
@@ -71,6 +76,47 @@ def test_repair_spec_with_a_count_also_kills_the_successor(start: Start, tmp_pat
     ]
 
     assert endings(start, scenes) == [-signal.SIGKILL, -signal.SIGKILL, 0]
+
+
+def test_ranks_of_one_spec_are_killed_together(start: Start, tmp_path: Path) -> None:
+    """When a spec names two ranks, then the rank that comes first is killed only when the other one
+    is at the same place. Their successors survive the step."""
+    chaos = ("kill:ranks=0+2,step=2,phase=update",)
+    scenes = [Scene(run_dir=tmp_path, chaos=chaos, rank=rank) for rank in (0, 2)]
+
+    first = start(scenes[0])
+    waiting = tmp_path / "chaos" / "waits-rank0"
+    deadline = time.monotonic() + PATIENCE
+    while not waiting.exists():
+        assert time.monotonic() < deadline
+        assert first.exitcode is None
+        time.sleep(0.005)
+    assert list(Ledger(tmp_path).firings()) == []
+    second = start(scenes[1])
+    first.join(PATIENCE)
+    second.join(PATIENCE)
+
+    assert (first.exitcode, second.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
+    firings = {firing.rank: firing for firing in Ledger(tmp_path).firings()}
+    assert {(rank, firing.step) for rank, firing in firings.items()} == {(0, 2), (2, 2)}
+    again = [replace(scene, incarnation=1, first=2) for scene in scenes]
+    assert endings(start, again) == [0, 0]
+
+
+def test_rank_of_a_group_is_not_struck_when_another_one_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a rank of a spec does not come to the place of the fault in time, then the rank that
+    waits for it raises an error that names it, and nothing is recorded as fired."""
+    monkeypatch.setattr(group, "PATIENCE", 0.05)
+    marks = BarrierFiles(tmp_path, 0)
+    BarrierFiles(tmp_path, 1).wait("0-1")
+    BarrierFiles(tmp_path, 2).wait("0-2")
+
+    with pytest.raises(ChaosMissed, match=r"the ranks \[2\] did not come"):
+        group.Victim(0, (0, 1, 2), 0).await_others(1, Ledger(tmp_path), marks)
+
+    assert list(Ledger(tmp_path).firings()) == []
 
 
 class Victims:
@@ -178,7 +224,7 @@ def fired(run_dir: Path, index: int, spec: str, at: float) -> None:
         phase="forward",
         evidence={},
     )
-    assert Ledger(run_dir).enter(index, 1, firing)
+    assert Ledger(run_dir).enter(str(index), 1, firing)
 
 
 def test_firing_is_entered_in_the_ledger_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tft_chaos.spec import (
     Kill,
     Process,
     Raise,
-    Rank,
+    Ranks,
     Slow,
     Spec,
     Stop,
@@ -29,12 +29,17 @@ def test_spec_with_all_keys_sets_all_fields() -> None:
     assert parse("kill:rank=2,step=30,phase=update,count=3") == Spec(
         text="kill:rank=2,step=30,phase=update,count=3",
         action=Kill(),
-        target=Rank(rank=2),
+        target=Ranks(ranks=(2,)),
         step=30,
         phase="update",
         count=3,
         order="regroup",
     )
+
+
+def test_spec_can_be_aimed_at_several_ranks() -> None:
+    """When a spec names ranks with plus signs, then its target has all of them, in their order."""
+    assert parse("kill:ranks=2+0,step=12").target == Ranks(ranks=(2, 0))
 
 
 def test_spec_without_keys_fires_once_in_the_first_forward() -> None:
@@ -100,11 +105,16 @@ def test_repair_spec_without_a_step_fires_in_the_first_incident() -> None:
     [
         ("", "the action '' is not one of kill, raise, hang, stop, bitflip and slow"),
         ("slay:rank=1", "the action 'slay' is not one of kill, raise, hang"),
-        ("kill", "the target '' is not one of rank=R, broker, controller, agent=N and store"),
+        ("kill", "the target '' is not one of rank=R, ranks=R+R, broker, controller"),
         ("kill:rank", "the target 'rank' is not one of"),
         ("kill:rank=", "the target 'rank=' is not one of"),
         ("kill:rank=-1", "the target 'rank=-1' is not one of"),
         ("kill:rank=two", "the target 'rank=two' is not one of"),
+        ("kill:ranks=", "the target 'ranks=' is not one of"),
+        ("kill:ranks=1+", "the target 'ranks=1+' is not one of"),
+        ("kill:ranks=1+2+1", "the target 'ranks=1+2+1' names a rank twice"),
+        ("kill:ranks=1+2,phase=repair", "phase 'repair' takes one rank, because not every rank"),
+        ("slow:ranks=1+2,factor=2", "'slow' has no moment that several ranks could share"),
         ("kill:broker=1", "the target 'broker=1' is not one of"),
         ("kill:rank=1,now", "'now' should be key=value"),
         ("kill:rank=1,step=", "'step=' should be key=value"),
@@ -175,6 +185,10 @@ def test_specs_are_passed_in_one_environment_variable() -> None:
     ("text", "sentence"),
     [
         ("kill:rank=4", "--chaos kill:rank=4: there is no rank 4; the job has ranks 0 to 3"),
+        (
+            "kill:ranks=1+5",
+            r"--chaos kill:ranks=1\+5: there is no rank 5; the job has ranks 0 to 3",
+        ),
         ("kill:agent=2", "--chaos kill:agent=2: there is no agent 2; the job has agents 0 to 1"),
     ],
 )
