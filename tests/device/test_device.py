@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 SCRIPT = ROOT / "tests" / "device" / "train.py"
-PHASES = ("forward", "backward", "update", "between", "tail")
+PHASES = ("forward", "backward", "collective", "update", "between", "tail")
 
 Calm = Callable[..., Outcome]
 
@@ -58,12 +58,12 @@ def test_a_rank_killed_in_each_phase_leaves_the_state_identical(
     of the undisturbed job on every rank, and each incident starts one process and keeps the others.
     """
     specs = [
-        f"kill:rank={turn % 4},step={4 * (turn + 1)},phase={phase}"
+        f"kill:rank={turn % 4},step={3 * (turn + 1)},phase={phase}"
         for turn, phase in enumerate(PHASES)
     ]
     outcome = disturbed(tmp_path, *specs, arguments=arguments)
     identical(outcome, calm(*arguments))
-    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 5
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 6
     assert all(i["processes_started"] == 1 and i["pids_kept"] for i in outcome.incidents)
 
 
@@ -107,15 +107,11 @@ def test_two_ranks_killed_at_once_are_replaced_in_one_incident(
 ) -> None:
     """When two ranks are killed in the same step, then one incident replaces both, and the state is
     that of the undisturbed job."""
-    outcome = disturbed(
-        tmp_path,
-        "kill:rank=1,step=9,phase=backward",
-        "kill:rank=2,step=9,phase=backward",
-        arguments=arguments,
-    )
+    outcome = disturbed(tmp_path, "kill:ranks=1+2,step=9,phase=backward", arguments=arguments)
     identical(outcome, calm(*arguments))
-    assert {fault["rank"] for i in outcome.incidents for fault in i["faults"]} == {1, 2}
-    assert sum(i["processes_started"] for i in outcome.incidents) == 2
+    (incident,) = outcome.incidents
+    assert {fault["rank"] for fault in incident["faults"]} == {1, 2}
+    assert (incident["strategy"], incident["processes_started"]) == ("recover", 2)
 
 
 @pytest.mark.soak
