@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 SCRIPT = ROOT / "tests" / "device" / "train.py"
-PHASES = ("forward", "backward", "collective", "update", "between", "tail")
+PHASES = ("forward", "backward", "collective", "update", "between", "tail", "evaluation")
 
 Calm = Callable[..., Outcome]
 
@@ -63,7 +63,7 @@ def test_a_rank_killed_in_each_phase_leaves_the_state_identical(
     ]
     outcome = disturbed(tmp_path, *specs, arguments=arguments)
     identical(outcome, calm(*arguments))
-    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 6
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)] * 7
     assert all(i["processes_started"] == 1 and i["pids_kept"] for i in outcome.incidents)
 
 

@@ -139,6 +139,18 @@ def die(step: int, place: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def evaluate(step: int) -> None:
+    """
+    Sum the loss of a batch that is in no training step over all ranks.
+    """
+    model.eval()
+    with torch.no_grad():
+        loss = model(batch(-step)).square().mean()
+    dist.all_reduce(loss)
+    stream.synchronize()
+    model.train()
+
+
 def steps(session: tft.Session) -> Iterator[int]:
     """
     Yield the remaining steps.
@@ -186,6 +198,7 @@ def train(session: tft.Session) -> None:
 
 
 session.adopt(model=model, optimizer=optimizer, scheduler=plateau, wrap=wrap)
+session.evaluate(evaluate, every=7)
 session.run(train)
 stream.synchronize()
 record.finish(session.digests())
