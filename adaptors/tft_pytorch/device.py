@@ -265,8 +265,7 @@ def groups() -> list[dist.ProcessGroup]:
     """
     Return all process groups of this process, the newest first.
     """
-    names = distributed_c10d._world.pg_names
-    return sorted(names, key=lambda group: names[group], reverse=True)
+    return list(reversed(distributed_c10d._world.pg_names))  # torch adds each new group at the end
 
 
 def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
@@ -321,22 +320,36 @@ def _discard(devices: Devices) -> None:
 def within(limit: float, call: Callable[[], None]) -> bool:
     """
     Call a function on a thread of its own, and return whether it has returned within `limit`
-    seconds.
+    seconds. If the function raises an exception in this time, raise that exception.
     """
-    thread = threading.Thread(target=call, name="tft-abort", daemon=True)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # the caller gets it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tft-abort", daemon=True)
     thread.start()
     thread.join(limit)
+    if errors:
+        raise errors[0]
     return not thread.is_alive()
 
 
-def sequence() -> Mapping[dist.ProcessGroup, int] | None:
+def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
     """
-    Return how many collectives each group has begun; None if a backend does not count them.
-    Messages to single ranks are not among them.
+    Return how many collectives each group has begun on the devices; None if a backend does not
+    count them. Messages to single ranks are not among them.
+
+    The backend of the devices is asked, not the group: a group with two backends may answer for
+    gloo (torch's `_new_process_group_helper` knows nccl and backends of packages only).
     """
     try:
-        found: list[Any] = list(groups())  # Any: torch's types lack the method
-        return {group: group._get_sequence_number_for_group() for group in found}
+        return {
+            group: _backend(group, devices)._get_sequence_number_for_group() for group in groups()
+        }
     except RuntimeError:
         return None
 
@@ -347,8 +360,16 @@ def reported_error(devices: Devices) -> str:
     """
     for group in groups():
         with suppress(RuntimeError):
-            backend: Any = group._get_backend(devices.places[0])  # Any: not each class has this
+            backend = _backend(group, devices)
             error = backend.get_error() if hasattr(backend, "get_error") else None
             if error is not None and error.name != "SUCCESS":
                 return f"the communicator of group {group.group_name} reports {error.name}"
     return ""
+
+
+def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: backends differ in methods
+    """
+    Return the part of a group that works on the devices. A group that is written in Python has no
+    parts, and is returned itself.
+    """
+    return group if type(group) is not dist.ProcessGroup else group._get_backend(devices.places[0])

@@ -79,7 +79,7 @@ class Groups:
         aborted collective of a device ends like a complete one."""
         self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
         """How many collectives each group and how many messages this process had begun at the last
-        call of `synchronize`."""
+        call of `synchronize` that found all of them complete."""
         self._told = False
         """It was said that this kind of device was not seen."""
         self._aborting: threading.Thread | None = None
@@ -110,15 +110,15 @@ class Groups:
         call.
         """
         self._devices.synchronize()
-        begun = device.sequence(), watched.messages()
+        begun = device.sequence(self._devices), watched.messages()
         if closing and begun[0] is not None and begun == self._begun:
             return  # there was no collective
-        self._begun = begun
         if self._stopped:
             raise CalledOff
         error = device.reported_error(self._devices)
         if error:
             raise dist.DistBackendError(error)
+        self._begun = begun
 
     def form(
         self,

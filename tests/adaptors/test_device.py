@@ -10,20 +10,25 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import xxhash
 from structlog.testing import capture_logs
 from tft_pytorch import device
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.device import Devices, devices_of, undisturbed
 from tft_pytorch.groups import Groups
+from tft_pytorch.interruptible import CalledOff
 from tft_pytorch.state_store import StateStore
 from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore  # as torch.distributed has them
+from torch.distributed import distributed_c10d
 
 from tft.errors import OrderRefused, UsageError
 from tft.transfer.wire import FROM_SERVER, Hello, Request, ShardOffer, chunks, frame, read_frame
@@ -184,9 +189,7 @@ def test_a_setting_that_ends_processes_stays_and_is_reported(
 ) -> None:
     """When the user has set a variable with which torch ends processes, then it stays, and a warning
     names it. The others are set."""
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
-    monkeypatch.delenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", raising=False)
-    monkeypatch.delenv("HCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setattr(os, "environ", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
     with capture_logs() as logs:
         device.prepare_environment(Devices("cuda", (torch.device("cuda", 0),)))
     assert [line["variable"] for line in logs] == ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]
@@ -221,6 +224,57 @@ def test_a_slow_abort_does_not_cut_the_connections_of_later_groups(
         goes_on.set()
         groups._aborting.join(30)
         assert cuts == ([] if later is second else [first])
+
+
+def group_of_two_backends() -> tuple[dist.ProcessGroup, Any]:  # Any: torch has no types here
+    """
+    Return a group of one rank whose default backend is that of the CPU, as torch makes it for XPU,
+    and the backend of its devices.
+    """
+    kinds, store = dist.ProcessGroup.BackendType, HashStore()
+    group = dist.ProcessGroup(store, 0, 1)
+    for kind, name in ((kinds.GLOO, "cpu"), (kinds.XCCL, "xpu")):
+        backend = dist.ProcessGroupGloo(PrefixStore(name, store), 0, 1, timedelta(seconds=30))
+        group._register_backend(torch.device(name), kind, backend)
+    group._set_default_backend(kinds.GLOO)
+    return group, backend
+
+
+def test_collectives_of_a_device_are_counted_beside_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the default backend of a group is gloo and its device has another one, then a collective
+    on the device is counted. The window does not close over it after an abort, however often it is
+    closed."""
+    group, of_device = group_of_two_backends()
+    monkeypatch.setattr(distributed_c10d, "_pg_names", {group: "0"})
+    monkeypatch.setattr(Devices, "synchronize", lambda self: None)
+    groups = Groups()
+    groups._devices = Devices("xpu", (torch.device("xpu", 0),))
+    groups.synchronize(closing=False)
+    of_device.allreduce([torch.zeros(1)]).wait()
+    groups._stopped = True  # the all-reduce may have been aborted
+    for _ in range(2):
+        with pytest.raises(CalledOff):
+            groups.synchronize(closing=True)
+
+
+def test_groups_are_aborted_from_the_newest_to_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a process has more than ten groups, then the group that was made last comes first."""
+    made = {dist.ProcessGroup(HashStore(), 0, 1): str(name) for name in range(12)}
+    monkeypatch.setattr(distributed_c10d, "_pg_names", made)
+    assert [made[group] for group in device.groups()] == [str(name) for name in reversed(range(12))]
+
+
+def test_groups_that_cannot_be_discarded_are_not_taken_for_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the abort of the groups fails, then discarding them fails with the same error."""
+
+    def abort(groups: object, devices: object) -> None:
+        raise RuntimeError("the communicator cannot be reached")
+
+    monkeypatch.setattr(device, "abort", abort)
+    with pytest.raises(RuntimeError, match="cannot be reached"):
+        device.discard(Devices("xpu", (torch.device("xpu", 0),)))
 
 
 OF_MEGATRON = frozenset(

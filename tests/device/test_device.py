@@ -116,6 +116,21 @@ def test_two_ranks_killed_at_once_are_replaced_in_one_incident(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("arguments", [(), ("--groups",)], ids=["DDP", "several groups"])
+@pytest.mark.parametrize(("rank", "order"), [(2, "stop"), (2, "regroup"), (1, "fetch")])
+def test_a_rank_killed_while_an_incident_is_handled_is_replaced(
+    tmp_path: Path, calm: Calm, rank: int, order: str, arguments: tuple[str, ...]
+) -> None:
+    """When a rank is killed, and then another rank or the replacement at one of its orders, such as
+    while groups are formed, then the state is that of the undisturbed job."""
+    second = f"kill:rank={rank},phase=repair,order={order}"
+    outcome = disturbed(tmp_path, "kill:rank=1,step=5,phase=forward", second, arguments=arguments)
+    identical(outcome, calm(*arguments))
+    assert {i["steps_lost"] for i in outcome.incidents} == {0}
+    assert sum(i["processes_started"] for i in outcome.incidents) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("arguments", [(), ("--groups",)], ids=["DDP", "several groups"])
 def test_a_bug_of_the_script_ends_the_job_with_a_checkpoint_that_can_be_resumed(
     tmp_path: Path, calm: Calm, arguments: tuple[str, ...]
 ) -> None:
