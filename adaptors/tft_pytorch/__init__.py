@@ -4,6 +4,7 @@ that a factory makes over the process groups. Scripts import their part of the a
 """
 
 from tft.spi import Made
+from tft_pytorch.iterators import Batches, Prefetcher
 from tft_pytorch.replicas import ReplicaOptimizer
 
-__all__ = ["Made", "ReplicaOptimizer"]
+__all__ = ["Batches", "Made", "Prefetcher", "ReplicaOptimizer"]

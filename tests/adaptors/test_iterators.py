@@ -1,0 +1,231 @@
+"""
+Sources of batches with a position, with real loaders, samplers and workers.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from tft_pytorch import Batches, Prefetcher
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
+
+from tft.errors import UsageError
+
+
+class Noisy(Dataset[Tensor]):
+    """
+    Ten items with noise from the generators of torch and Python.
+    """
+
+    def __init__(self, *, noise: bool) -> None:
+        self._noise = noise
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = torch.rand(()) + random.random() if self._noise else torch.zeros(())
+        return noise + index
+
+
+def shuffled(workers: int = 0) -> "Batches":
+    """
+    Return batches of a shuffling loader. With workers, its items have noise.
+    """
+    generator = torch.Generator().manual_seed(7)
+    return Batches(
+        DataLoader(
+            Noisy(noise=workers > 0),
+            batch_size=3,
+            shuffle=True,
+            num_workers=workers,
+            generator=generator,
+        )
+    )
+
+
+def distributed(workers: int = 0) -> "Batches":
+    """
+    Return batches of the first of two ranks, without a generator of the loader.
+    """
+    torch.manual_seed(3)
+    data = Noisy(noise=workers > 0)
+    sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=0)
+    batches = BatchSampler(sampler, batch_size=2, drop_last=False)
+    return Batches(DataLoader(data, batch_sampler=batches, num_workers=workers))
+
+
+def as_one(batches: list[Tensor]) -> Tensor:
+    """
+    Return all items of some batches.
+    """
+    return torch.cat(batches)
+
+
+@pytest.mark.parametrize("make", [shuffled, distributed])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [0, 2, 4, 5, 9])
+def test_batches_go_on_from_any_position_in_another_process(
+    make: Callable[[int], "Batches"], workers: int, taken: int
+) -> None:
+    """When batches are taken over some epochs, and another object is set to the position, then it
+    returns the batches that follow, with the same random numbers of the workers. torch's default
+    generator is not touched."""
+    first, second = make(workers), make(workers)
+    for _ in range(taken):
+        first.next()
+    position = first.state_dict()
+    expected = [first.next() for _ in range(6)]
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    second.load_state_dict(position)
+    found = [second.next() for _ in range(6)]
+    assert torch.get_rng_state().equal(before)
+    assert as_one(found).equal(as_one(expected))
+    assert second.state_dict() == first.state_dict()
+
+
+def test_epochs_have_different_orders_and_every_item() -> None:
+    """When two epochs are taken, then each has every item once, in another order."""
+    batches = shuffled()
+    epochs = [as_one([batches.next() for _ in range(len(batches))]) for _ in range(2)]
+    assert [sorted(each.tolist()) for each in epochs] == [list(range(10))] * 2
+    assert not epochs[0].equal(epochs[1])
+    assert batches.epoch == 1  # the third epoch begins with its first batch
+
+
+def test_batches_go_back_to_an_earlier_position() -> None:
+    """When the object itself is set back, then it returns the same batches again."""
+    batches = shuffled()
+    batches.next()
+    position = batches.state_dict()
+    expected = [batches.next() for _ in range(5)]
+    batches.load_state_dict(position)
+    assert as_one([batches.next() for _ in range(5)]).equal(as_one(expected))
+
+
+@pytest.mark.parametrize("left_out", [1, 3, 4, 9])
+def test_skipped_batches_are_left_out_over_the_end_of_an_epoch(left_out: int) -> None:
+    """When batches are skipped, then the next one is that which would have followed them."""
+    first, second = shuffled(), shuffled()
+    taken = [first.next() for _ in range(left_out + 2)]
+    second.next()
+    second.skip(left_out)
+    assert second.next().equal(taken[-1])
+
+
+class Endless(IterableDataset[int]):
+    """
+    A dataset without positions.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (lambda: DataLoader(Endless()), "an IterableDataset has no position"),
+        (lambda: DataLoader(Noisy(noise=False), batch_size=None), "batch_size is None"),
+        (
+            lambda: DataLoader(Noisy(noise=False), shuffle=True),
+            "does not know: give the DataLoader",
+        ),
+        (
+            lambda: DataLoader(
+                Noisy(noise=False),
+                sampler=RandomSampler(Noisy(noise=False), generator=torch.Generator()),
+                generator=torch.Generator(),
+            ),
+            "the same one to its RandomSampler",
+        ),
+        (
+            lambda: DataLoader(Noisy(noise=False), num_workers=1, persistent_workers=True),
+            "leave out persistent_workers",
+        ),
+        (
+            lambda: DataLoader(Noisy(noise=False), batch_size=11, drop_last=True),
+            "the loader has no batch",
+        ),
+    ],
+)
+def test_loaders_without_a_position_are_refused(
+    loader: Callable[[], "DataLoader[Any]"], words: str
+) -> None:
+    """When the position of a loader cannot be known, or it has no batch, then the error says why and
+    what to do."""
+    with pytest.raises(UsageError, match=words):
+        Batches(loader())
+
+
+class Counted:
+    """
+    A source of numbers, which may draw from torch's default generator.
+    """
+
+    def __init__(self, *, draws: bool = False) -> None:
+        self._draws = draws
+        self._position = 0
+
+    def next(self) -> int:
+        if self._draws:
+            torch.rand(())
+        self._position += 1
+        return self._position
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._position = state["position"]
+
+    def skip(self, batches: int) -> None:
+        self._position += batches
+
+
+def test_a_prefetcher_has_the_position_of_the_batch_that_comes_next() -> None:
+    """When a batch was read ahead, then the position is that before this batch. After the position
+    is restored, the batch comes again, and no batch is skipped."""
+    batches = Prefetcher(Counted())
+    assert batches.next() == 1
+    batches.ahead()
+    batches.ahead()
+    position = batches.state_dict()
+    assert position == {"position": 1}
+    assert [batches.next(), batches.next()] == [2, 3]
+    assert batches.state_dict() == {"position": 3}
+    batches.ahead()
+    batches.load_state_dict(position)
+    assert [batches.next(), batches.next()] == [2, 3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("left_out", [0, 1, 2])
+def test_a_prefetcher_skips_the_batch_that_was_read_ahead(left_out: int, *, ahead: bool) -> None:
+    """When batches are skipped, then one that was read ahead is the first of them."""
+    batches = Prefetcher(Counted())
+    batches.next()
+    if ahead:
+        batches.ahead()
+    batches.skip(left_out)
+    assert batches.next() == 2 + left_out
+
+
+def test_a_source_that_draws_from_the_default_generator_is_not_read_ahead() -> None:
+    """When a source draws from torch's default generator, then reading ahead is refused, because the
+    model would draw other numbers after an incident."""
+    batches = Prefetcher(Counted(draws=True))
+    batches.next()
+    with pytest.raises(UsageError, match="must not draw from torch's default generator"):
+        batches.ahead()
