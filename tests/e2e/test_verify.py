@@ -15,6 +15,7 @@ from tests.test_docs import anchors
 from tft.verify.differences import KINDS
 
 SCRIPT = ROOT / "tests" / "e2e" / "verify_job.py"
+VARIANT = ROOT / "tests" / "e2e" / "verify_variants.py"
 
 
 def verify(where: Path, *options: str, script: tuple[str, ...]) -> tuple[int, str, dict[str, Any]]:
@@ -67,6 +68,45 @@ def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> N
         assert difference["step"] == kill["step"] + late
         page, _, anchor = difference["section"].partition("#")
         assert anchor in anchors(ROOT / page)
+
+
+VARIANTS = [
+    ("prefetch", 0, "batches"),
+    ("loader", 0, "generators"),
+    ("scheduler", 0, "settings"),
+    ("ema", 0, "rows"),
+    ("scaler", 0, "losses"),
+    ("evaluates", 0, "generators"),
+    ("tells", 0, "rank-local"),
+    ("counts", 0, "rank-local"),
+    ("preconditions", 2, "parameters"),
+    ("hides", 2, "parameters"),
+    ("zeroes", 0, "rank-local"),
+    ("seeds", 0, "generators"),
+    ("broadcast", 0, "batches"),
+    ("random", 0, "losses"),
+]
+"""Habits, the exit code where tft keeps or refuses their state, and the kind that differs first
+where the state is not kept."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("habit", "code", "kind"), VARIANTS, ids=[each[0] for each in VARIANTS])
+def test_kept_state_is_identical_and_lost_state_is_named(
+    tmp_path: Path, habit: str, code: int, kind: str
+) -> None:
+    """When the state of a habit is kept, then a rank killed between two steps changes nothing; where
+    the habit is refused, the verification is refused. When the state is not kept, then the kind of
+    the first difference is named, and its section exists."""
+    phases, script = ("--phases", "between"), (str(VARIANT), habit)
+    found, output, _ = verify(tmp_path / "kept", *phases, script=script)
+    assert found == code, output
+    found, output, report = verify(tmp_path / "lost", *phases, script=(*script, "--lost"))
+    assert found == 1, output
+    (phase,) = report["phases"]
+    assert phase["difference"]["kind"] == kind, output
+    page, _, anchor = phase["difference"]["section"].partition("#")
+    assert anchor in anchors(ROOT / page)
 
 
 def test_every_kind_has_a_section_of_its_page() -> None:

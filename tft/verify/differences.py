@@ -9,7 +9,7 @@ from typing import Any
 from tft.verify.digests import Digests, Part
 
 KINDS = (
-    "batches", "data", "generators", "modes", "settings", "scheduler", "others", "rank-local",
+    "batches", "data", "modes", "generators", "settings", "scheduler", "others", "rank-local",
     "losses", "optimizer", "parameters", "rows",
 )  # fmt: skip
 """All kinds of state. Within a step, an earlier kind is a cause of the later ones."""
