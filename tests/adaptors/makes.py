@@ -68,11 +68,11 @@ def _mixture(*, averaged: bool, shares: bool) -> Made:
     every = {str(n): nn.Linear(HIDDEN, HIDDEN) for n in range(EXPERTS)}
     first = 2 * mesh.get_local_rank("expert")
     experts = Experts({n: every[n] for n in list(every)[first : first + 2]})
-    others: dict[str, Any] = {}  # Any: each has its own type
+    others: dict[str, Any] = {}  # Any: the values have different types
     if averaged:
         others["average"] = swa_utils.AveragedModel(
             nn.ModuleDict({"trunk": trunk, "experts": experts}),
-            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
+            multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch has no types here
         )
         others["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
     copies = mesh["replicate"].get_group()
@@ -143,7 +143,7 @@ def small_beside_shards() -> Made:
         avg_fn=swa_utils.get_ema_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch has no types here
     )
     _cut_up(trunk)
-    _cut_up(average.module.trunk)  # type: ignore[arg-type]  # a copy of the one above
+    _cut_up(average.module.trunk)  # type: ignore[arg-type]  # it is a copy of `trunk`
     return _trained(Scaled(DDP(small), trunk), {"average": average}, None)
 
 
@@ -156,12 +156,12 @@ def compiled_shards() -> Made:
     torch.manual_seed(0)
     trunk = _trunk()
     _cut_up(trunk)
-    return _trained(torch.compile(trunk, backend="eager"), {}, None)  # type: ignore[arg-type]  # a Module
+    return _trained(torch.compile(trunk, backend="eager"), {}, None)  # type: ignore[arg-type]  # it returns a Module
 
 
 def _trained(
     model: nn.Module, others: dict[str, Any], copies: dist.ProcessGroup | None
-) -> Made:  # Any: each has its own type
+) -> Made:  # Any: the values have different types
     groups: list[dict[str, Any]] = [
         {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},

@@ -170,7 +170,7 @@ class Actor:
         self.contributed: list[int] = []
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
-        self.others: Mapping[str, Any] = {}  # Any: each has its own type
+        self.others: Mapping[str, Any] = {}  # Any: the values have different types
         adaptor.tft_watch(self.contributing)
         if recipe.make is not None:
             torch.manual_seed(100 + rank)
@@ -196,7 +196,7 @@ class Actor:
         if recipe.scaled:
             average = swa_utils.AveragedModel(
                 self.net,
-                multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch
+                multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]  # torch has no types here
             )
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=2)
             self.others = {"average": average, "scaler": scaler}
@@ -511,7 +511,7 @@ class Actor:
         dist.all_reduce(ones)
         return float(ones[0])
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # Any: the test's own
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # Any: any values
         """
         Call a function of the test with this actor and the arguments.
         """
@@ -579,7 +579,7 @@ def _serve(actor: Actor, requests: Connection) -> None:
             return
         try:
             answer = getattr(actor, name)(*arguments)
-        except Exception as error:  # noqa: BLE001 (the test is told)
+        except Exception as error:  # noqa: BLE001 (the answer carries the error to the test)
             kind = adaptor.tft_classify(error)
             answer = Failure(f"{type(error).__name__}: {error}", kind)
         requests.send(answer)
@@ -608,20 +608,20 @@ class Rank:
         work.close()
         control.close()
 
-    def tell(self, request: str, *arguments: Any) -> None:  # Any: each request's own
+    def tell(self, request: str, *arguments: Any) -> None:  # Any: any request
         """
         Send a request to the training thread without waiting for the answer.
         """
         self._work.send((request, arguments))
 
-    def hear(self) -> Any:  # Any: each request's own
+    def hear(self) -> Any:  # Any: any request
         """
         Wait for the oldest open answer and return it. The answer is a `Failure` if the request
         raised.
         """
         return _await(self._work)
 
-    def ask(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
+    def ask(self, request: str, *arguments: Any) -> Any:  # Any: any request
         """
         Send a request to the training thread and return the answer. Fail the test if the request
         raised.
@@ -629,7 +629,7 @@ class Rank:
         self.tell(request, *arguments)
         return sound(self.hear())
 
-    def interject(self, request: str, *arguments: Any) -> Any:  # Any: each request's own
+    def interject(self, request: str, *arguments: Any) -> Any:  # Any: any request
         """
         Send a request to the second thread and return the answer. Fail the test if the request
         raised.
@@ -673,13 +673,13 @@ class Rank:
         self._control.close()
 
 
-def _await(connection: Connection) -> Any:  # Any: each request's own
+def _await(connection: Connection) -> Any:  # Any: any request
     if not connection.poll(PATIENCE):
         raise TimeoutError(f"no answer within {PATIENCE:.0f} s")
     return connection.recv()
 
 
-def sound(answer: Any) -> Any:  # Any: each request's own
+def sound(answer: Any) -> Any:  # Any: any request
     """
     Return the answer of a request. Fail the test if the answer is a `Failure`.
     """

@@ -18,7 +18,7 @@ from tft_pytorch.groups import Groups
 from tft_pytorch.hooks import TorchHooks
 from tft_pytorch.state_store import StateStore
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
+from torch._C._distributed_c10d import HashStore  # torch.distributed imports it from here
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -84,7 +84,7 @@ class Loop:
 
     def __init__(
         self, *, strict: bool = False, rank: int = 0, tails: bool = True, **parts: Any
-    ):  # Any: of `adopt`
+    ):  # Any: arguments of `adopt`
         torch.manual_seed(0)
         self.model = Net()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=torch.tensor(0.01))

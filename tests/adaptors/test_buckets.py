@@ -11,7 +11,7 @@ import torch.distributed as dist
 import xxhash
 from tft_pytorch import adaptor
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket  # as torch.distributed has it
+from torch._C._distributed_c10d import GradBucket  # torch.distributed imports it from here
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.parallel.distributed import _MixedPrecision
@@ -84,7 +84,7 @@ def test_bucket_layout_is_equal_after_a_rebuild(job: NewJob, *, sparse: bool) ->
     before = ranks.all("call", train_mixed)
     after = ranks.all("call", rebuild_mixed)
     assert before[0] == before[1] == after[0] == after[1]
-    assert len(before[0]) == 2  # type: ignore[arg-type]  # lists
+    assert len(before[0]) == 2  # type: ignore[arg-type]  # both are lists
 
 
 # ---------------------------------------------------------------- functions for the rank's process

@@ -98,13 +98,13 @@ def test_compiled_model_is_saved_under_plain_parameter_names(tmp_path: Path) -> 
 
     plain = net()
     inner = net()
-    inner[1] = torch.compile(inner[1], backend="eager")  # type: ignore[assignment]  # it is a module
+    inner[1] = torch.compile(inner[1], backend="eager")  # type: ignore[assignment]  # it returns a Module
     for kind, model in {"whole": torch.compile(net(), backend="eager"), "inner": inner}.items():
         assert isinstance(model, nn.Module)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         adopt({"model": model, "optimizer": optimizer}, None).save(tmp_path / kind, "dense")
         read = {name: torch.full_like(t, -1) for name, t in plain.state_dict().items()}
-        dcp.load({"model": read}, checkpoint_id=tmp_path / kind / "dense", no_dist=True)  # type: ignore[attr-defined]  # as documented
+        dcp.load({"model": read}, checkpoint_id=tmp_path / kind / "dense", no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
         for tensor, own in zip(read.values(), model.state_dict().values(), strict=True):
             assert torch.equal(tensor, own)
 
@@ -210,7 +210,7 @@ def test_shards_of_a_killed_attempt_are_not_joined(tmp_path: Path) -> None:
         "model.0.bias",
     }
     read = {name: torch.full_like(t, -1) for name, t in own.state_dict().items()}
-    dcp.load({"model": read}, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load({"model": read}, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     for name, tensor in own.state_dict().items():
         assert torch.equal(read[name], tensor)
 

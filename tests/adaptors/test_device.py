@@ -80,7 +80,7 @@ class Elsewhere(torch.Tensor):
     """
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]  # torch has an attribute
+    def device(self) -> torch.device:  # type: ignore[override]  # in torch it is an attribute
         return torch.device("cuda", 1)
 
 

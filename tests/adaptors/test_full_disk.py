@@ -59,7 +59,7 @@ def said(does: Callable[[], object], room: int) -> str:
     try:
         with full(room):
             does()
-    except Exception as error:  # noqa: BLE001 (whether it is one is what is asked)
+    except Exception as error:  # noqa: BLE001 (the test asks whether it is an `Exception`)
         return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

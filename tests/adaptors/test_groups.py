@@ -265,7 +265,7 @@ def test_training_continues_when_the_user_keeps_an_old_wrapper(job: NewJob) -> N
     two.all("build")
     two.all("train", 3)
     first, second = two.all("digests")
-    assert first["parameters"] == second["parameters"]  # type: ignore[index]  # dictionaries
+    assert first["parameters"] == second["parameters"]  # type: ignore[index]  # both are dictionaries
 
 
 def test_quiesce_also_ends_waits_in_the_scripts_own_group(job: NewJob) -> None:
@@ -412,7 +412,7 @@ class Keeps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's own
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # Any: torch's context
         """
         Store the group and return a copy of `x`.
         """
@@ -420,7 +420,7 @@ class Keeps(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's own
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # Any: torch's context
         """
         Pass the gradient through unchanged.
         """
@@ -433,14 +433,14 @@ class Fails(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # Any: torch's own
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # Any: torch's context
         """
         Return a copy of `x`.
         """
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # Any: torch's own
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:  # Any: torch's context
         """
         Raises `ConnectionError`.
         """

@@ -109,7 +109,7 @@ def test_job_is_bitwise_equal_after_the_loss_of_a_rank(
 
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert disturbed.all("digests") == final
 
 
@@ -124,7 +124,7 @@ def test_job_is_bitwise_equal_after_the_repair_of_a_live_rank(
     lose_a_rank(disturbed, 1, 3, process=False)
 
     steps, final = undisturbed("adamw")
-    assert disturbed.all("train", LAST) == [told[3:] for told in steps]  # type: ignore[index]  # lists
+    assert disturbed.all("train", LAST) == [told[3:] for told in steps]  # type: ignore[index]  # both are lists
     assert disturbed.all("digests") == final
 
 

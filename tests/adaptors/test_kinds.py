@@ -95,10 +95,10 @@ def compiled_experts() -> Made:
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "expert"))
     whole, experts = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-    plain = nn.Sequential(whole, torch.compile(experts, backend="eager"))  # type: ignore[call-overload]  # a Module
+    plain = nn.Sequential(whole, torch.compile(experts, backend="eager"))  # type: ignore[call-overload]  # it returns a Module
     copies = mesh["replicate"].get_group()
     compiled = torch.compile(DDP(experts, process_group=copies), backend="eager")
-    model = nn.Sequential(DDP(whole), compiled)  # type: ignore[call-overload]  # a Module
+    model = nn.Sequential(DDP(whole), compiled)  # type: ignore[call-overload]  # it returns a Module
     shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Made(
         model=model,
@@ -264,7 +264,7 @@ def test_job_with_several_shards_is_bitwise_equal_after_losses(
     disturbed.lose(victims, completed)
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert disturbed.all("digests") == final
 
 
@@ -330,7 +330,7 @@ def test_checkpoint_has_each_shard_once_and_plain_torch_reads_it(
         assert isinstance(told, dict)
         expected |= told
     read = {name: torch.full_like(tensor, -1) for name, tensor in expected.items()}
-    dcp.load(read, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load(read, checkpoint_id=tmp_path, no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     for name, tensor in expected.items():
         assert torch.equal(read[name], tensor), name
     local_state = [rank.ask("local_state", 3) for rank in saved.ranks]
@@ -344,7 +344,7 @@ def test_checkpoint_has_each_shard_once_and_plain_torch_reads_it(
         each.ask("roll_back", 3, state)
     after = resumed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert resumed.all("digests") == final
 
 

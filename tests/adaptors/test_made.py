@@ -23,7 +23,7 @@ from tft_pytorch.sharded_state import Parts, room
 from tft_pytorch.state_store import StateStore
 from tft_pytorch.trees import Disassembly
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
+from torch._C._distributed_c10d import HashStore  # torch.distributed imports it from here
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -21,7 +21,7 @@ from tft_mindspore.store import Store
 from tests.e2e.jobs import until
 from tft.errors import OrderRefused, UsageError
 
-Ask = Callable[[Groups, int], Any]  # Any: whatever is asked of it returns
+Ask = Callable[[Groups, int], Any]  # Any: any result
 
 
 @contextmanager
@@ -77,7 +77,7 @@ class Ranks:
         """
         self.all(lambda g, rank: g.form(name, "127.0.0.1", self.port, rank, len(self.ranks)))
 
-    def all(self, ask: Ask) -> list[Any]:  # Any: what it returns
+    def all(self, ask: Ask) -> list[Any]:  # Any: any result
         """
         Call `ask` for every rank at once, each on its own thread, and return the results.
         """

@@ -340,7 +340,7 @@ def test_saved_extra_state_is_that_of_the_last_complete_step(tmp_path: Path) -> 
     state.clear()
     state.save(tmp_path, "dense")
     asked = {"model": {**model.state_dict(), "0._extra_state": 0}}
-    dcp.load(asked, checkpoint_id=tmp_path / "dense", no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load(asked, checkpoint_id=tmp_path / "dense", no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     assert asked["model"]["0._extra_state"] == 7
 
 

@@ -356,7 +356,7 @@ def test_loss_of_ranks_changes_no_bit_of_the_training(
     disturbed.lose(victims, completed)
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert disturbed.all("digests") == final
 
 
@@ -394,7 +394,7 @@ def test_parameters_are_restored_from_the_holders_of_their_shares(
     assert disturbed.all("digests") == digests
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert disturbed.all("digests") == final
 
 
@@ -418,7 +418,7 @@ def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
     after = disturbed.all("train", LAST)
     steps, final = undisturbed(recipe)
     assert steps == [
-        b + t + a  # type: ignore[operator]  # lists
+        b + t + a  # type: ignore[operator]  # both are lists
         for b, t, a in zip(before, told, after, strict=True)
     ]
     assert disturbed.all("digests") == final
@@ -513,5 +513,5 @@ def test_checkpoint_of_shares_is_resumed_bit_for_bit(
         each.ask("roll_back", 3, state)
     after = resumed.all("train", LAST)
     steps, final = undisturbed(recipe)
-    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # lists
+    assert steps == [b + a for b, a in zip(before, after, strict=True)]  # type: ignore[operator]  # both are lists
     assert resumed.all("digests") == final

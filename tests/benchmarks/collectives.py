@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tft_pytorch import interruptible
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it from here
 
 WORLD = 2
 ROUNDS = 30

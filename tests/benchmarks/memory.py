@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import nn
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it from here
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tests.adaptors.living import allocated_bytes, live_bytes

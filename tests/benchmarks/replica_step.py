@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tft_pytorch import ReplicaOptimizer, adaptor
 from torch import Tensor, nn
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it from here
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 WORLD = 4

@@ -43,7 +43,7 @@ def _saying(advice: object) -> Callable[[IncidentView], object]:
 
 @pytest.mark.parametrize(
     "strange",
-    ["recover", 7, Advice(veto="recover", wait="soon")],  # type: ignore[arg-type] # that is the point
+    ["recover", 7, Advice(veto="recover", wait="soon")],  # type: ignore[arg-type] # invalid on purpose
 )
 async def test_invalid_advice_is_ignored(strange: object) -> None:
     """When a plugin returns something other than an `Advice`, or an `Advice` with fields of wrong
@@ -61,7 +61,7 @@ async def test_valid_advice_counts_beside_an_invalid_one() -> None:
 
 @pytest.mark.parametrize(
     "strange",
-    ["hello", None, Noticed(rank=1, kind="tired", evidence="", at=0.0)],  # type: ignore[arg-type] # that is the point
+    ["hello", None, Noticed(rank=1, kind="tired", evidence="", at=0.0)],  # type: ignore[arg-type] # invalid on purpose
 )
 def test_invalid_report_of_a_plugin_is_refused(strange: Any) -> None:  # Any: no report
     """When a plugin reports something that is not a message, or a message with an invalid field,
@@ -89,4 +89,4 @@ def test_unknown_verdict_of_a_check_is_refused() -> None:
     """When the verdict of a check is not `pass`, `isolate` or `end`, then the error names these
     three values."""
     with pytest.raises(UsageError, match="verdict must be one of pass, isolate, end"):
-        CheckResult(verdict="maybe")  # type: ignore[arg-type] # that is the point
+        CheckResult(verdict="maybe")  # type: ignore[arg-type] # invalid on purpose

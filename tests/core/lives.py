@@ -12,7 +12,7 @@ from tft.testing.scripted import ScriptedJob
 POLICY = set(Policy.__dataclass_fields__)
 
 
-def trained(world: int = 4, steps: int = 3, **facts: Any) -> ScriptedJob:  # Any: fields, by name
+def trained(world: int = 4, steps: int = 3, **facts: Any) -> ScriptedJob:  # Any: named fields
     """
     Return a healthy job with an adaptor that supports every strategy, after `steps` steps.
 

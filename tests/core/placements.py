@@ -80,7 +80,7 @@ def terms(**changes: object) -> Terms:
     Return terms in which every strategy is enabled and nothing has happened yet, except for
     `changes`.
     """
-    return Terms(**({"enabled": ALL} | changes))  # type: ignore[arg-type] # fields by name
+    return Terms(**({"enabled": ALL} | changes))  # type: ignore[arg-type] # the fields have different types
 
 
 def fetched(plan: Repair | str) -> dict[int, dict[str, list[int]]]:

@@ -40,7 +40,7 @@ def gathering(**facts: object) -> ScriptedJob:
     """
     Return a job of three nodes with two ranks each, of which only the first node has arrived.
     """
-    job = ScriptedJob(6, placement=NODES, **facts)  # type: ignore[arg-type] # fields by name
+    job = ScriptedJob(6, placement=NODES, **facts)  # type: ignore[arg-type] # the fields have different types
     job.lead(1)
     assert job.machine.next_deadline() is None
     job.come(0)

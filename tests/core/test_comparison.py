@@ -208,7 +208,7 @@ def test_two_differing_copies_roll_all_ranks_back_to_the_last_comparison() -> No
     """When the only two holders of a shard have different copies, then all ranks load a checkpoint
     that is not later than the last comparison."""
     job = trained(groups=PAIRS, steps=2)
-    job.fault(0, "network")  # any incident compares all holders
+    job.fault(0, "network")  # every incident compares all copies
     job.settle()
     job.checkpointed(2)
     job.train(2)
@@ -248,7 +248,7 @@ def test_two_differing_copies_of_the_last_compared_step_are_not_used() -> None:
     ranks load the checkpoint of that step, and the incident ends."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
-    job.fault(0, "network")  # any incident compares all holders
+    job.fault(0, "network")  # every incident compares all copies
     job.settle()
     job.ranks[2].state.content = "wrong"
     job.fault(1, "network")
@@ -371,7 +371,7 @@ def test_disputed_copies_are_one_fault_after_a_second_round() -> None:
     then the report has one corruption fault only."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
-    job.fault(0, "network")  # any incident compares all holders
+    job.fault(0, "network")  # every incident compares all copies
     job.settle()
     job.ranks[2].state.content = "wrong"
     job.script.slow = {3}
@@ -848,7 +848,7 @@ def test_draw_in_the_tail_is_reported_only_after_the_first_step(
 # ---------------------------------------------------------------- the rule
 
 
-def copy_of(rank: int, **facts: Any) -> Copy:  # Any: fields, by name
+def copy_of(rank: int, **facts: Any) -> Copy:  # Any: the fields have different types
     """
     Return a rank's report of its copy of one shard at the end of step 7.
 
@@ -1096,7 +1096,7 @@ def test_rank_with_a_restored_copy_is_a_source_after_a_dispute() -> None:
     """When two holders differ and restore their kept copies, and one of them is lost, then the
     other rank is the source for its new process."""
     job = trained(groups=PAIRS, keeps=2, steps=2)
-    job.fault(3, "network")  # any incident compares all holders
+    job.fault(3, "network")  # every incident compares all copies
     job.settle()
     job.train()
     job.ranks[2].state.content = "wrong"

@@ -42,7 +42,7 @@ def fault(kind: FaultKind, rank: int | None = None, step: int = 4) -> Fault:
     return Fault(kind=kind, rank=rank, step=step, seen=1.0, evidence="it broke")
 
 
-def open_one(**facts: Any) -> Incident:  # Any: fields, by name
+def open_one(**facts: Any) -> Incident:  # Any: the fields have different types
     """
     Return an incident that has just opened, with these fields.
     """

@@ -38,7 +38,7 @@ def trained(world: int = 4, steps: int = 3, **settings: object) -> ScriptedJob:
     """
     Return a healthy job that has trained `steps` steps. `settings` are limits of the policy.
     """
-    job = ScriptedJob(world, Policy(**settings)).start()  # type: ignore[arg-type] # limits by name
+    job = ScriptedJob(world, Policy(**settings)).start()  # type: ignore[arg-type] # the limits have different types
     job.train(steps)
     assert job.state is State.HEALTHY
     return job
@@ -564,7 +564,7 @@ def test_every_state_has_a_row_and_leads_to_the_end() -> None:
     for state in State:
         seen, todo = {state}, [state]
         while todo:
-            todo += [s for s in TRANSITIONS[todo.pop()] if s not in seen and not seen.add(s)]  # type: ignore[func-returns-value] # set.add as a mark
+            todo += [s for s in TRANSITIONS[todo.pop()] if s not in seen and not seen.add(s)]  # type: ignore[func-returns-value] # `add` returns None, and marks `s` as seen
         assert State.ENDED in seen
 
 

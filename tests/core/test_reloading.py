@@ -29,7 +29,7 @@ OWN = {f"part{rank}": (rank,) for rank in ALL}
 """Each rank holds what no other has."""
 
 
-def keeping(found: int = 2, **facts: Any) -> ScriptedJob:  # Any: those of `trained`
+def keeping(found: int = 2, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
     Return a job after three steps whose ranks keep a checkpoint of step `found`.
     """

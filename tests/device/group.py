@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store  # as torch.distributed has it
+from torch._C._distributed_c10d import Store  # torch.distributed imports it from here
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 

@@ -85,4 +85,4 @@ def patch_torch() -> None:
     """
     stream.start()
     torch.cpu.synchronize = stream.synchronize
-    torch.cpu.current_stream = lambda device=None: stream  # type: ignore[assignment, return-value]  # has `query`
+    torch.cpu.current_stream = lambda device=None: stream  # type: ignore[assignment, return-value]  # `stream` has the method `query`

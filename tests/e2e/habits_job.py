@@ -128,7 +128,7 @@ class Telling(Net):
         """
         return {"seen": self.seen, "scale": self.scale}
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:  # Any: each has its own type
+    def set_extra_state(self, state: dict[str, Any]) -> None:  # Any: values of several types
         """
         Restore the count and the scales.
         """

@@ -132,7 +132,7 @@ def train_plainly(out: Path, steps: int, first: int, checkpoint: Path) -> None:
         losses.add(step, loss.item())
     assert not [name for name in sys.modules if name.split(".")[0].startswith("tft")]
     dist.barrier()
-    os._exit(0)  # gloo's own teardown hangs now and then
+    os._exit(0)  # skips gloo's own teardown, which sometimes hangs
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Batches:
         """
         return {"taken": self._taken, "generator": self._generator.get_state().numpy().tobytes()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: each has its own type
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: values of any type
         """
         Set the position to the one in `state`.
         """
@@ -124,7 +124,7 @@ class Habit:
     scaler = GradScaler("cpu", enabled=False)
 
     def __init__(self) -> None:
-        self.others: dict[str, Any] = {}  # Any: each has its own type
+        self.others: dict[str, Any] = {}  # Any: the values have different types
 
     def head(self, step: int) -> None:
         """

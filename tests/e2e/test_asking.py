@@ -70,7 +70,7 @@ def on_two_nodes(
     """
     shared = ("--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1"), "--nnodes", "2")
 
-    def node(number: int):  # type: ignore[no-untyped-def] # a context manager of `job`
+    def node(number: int):  # type: ignore[no-untyped-def] # returns the context manager of `job`
         return job(
             run_dir, "--adaptor", "fake", *shared, "--node-rank", str(number), *options,
             script=FAKE, arguments=ARGUMENTS, nproc=2, environment=environment,

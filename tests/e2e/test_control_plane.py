@@ -33,7 +33,7 @@ from tft.replay.recording import runs_of
 LIMIT = 60.0
 
 
-def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # a context manager of `job`
+def fast(run_dir: Path, *options: str, steps: int = FAKE_STEPS, more: tuple[str, ...] = ()):  # type: ignore[no-untyped-def] # returns the context manager of `job`
     """
     Start the fast job of four ranks.
     """
@@ -106,7 +106,7 @@ def test_losses_are_unchanged_by_kills_at_random_moments(
         step = 5
         while step < FAKE_STEPS - 10:
             until(reached(running, step), f"step {step}")
-            with suppress(ProcessLookupError):  # killed a moment ago, and not replaced yet
+            with suppress(ProcessLookupError):  # the process may be dead and not replaced yet
                 strike(running, chance.choice(targets))
             step += chance.choice([0, 1, 10, 30])
         outcome = running.end(LIMIT)

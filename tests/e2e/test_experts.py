@@ -115,7 +115,7 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     [place] = (tmp_path / "run" / "checkpoints").glob("step-*")
     written = {path.name for path in place.iterdir() if path.is_dir()}
     assert written == {"dense", "part.0+2", "part.1+3"}
-    reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # as documented
+    reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # torch documents this name
     known = reader.read_metadata().state_dict_metadata
     for name in GPT(SIZES["tiny"]).state_dict():
         assert f"model.{name}" in known or ".perceptron." in name

@@ -363,7 +363,7 @@ def test_kills_at_random_moments_leave_the_losses_unchanged(seed: int, tmp_path:
         step = 3
         while step < 140:
             until(reached(running, step), f"step {step}", limit=60)
-            with suppress(ProcessLookupError):  # killed a moment ago, and not replaced yet
+            with suppress(ProcessLookupError):  # the process may be dead and not replaced yet
                 strike(running, chance.choice(targets))
             step += chance.choice([0, 1, 5, 20])
         outcome = running.end(200)

@@ -33,7 +33,7 @@ def test_a_spare_node_takes_the_ranks_of_a_lost_node(
     shared = ("--job", secrets.token_hex(4), "--broker", free_address("127.0.0.1"), "--nnodes", "2")
     steps = ("--steps", str(GPT_STEPS))
 
-    def node(number: int, *more: str):  # type: ignore[no-untyped-def] # a context manager of `job`
+    def node(number: int, *more: str):  # type: ignore[no-untyped-def] # returns the context manager of `job`
         return job(
             where, *shared, "--node-rank", str(number), "--checkpoint-every", str(EVERY), *more,
             arguments=steps, nproc=2,

@@ -177,7 +177,7 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
         "model": whole,
         "optim": {"state": {name: {"exp_avg": tensor} for name, tensor in optimizer.items()}},
     }
-    dcp.load(state, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load(state, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     read = [(f"model.{name}", tensor) for name, tensor in whole.items()]
     read += [(f"optim.state.{name}.exp_avg", tensor) for name, tensor in optimizer.items()]
     parts = [path for path in place.iterdir() if path.is_dir()]
@@ -196,12 +196,12 @@ def part_of(place: Path, name: str) -> torch.Tensor | None:
     """
     Return a tensor from the file of one rank, or None if another pipeline stage holds the tensor.
     """
-    reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # as documented
+    reader = dcp.FileSystemReader(place)  # type: ignore[attr-defined]  # torch documents this name
     known = reader.read_metadata().state_dict_metadata.get(name)
     if known is None:
         return None
     found = {name: torch.empty(known.size)}  # type: ignore[union-attr]  # it is a tensor
-    dcp.load(found, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load(found, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     return found[name]
 
 
@@ -274,7 +274,7 @@ def test_optimizer_shards_are_dumped_and_resumed_bit_for_bit(
     assert written == parts | {f"optimizer.{n}" for n in range(4)}
     model = GPT(SIZES["tiny"])
     missing = {name: torch.full_like(t, torch.nan) for name, t in model.state_dict().items()}
-    dcp.load({"model": missing}, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # as documented
+    dcp.load({"model": missing}, checkpoint_id=place, no_dist=True)  # type: ignore[attr-defined]  # torch documents this name
     assert not any(tensor.isnan().any() for tensor in missing.values())
     resumed = train(tmp_path / "run", "shares", more=(*more, "--resume"), **EIGHT)
     assert resumed.code == 0, resumed.output

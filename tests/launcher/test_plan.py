@@ -15,7 +15,7 @@ from tft.launcher.plan import LEADER, Plan, check_open, check_plan, check_settin
 from tft.launcher.run_directory import run_dir_of, write_job
 
 
-def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type
+def plan(node: int = 0, **job: Any) -> Plan:  # Any: the settings have different types
     """
     Return the plan of a job of two nodes.
     """
@@ -33,7 +33,7 @@ def plan(node: int = 0, **job: Any) -> Plan:  # Any: each setting's own type
     )
 
 
-def options(**chosen: Any) -> dict[str, Any]:  # Any: each option's own type
+def options(**chosen: Any) -> dict[str, Any]:  # Any: the options have different types
     """
     Return the options of `tft run` as click passes them, with only these given.
     """

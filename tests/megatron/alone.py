@@ -26,7 +26,7 @@ from megatron.core.num_microbatches_calculator import init_num_microbatches_calc
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from tft_megatron import adaptor
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it from here
 from torch.distributed import distributed_c10d
 
 from tests.megatron import shim
@@ -135,4 +135,4 @@ found = {
 }
 sys.stdout.write(json.dumps(found))
 sys.stdout.flush()
-os._exit(0)  # gloo's own teardown hangs now and then
+os._exit(0)  # skips gloo's own teardown, which sometimes hangs

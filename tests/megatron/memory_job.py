@@ -93,7 +93,7 @@ optimizer = get_megatron_optimizer(
 tft_megatron.enable(session, wrapped, optimizer)
 
 
-def forward(_: Any, model: Any) -> tuple[Any, Any]:  # Any: Megatron's
+def forward(_: Any, model: Any) -> tuple[Any, Any]:  # Any: Megatron has no types
     words = torch.randint(WORDS, (1, LENGTH))
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)[None, None]
     output = model(words, torch.arange(LENGTH)[None], later, labels=words)

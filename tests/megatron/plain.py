@@ -160,7 +160,7 @@ def main() -> None:
     train(built, begun, args.steps, Record(args.out, dist.get_rank()))
     assert not [name for name in sys.modules if name.split(".")[0].startswith("tft")]
     dist.barrier()
-    os._exit(0)  # gloo's own teardown hangs now and then
+    os._exit(0)  # skips gloo's own teardown, which sometimes hangs
 
 
 if __name__ == "__main__":

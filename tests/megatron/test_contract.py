@@ -46,7 +46,7 @@ class MegatronTraining(Training):
 
     def __init__(self, rank: int, world: int) -> None:
         super().__init__(rank, world)
-        self._parts: dict[str, Any] = {}  # Any: what `enable` hands over
+        self._parts: dict[str, Any] = {}  # Any: the objects that `enable` hands over
         self._update: Update | None = None
         self._numbers = count(1)
 

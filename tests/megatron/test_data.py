@@ -179,7 +179,7 @@ def test_each_model_chunk_has_an_iterator_of_its_own(calculate: Calculate) -> No
     data.load_state_dict({"consumed": 12})
     assert data.begin(2) == batches
     assert next(batches[2]) == 12
-    assert len(Data(lambda _: None, chunks=2).begin(1)) == 2  # type: ignore[arg-type]  # a list, with chunks
+    assert len(Data(lambda _: None, chunks=2).begin(1)) == 2  # type: ignore[arg-type]  # with several chunks it is a list
 
 
 def test_a_step_with_a_wrong_number_of_drawn_micro_batches_is_refused(calculate: Calculate) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 
 import pytest
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed has it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it from here
 
 from tests.megatron.once import Found, run
 

@@ -18,7 +18,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self) -> None:
-        super().__init__(0, 1)  # type: ignore[call-arg]  # the one meant for subclasses
+        super().__init__(0, 1)  # type: ignore[call-arg]  # the constructor for subclasses
 
 
 class Slotted:

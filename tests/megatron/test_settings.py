@@ -14,7 +14,7 @@ from tft_megatron.settings import refuse_settings
 from tft.errors import UsageError
 
 
-def holders(**model: Any) -> list[Any]:  # Any: Megatron's
+def holders(**model: Any) -> list[Any]:  # Any: Megatron has no types
     """
     Return the three configurations of Megatron: optimizer, wrapper, and a model with these
     settings.

@@ -39,7 +39,7 @@ def call(name: str, arguments: list[Any], named: dict[str, Any]) -> dict[str, An
     function = [*known, train][0]
     try:
         returned = function(*(port if told == "$port" else told for told in arguments), **named)
-    except Exception as error:  # noqa: BLE001 (that is what is looked at)
+    except Exception as error:  # noqa: BLE001 (any error is a result of the call)
         return {"raised": type(error).__mro__[0].__name__, "says": str(error)}
     return {"returned": returned}
 

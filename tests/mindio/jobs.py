@@ -163,7 +163,7 @@ def job(
     run_options: str = "",
     port: int = 0,
     environment: Mapping[str, str] | None = None,
-    **options: Any,  # Any: what the program takes, as JSON
+    **options: Any,  # Any: options of the program, as JSON
 ) -> Iterator[Job]:
     """
     Start a program, yield the running job, and kill its remaining processes by pid at the end.

@@ -118,7 +118,7 @@ class Npu(threading.local):
 npu = Npu()
 if options.get("device"):
     torch = types.ModuleType("torch")
-    torch.npu = npu  # type: ignore[attr-defined]  # as torch_npu adds it
+    torch.npu = npu  # type: ignore[attr-defined]  # torch_npu adds it
     sys.modules["torch"] = torch
     npu.set_device(rank)
 

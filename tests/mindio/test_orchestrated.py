@@ -212,7 +212,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def led(tmp_path: Path, port: int, **options: Any) -> Iterator[Job]:  # Any: what the program takes
+def led(tmp_path: Path, port: int, **options: Any) -> Iterator[Job]:  # Any: options of the program
     """
     Start a job of four ranks that the manager at `port` leads, and yield it once it trains.
 

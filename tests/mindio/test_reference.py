@@ -54,7 +54,7 @@ def kind(annotation: Any) -> str:  # Any: any annotation
     return "function" if origin is Callable else str(origin.__name__)
 
 
-def function_differs(ours: Any, entry: Entry) -> str | None:  # Any: as found
+def function_differs(ours: Any, entry: Entry) -> str | None:  # Any: any object of tft
     """
     Describe how tft's function differs from the reference, or return None if both agree.
     """
@@ -68,7 +68,7 @@ def function_differs(ours: Any, entry: Entry) -> str | None:  # Any: as found
     return None
 
 
-def constant_differs(ours: Any, said: str) -> str | None:  # Any: as found
+def constant_differs(ours: Any, said: str) -> str | None:  # Any: any object of tft
     """
     Describe how tft's constant differs from the reference, or return None if both agree.
 
@@ -84,7 +84,7 @@ def constant_differs(ours: Any, said: str) -> str | None:  # Any: as found
     return None if same else f"is {ours!r} here, and {theirs!r} there"
 
 
-def class_differs(ours: Any, entry: Entry) -> Iterator[tuple[str, str]]:  # Any: as found
+def class_differs(ours: Any, entry: Entry) -> Iterator[tuple[str, str]]:  # Any: any object of tft
     """
     Yield the members of a class that differ from the reference, each with the difference.
 
@@ -155,7 +155,7 @@ class Call:
         entry: Entry = functions()[f"mindio_ttp.{self.path}"]
         return entry
 
-    def made(self) -> Any:  # Any: what it returns
+    def made(self) -> Any:  # Any: any result
         """
         Make the call and return its result.
         """
@@ -171,7 +171,7 @@ class Call:
             self.made()
         except expected:
             return None
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is told)
+        except Exception as error:  # noqa: BLE001 (the result names any error)
             return f"raises {error!r}, and {self.entry['raises']} there"
         return f"returns, and raises {self.entry['raises']} there"
 

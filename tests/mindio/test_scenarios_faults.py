@@ -40,7 +40,7 @@ def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: P
         [3, 6, "loop", UCE], groups=HALVES,
     )  # fmt: skip
     assert_same(outcome)
-    assert set(outcome.strategies) == {"retry"}  # both faults may belong to one incident
+    assert set(outcome.strategies) == {"retry"}  # the faults may be in one incident or in two
     for what in ("stop", "clean", "rollback"):
         assert outcome.ranks_called(what) == sorted(ALL * 2)
     assert repairs(outcome) == [
@@ -63,7 +63,7 @@ def test_state_lost_in_an_update_is_sent_though_clean_reports_none_lost(tmp_path
         groups=HALVES, clean={"0": 2, "2": 2, "3": 2},
     )  # fmt: skip
     assert_same(outcome)
-    assert set(outcome.strategies) == {"retry"}  # both faults may belong to one incident
+    assert set(outcome.strategies) == {"retry"}  # the faults may be in one incident or in two
     assert outcome.ranks_called("rollback") == sorted(ALL * 2)
     assert {(source, to) for *_, [source], [to] in repairs(outcome)} == {(0, 2)}
 

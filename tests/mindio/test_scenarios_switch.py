@@ -23,7 +23,7 @@ from tests.mindio.test_scenarios_mindspore import MINDSPORE, PROGRAM, finals
 @contextmanager
 def switching(
     directory: Path, *ranks: int, spare: int = 1, **options: Any
-) -> Iterator[Job]:  # Any: what the program takes
+) -> Iterator[Job]:  # Any: options of the program
     """
     Start a job on one node, add a spare node, and request a hot switch of `ranks` to the spare
     node.

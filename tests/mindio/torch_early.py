@@ -24,7 +24,7 @@ if rank == 0:
     ttp.tft_start_controller("127.0.0.1", port, enable_tls=False)
 ttp.tft_init_processor(rank, world, False, enable_tls=False)
 ttp.tft_start_processor("127.0.0.1", port)
-import torch  # noqa: E402  # late, where it was not imported before
+import torch  # noqa: E402  # with `late`, the first import of torch
 import torch.distributed as dist  # noqa: E402
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))

@@ -67,7 +67,7 @@ def is_old(source: str) -> bool:
     return "TRAIN_PARAM" in utils.read_text()
 
 
-def _module(name: str) -> Any:  # Any: a module is given attributes
+def _module(name: str) -> Any:  # Any: the caller adds attributes to the module
     module = sys.modules[name] = ModuleType(name)
     parent, _, last = name.rpartition(".")
     if parent:

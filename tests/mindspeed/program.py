@@ -35,7 +35,7 @@ faulthandler.register(signal.SIGUSR1, all_threads=True)
 directory, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 sys.path.insert(0, str(Path(__file__).parent / "standins" / "frameworks"))
 
-import torch_npu  # noqa: E402  # first of all, as in MindSpeed-LLM
+import torch_npu  # noqa: E402  # imported first, as in MindSpeed-LLM
 
 from tests.mindspeed import llm  # noqa: E402
 

@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "standins" / "frameworks"))
 
-import torch_npu  # noqa: F401  # first of all, as in MindSpeed-LLM
+import torch_npu  # noqa: F401  # imported first, as in MindSpeed-LLM
 
 from tests.mindspeed import llm
 

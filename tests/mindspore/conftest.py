@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "examples" / "mindspore_mlp" / "train.py"
 STEPS = 36
 
 
-def train(run_dir: Any, *options: str, **how: Any) -> Outcome:  # Any: as `run` takes them
+def train(run_dir: Any, *options: str, **how: Any) -> Outcome:  # Any: arguments of `run`
     """
     Run the example to its end and return the outcome.
     """

@@ -106,7 +106,7 @@ class Adam(nn.Adam):  # type: ignore[misc]  # as above
     An optimizer in which a fault can happen during the update.
     """
 
-    def __call__(self, gradients: Any) -> Any:  # Any: Tensors
+    def __call__(self, gradients: Any) -> Any:  # Any: Tensors of MindSpore
         done = super().__call__(gradients)
         strike("update")
         return done

@@ -33,7 +33,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 os.environ.update(MS_NODE_ID=str(rank), MS_WORKER_NUM=str(world))
 os.environ.update(RANK_ID=str(rank), RANK_SIZE=str(world))
 
-import mindspore  # noqa: E402 (it reads its environment when it is imported)
+import mindspore  # noqa: E402 (MindSpore reads the environment when it is imported)
 import numpy  # noqa: E402
 from mindio_ttp.processor import processor  # noqa: E402
 from mindspore import nn, train  # noqa: E402
@@ -182,7 +182,7 @@ class Struck(nn.Adam):  # type: ignore[misc]  # MindSpore ships no types
     An optimizer in which a fault can happen after the state has changed.
     """
 
-    def __call__(self, gradients: Any) -> Any:  # Any: Tensors
+    def __call__(self, gradients: Any) -> Any:  # Any: Tensors of MindSpore
         done = super().__call__(gradients)
         strike("update")
         return done
@@ -193,19 +193,19 @@ class Step(nn.Cell):  # type: ignore[misc]  # as above
     One step of training: forward, backward, all-reduce and update.
     """
 
-    def __init__(self, network: Any, optimizer: Any) -> None:  # Any: Cells
+    def __init__(self, network: Any, optimizer: Any) -> None:  # Any: Cells of MindSpore
         super().__init__()
         self.network, self.optimizer = network, optimizer
         self.error = nn.MSELoss()
         self.gradients_of = mindspore.value_and_grad(self.forward, None, optimizer.parameters)
 
-    def forward(self, x: Any, y: Any) -> Any:  # Any: Tensors
+    def forward(self, x: Any, y: Any) -> Any:  # Any: Tensors of MindSpore
         """
         Return the loss.
         """
         return self.error(self.network(x), y)
 
-    def construct(self, x: Any, y: Any) -> Any:  # Any: Tensors
+    def construct(self, x: Any, y: Any) -> Any:  # Any: Tensors of MindSpore
         """
         Train one step and return its loss. MindSpore calls this.
         """

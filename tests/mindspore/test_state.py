@@ -83,7 +83,7 @@ class Training:
         """
         self.position = state["position"]
 
-    def adopted(self, **more: Any) -> Adopted:  # Any: as adopt takes them
+    def adopted(self, **more: Any) -> Adopted:  # Any: arguments of `adopt`
         """
         Hand this training's parts to the adaptor and return the adaptor's object for them.
         """

@@ -228,7 +228,7 @@ def test_impossible_sizes_are_refused(sizes: dict[str, object], sentence: str) -
     """When the sizes do not fit together, or some state has no replica, then `Layout` raises
     `UsageError` with the reason."""
     with pytest.raises(UsageError) as refused:
-        Layout(**sizes)  # type: ignore[arg-type] # fields by name
+        Layout(**sizes)  # type: ignore[arg-type] # the fields have different types
     assert str(refused.value) == sentence
 
 

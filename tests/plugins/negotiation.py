@@ -25,7 +25,7 @@ from tft.protocol.messages import (
 from tft.spi.plugin import PluginSpecs
 from tft.testing.scripted import ScriptedJob
 
-Said = tuple[Any, ...]  # Any: a name and its arguments
+Said = tuple[Any, ...]  # Any: the name of a call and its arguments
 
 
 @dataclass

@@ -188,7 +188,7 @@ def play(scene: Scene) -> None:
             view.step += 1
             if scene.evaluates:
                 evaluate(model, view, place)
-        except Exception as error:  # noqa: BLE001 (what chaos raises, and what peers do then)
+        except Exception as error:  # noqa: BLE001 (chaos and broken peers cause errors of any type)
             place(f"raised {type(error).__name__} {getattr(error, 'kind', None)}")
             if scene.world > 1:
                 os._exit(1)  # its connections close, which releases the other ranks
@@ -244,7 +244,7 @@ def wrap(model: Small, scene: Scene, place: Tracer) -> nn.Module:
 
     def launched(
         _: object,
-        bucket: dist.GradBucket,  # type: ignore[name-defined] # there, but not in its __all__
+        bucket: dist.GradBucket,  # type: ignore[name-defined] # the name is not in `__all__`
     ) -> torch.futures.Future[Tensor]:
         place("collective launched")
         return default_hooks.allreduce_hook(world, bucket)

@@ -216,7 +216,7 @@ def an_answer_to_an_older_round_counts(patch: Patch) -> None:
 
     def counts(self: Acknowledgements, rank_state: object, message: Answered) -> None:
         now = replace(message, incident=self._job.incident.number, round=self._job.incident.round)
-        answered(self, rank_state, now)  # type: ignore[arg-type] # a rank's state
+        answered(self, rank_state, now)  # type: ignore[arg-type] # it is a RankState
 
     patch.setattr(Acknowledgements, "answered", counts)
 
@@ -226,7 +226,7 @@ def a_fault_that_joins_is_forgotten(patch: Patch) -> None:
 
     def forgets(self: Attempts, *what: object) -> None:
         if self._job.state not in (State.FREEZING, State.CLEARING):
-            fault(self, *what)  # type: ignore[arg-type] # what it takes
+            fault(self, *what)  # type: ignore[arg-type] # passes its arguments on
 
     patch.setattr(Attempts, "fault", forgets)
 
@@ -246,8 +246,8 @@ def success_before_one_more_step(patch: Patch) -> None:
 def a_shard_saved_twice(patch: Patch) -> None:
 
     def doubled(*what: object, **how: bool) -> dict[int, tuple[str, ...]]:
-        plan = savers(*what, **how)  # type: ignore[arg-type] # what it takes
-        standings: Standings = what[1]  # type: ignore[assignment] # the second argument
+        plan = savers(*what, **how)  # type: ignore[arg-type] # passes its arguments on
+        standings: Standings = what[1]  # type: ignore[assignment] # the second argument of `savers`
         shards = next(iter(plan.values()))
         return plan | {rank: shards for rank, s in standings.items() if s.alive}
 
@@ -257,7 +257,7 @@ def a_shard_saved_twice(patch: Patch) -> None:
 def a_rank_that_fetches_nothing(patch: Patch) -> None:
 
     def forgets(*what: object) -> Repair | str:
-        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # passes its arguments on
         if isinstance(plan, str):
             return plan
         return replace(plan, transfers=dict(list(plan.transfers.items())[1:]))
@@ -268,7 +268,7 @@ def a_rank_that_fetches_nothing(patch: Patch) -> None:
 def an_older_copy_taken_back(patch: Patch) -> None:
 
     def forgets(*what: object) -> Repair | str:
-        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # passes its arguments on
         if isinstance(plan, str) or plan.step is None:
             return plan
         return replace(plan, step=max(0, plan.step - 1))
@@ -333,7 +333,7 @@ def an_order_before_all_have_answered(patch: Patch) -> None:
     def hurries(self: Job, *orders: str) -> bool:
         if "rebuild" in orders:
             return True
-        return answered_all(self, *orders)  # type: ignore[arg-type] # names of orders
+        return answered_all(self, *orders)  # type: ignore[arg-type] # they are names of orders
 
     patch.setattr(Job, "answered_all", hurries)
 
@@ -345,7 +345,7 @@ def a_request_to_end_is_forgotten(patch: Patch) -> None:
 def the_end_at_the_first_chance(patch: Patch) -> None:
 
     def few(*what: object) -> tuple[Offer, ...]:
-        made = offers(*what)  # type: ignore[arg-type] # what it takes
+        made = offers(*what)  # type: ignore[arg-type] # passes its arguments on
         return tuple(o for o in made if o.strategy in ("dump", "exit"))
 
     everywhere(patch, "offers", few)
@@ -355,7 +355,7 @@ def an_incident_for_nothing(patch: Patch) -> None:
     trained = Dispatch._from_rank
 
     def frightened(self: Dispatch, rank_state: object, message: object) -> None:
-        trained(self, rank_state, message)  # type: ignore[arg-type] # what it takes
+        trained(self, rank_state, message)  # type: ignore[arg-type] # passes its arguments on
         if type(message).__name__ == "Checkpointed" and self._job.state is State.HEALTHY:
             self._recovery.attempts.freeze("who knows")
             self._recovery.attempts.open()
@@ -380,7 +380,7 @@ def a_bad_node_is_used_again(patch: Patch) -> None:
     isolate = Attempts.isolate
 
     def forgives(self: Attempts, *what: object) -> None:
-        isolate(self, *what)  # type: ignore[arg-type] # what it takes
+        isolate(self, *what)  # type: ignore[arg-type] # passes its arguments on
         self._job.nodes.lost.clear()
 
     patch.setattr(Attempts, "isolate", forgives)
@@ -389,7 +389,7 @@ def a_bad_node_is_used_again(patch: Patch) -> None:
 def whatever_is_found_instead_of_what_is_held(patch: Patch) -> None:
 
     def searches(*what: object) -> Repair | str:
-        plan = plan_repair(*what)  # type: ignore[arg-type] # what it takes
+        plan = plan_repair(*what)  # type: ignore[arg-type] # passes its arguments on
         there = isinstance(plan, Repair) and plan.step
         return Repair(step=None) if there else plan
 

@@ -136,7 +136,7 @@ def _reports(machine: Machine) -> Iterator[str]:
         yield f"! {_text({**report, **more})}"
 
 
-def _made(field: "Field[Any]") -> object:  # Any: of any type
+def _made(field: "Field[Any]") -> object:  # Any: a field of any type
     """
     Return the default of a field that is created anew for each object.
     """

@@ -361,7 +361,7 @@ def test_read_only_buffer_is_refused(opened: Opened) -> None:
     """When `take` returns read-only memory, then the error names the buffer."""
     server = opened(serve({"a": b"12"}))
     room = Room({"a": b"12"})
-    room.memory["a"] = b"12"  # type: ignore[assignment] # the point: no bytearray
+    room.memory["a"] = b"12"  # type: ignore[assignment] # on purpose not a bytearray
 
     with pytest.raises(TransferFailed, match=r"room made for buffer 'a' .* cannot be written"):
         fetch_into(room, server.address)

@@ -102,5 +102,5 @@ def test_invalid_function_registration_is_refused() -> None:
     after.add(print, 1, 1.0)
     for function, every, limit in ((7, 1, 1.0), (len, 0, 1.0), (len, 1, 0.0), (print, 2, 1.0)):
         with pytest.raises(UsageError):
-            after.add(function, every, limit)  # type: ignore[arg-type]  # what users may do
+            after.add(function, every, limit)  # type: ignore[arg-type]  # invalid on purpose
     assert len(after.due(1)) == 1

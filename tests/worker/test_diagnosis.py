@@ -171,8 +171,8 @@ def raised(outer: BaseException, inner: BaseException, how: str) -> BaseExceptio
                 raise outer from error
             if how == "from none":
                 raise outer from None
-            raise outer  # noqa: B904 (the case in question)
-    except BaseException as error:  # noqa: BLE001 (it is what is wanted)
+            raise outer  # noqa: B904 (the test needs a `raise` without `from`)
+    except BaseException as error:  # noqa: BLE001 (the caller wants the exception)
         return error
 
 
@@ -241,7 +241,7 @@ def test_invalid_line_of_the_table_is_refused() -> None:
     with pytest.raises(UsageError, match="not a valid regular expression"):
         DeviceFault(words="CUDA error: (", kind="memory")
     with pytest.raises(UsageError, match="'weather': use one of process, node"):
-        DeviceFault(words="CUDA", kind="weather")  # type: ignore[arg-type]  # the case in question
+        DeviceFault(words="CUDA", kind="weather")  # type: ignore[arg-type]  # invalid on purpose
 
 
 def test_document_lists_the_lines_of_the_table() -> None:

@@ -16,7 +16,7 @@ from torch_npu import cpu, hccl, npu
 __version__ = "2.7.1"
 __all__ = ["npu"]
 
-torch.npu = npu  # type: ignore[attr-defined]  # added
-dist.reinit_process_group = hccl.reinit_process_group  # type: ignore[attr-defined]  # added
+torch.npu = npu  # type: ignore[attr-defined]  # torch_npu adds it
+dist.reinit_process_group = hccl.reinit_process_group  # type: ignore[attr-defined]  # torch_npu adds it
 cpu.install()
 hccl.install()

@@ -192,7 +192,7 @@ class Group(dist.ProcessGroup):
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)  # type: ignore[call-arg]  # the one meant for subclasses
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses
         self.store: Any = store  # with `clone`, which torch gives no type
         self.timeout = timeout
         self._links: Links | None = None

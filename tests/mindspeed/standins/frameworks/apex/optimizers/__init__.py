@@ -33,7 +33,7 @@ class FusedAdam(torch.optim.Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is called
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it never calls a closure
         """
         Update all parameters that have a gradient.
         """

@@ -12,7 +12,7 @@ from megatron.training import get_args
 from mindspeed.features_manager.feature import MindSpeedFeature
 
 
-class HighAvailabilityFeature(MindSpeedFeature):  # type: ignore[misc]  # as MindSpeed-LLM has it
+class HighAvailabilityFeature(MindSpeedFeature):  # type: ignore[misc]  # the base class has no types
     """
     MindSpeed-LLM's feature of this name, without the switches for parts that the stand-in lacks.
     """
