@@ -230,7 +230,7 @@ def sentences(text: str) -> list[str]:
     text = re.sub(r"``.+?``|`[^`]+`", "Code", text, flags=re.DOTALL)
     blocks, current, indented = list[str](), list[str](), False
     for line in [*text.splitlines(), ""]:
-        # four spaces after an empty line begin a block of code, unless they continue a list item
+        # four spaces after an empty line begin a code block, unless they continue a list item
         indented = line.startswith("    ") and (indented or not current)
         item = re.match(r" *(?:[-*]|\d+\.) (.*)", line)
         if item or indented or not line.strip() or line.startswith(("#", "|", ">")):

@@ -120,7 +120,7 @@ def test_killed_writer_leaves_only_whole_captures(page: Page) -> None:
             pass_fds=[page.fd],
         ) as writer:
             while page.position().step < 200:
-                # reads while the writer writes
+                # the page is read while the other process writes to it
                 for step, local_state in page.local_states().items():
                     assert local_state == step.to_bytes(8, "little") * 20_000
             writer.kill()

@@ -175,7 +175,7 @@ class Actor:
         if recipe.make is not None:
             torch.manual_seed(100 + rank)
             adaptor.tft_adopt({"make": recipe.make, "data": self.data}, None)
-            adaptor.tft_shards(rank, world)  # a session calls this before any group is formed
+            adaptor.tft_shards(rank, world)  # as a session does before any group is formed
             return
         self.net: Any = Net(recipe.norm).to(recipe.dtype)
         if recipe.gradients is not None:
@@ -255,7 +255,8 @@ class Actor:
         if local_state is None and step == 0 and 0 not in self.local_states:
             self.local_states[0] = adaptor.tft_capture(closing=False)
         if local_state is not None:
-            self.local_states[step] = local_state  # as the page does, which outlives the process
+            # as in a job, where the page of a rank outlives its process
+            self.local_states[step] = local_state
         adaptor.tft_rollback(self.local_states[step])
         self.step = step
 
@@ -292,7 +293,8 @@ class Actor:
         Apply the optimizer step. A loss scaler skips the step if the gradients are infinite.
         """
         scaler, average = self.others.get("scaler"), self.others.get("average")
-        # after the step the averages of other ranks are older
+        # With `copies`, the step updates only this rank's share of the parameters. An average that
+        # is taken after the step would mix updated and older parameters.
         if average is not None and self.recipe.copies:
             average.update_parameters(self.net)
         if scaler is None:

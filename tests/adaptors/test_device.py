@@ -218,7 +218,7 @@ def test_a_slow_abort_does_not_cut_the_connections_of_later_groups(
         groups._spared = first
         groups.quiesce()
         assert begun.wait(30)
-        groups.quiesce()  # it is called again and again, and one abort is enough
+        groups.quiesce()  # a second call starts no second abort
         assert groups._aborting is not None
         groups._spared = later
         goes_on.set()

@@ -79,7 +79,7 @@ def test_quiesce_ends_a_training_step_with_a_stopped_peer(job: NewJob, *, broadc
     """When a peer is stopped and DDP waits for it, before the forward pass or inside backward, then
     `quiesce` makes the step raise."""
     three = job(3, Recipe(wrapper={"broadcast_buffers": broadcasts}))
-    # in its second step DDP broadcasts its bucket layout, and ranks wait for that too
+    # DDP broadcasts its bucket layout in the second step, and ranks wait in this broadcast too
     three.all("train", 2)
     with three.ranks[0].stopped():
         for rank in three.ranks[1:]:
@@ -95,7 +95,7 @@ def test_quiesce_ends_operations_with_partly_sent_messages(job: NewJob) -> None:
     for what in [*SEVERAL] * 3:
         for rank in two.ranks:
             rank.tell("call", over_and_over, what)
-        for _ in range(50):  # so that both ranks are inside the collective
+        for _ in range(50):  # repeated, so that both ranks are inside the collective
             two.ranks[0].await_waiting()
         with two.ranks[1].stopped():
             assert [answer.kind for answer in quiesced(two.ranks[:1])] == ["network"], what
@@ -178,7 +178,7 @@ def test_quiesce_ends_the_wait_for_a_store_without_an_answer(
         rank.tell("form", "no store", silent.getsockname()[1], 0, 1)
         while not rank.interject("forms"):
             pass
-        with within(AT_ONCE + 1.0):  # one attempt to connect takes at most a second
+        with within(AT_ONCE + 1.0):  # an attempt to connect takes at most one second
             rank.interject("quiesce")
             answer = rank.hear()
     assert isinstance(answer, Failure)
@@ -394,7 +394,7 @@ def left_over(_: Actor) -> tuple[int, int, str]:
     """
     sockets = 0
     for fd in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # the descriptor with which the directory is listed
+        with suppress(FileNotFoundError):  # the descriptor that lists this directory is closed
             sockets += os.readlink(fd).startswith("socket:")
     return sockets, len(os.listdir("/proc/self/task")), sys.excepthook.__qualname__
 

@@ -256,7 +256,7 @@ def test_member_that_left_before_the_group_formed_is_replaced(port: int) -> None
         with socket.create_connection(("127.0.0.1", port)) as gone:
             gone.sendall(b'{"name": "one", "rank": 1, "world": 2, "port": 1}\n')
             gone.shutdown(socket.SHUT_WR)
-            assert gone.recv(1) == b""  # the store has seen the connection end
+            assert gone.recv(1) == b""  # the store has noticed the end of the connection
         ranks.form()
         assert ranks.all(lambda g, rank: g.present.gather(b"here")) == [[b"here"] * 2] * 2
     finally:

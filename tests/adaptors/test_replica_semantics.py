@@ -71,7 +71,7 @@ def test_state_of_a_whole_optimizer_is_loaded_into_the_share(rank: int, dtype: t
         if dtype != torch.float32:
             theirs.data = mine.detach().float()
     optimizer = over(ours, rank=rank)
-    # torch keeps the given tensors and does not copy them
+    # the state is copied, because torch keeps the given tensors themselves
     optimizer.load_state_dict(deepcopy(whole.state_dict()))
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.5]
     whole.step()

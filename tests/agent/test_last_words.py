@@ -64,7 +64,7 @@ async def test_rank_that_blocks_the_signal_is_killed_without_a_stack(stage: Stag
     )
     await stage.start()
     await stage.said(1)
-    for _ in range(3):  # orders are repeated
+    for _ in range(3):  # a controller repeats its orders
         stage.order(_kill())
     asked = time.monotonic()
     exited = await stage.report(Exited)

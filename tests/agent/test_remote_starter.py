@@ -35,5 +35,5 @@ async def test_kill_requests_arrive_in_order_at_a_busy_program() -> None:
     assert [ask.kind for ask in heard] == ["start"] * 4 + ["kill"] * (kills + 3) + ["start"]
     assert [ask.number for ask in heard[-5:]] == [1, 2, 3, 4, late.number]
     elsewhere.close()
-    processes[0].end()  # an agent that is leaving may still kill a process
+    processes[0].end()  # an agent that shuts down may still kill a process
     theirs.close()

@@ -103,7 +103,7 @@ async def test_end_of_a_rank_is_reported_at_once_with_its_page(stage: Stage) -> 
     assert exited.code == -signal.SIGKILL
     assert (exited.position.step, exited.position.window) == (7, True)
     assert exited.local_state == {7: b"rng".hex()}
-    assert exited.at - killed < 0.1  # takes half a millisecond on an idle machine
+    assert exited.at - killed < 0.1  # it takes half a millisecond on an idle machine
 
 
 async def test_next_incarnation_reads_the_page_of_the_last_one(stage: Stage) -> None:
@@ -149,7 +149,8 @@ async def test_reports_are_repeated_until_they_are_acknowledged(stage: Stage) ->
         await stage.beat()
 
     stage.acknowledging = True
-    for _ in range(2):  # one report is acknowledged, one is on its way
+    # wait for the acknowledgements, and for repetitions that were sent before they arrived
+    for _ in range(2):
         await stage.beat()
     heard = len(stage.numbers)
     for _ in range(3):
@@ -208,7 +209,7 @@ async def test_a_rank_that_cannot_be_started_is_reported(stage: Stage) -> None:
     """When the process cannot be started, then `Exited` comes with status 127."""
     await stage.agent(WAIT)
     await stage.report(StoreOpened)
-    # the rank's output would be written to this path
+    # the start fails, because this directory has the path of the rank's log file
     (stage.run_dir / "logs" / "rank-0.0.log").mkdir()
     await stage.start()
 

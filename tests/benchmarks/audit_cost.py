@@ -66,7 +66,7 @@ def measured(size: str) -> dict[str, float | str]:
             audit.step_ends(step, leaves=False)
         optimizer.zero_grad()
         seconds = time.perf_counter() - began
-        if looks:  # measure the opening of the next window as well, which is not part of the audit
+        if looks:  # also measure the opening of the next window, which is not part of the audit
             began = time.perf_counter()
             hook.tft_compare(shard="dense")
             reads.append(time.perf_counter() - began)

@@ -122,7 +122,8 @@ def train(number: int, port: int, row: Row, width: int, group: str) -> tuple[int
         )
     else:
         optimizer = torch.optim.AdamW(model.parameters())
-    # DDP all-reduces gradients only in the type of the parameters: the loop all-reduces these
+    # DDP all-reduces gradients only in the type of the parameters. The loop therefore all-reduces
+    # gradients of another type itself.
     summed = row.gradients is Gradients.SINGLE
     # without bucket views DDP's buckets are a second copy of the gradients
     wrap = None if summed else lambda: DDP(model, gradient_as_bucket_view=True)
@@ -156,7 +157,7 @@ def main() -> None:
     """
     Print one line for each configuration.
     """
-    # import once, in the fork server
+    # the fork server imports these modules once for all ranks
     multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])
     for row in rows():
         server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -141,7 +141,8 @@ def main() -> None:
     """
     Start the ranks and a store for them.
     """
-    multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])  # imports are paid once
+    # the fork server imports these modules once for all ranks
+    multiprocessing.set_forkserver_preload(["tests.adaptors.preloaded"])
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.start_processes(rank, (server.port,), WORLD, start_method="forkserver")  # type: ignore[no-untyped-call,attr-defined]  # torch has no types here
 

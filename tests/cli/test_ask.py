@@ -323,7 +323,7 @@ def test_controller_started_by_hand_makes_the_run_directory(broker: str, tmp_pat
     with subprocess.Popen([sys.executable, "-m", "tft", *command]) as controller:
         try:
             while not (run_dir / "story.jsonl").exists():
-                # the controller runs: nothing has been refused
+                # the controller still runs, so it has refused nothing
                 with pytest.raises(subprocess.TimeoutExpired):
                     controller.wait(0.05)
             there = job_there(run_dir)

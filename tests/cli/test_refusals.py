@@ -37,7 +37,7 @@ def tft(folder: Path, *arguments: str) -> Refusal:
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(sys, "argv", ["tft", *arguments])
-        # must stay unconfigured, since later tests capture logs
+        # the logs must stay unconfigured, because later tests capture them
         patch.setattr("tft.cli.commands.configure_logs", lambda: None)
         with pytest.raises(SystemExit) as ended:
             main()

@@ -636,7 +636,7 @@ def test_decision_waits_for_the_end_of_a_rank_ended_while_plugins_are_asked() ->
     job.notice(0, "process", "its container is gone")
     assert [k.rank for k in job.orders(Kill)] == [0]
     assert len(job.consulted) == 1
-    # the only deadline left is for the end of the killed process
+    # only the deadline for the end of the killed process is left
     assert job.machine.next_deadline() == pytest.approx(job.now + 10.0)
     job.settle()
     assert len(job.consulted) == 2

@@ -62,7 +62,7 @@ def test_job_fails_when_no_other_node_joins_for_an_hour() -> None:
     job.wait()
     assert job.now == pytest.approx(came + 3600.0)
     assert job.doing == "exiting"
-    # the limit for the ranks to leave
+    # the ranks have 5 s to leave
     assert job.machine.next_deadline() == pytest.approx(job.now + 5.0)
     assert {order.to for order in job.orders(End)} == {(0, 1, 2, 3)}
     job.settle()

@@ -498,9 +498,8 @@ def test_copy_of_a_rank_that_has_left_is_not_compared_with_the_members() -> None
     assert job.facts("copies_differ") == []
     incident = job.reports()[-1]
     assert incident["inexact"] == []
-    assert [f["kind"] for f in incident["faults"]] == [
-        "numeric"
-    ]  # the link fault that comes later is a consequence of it
+    # the later network fault is a consequence of the numeric fault, and is not listed
+    assert [f["kind"] for f in incident["faults"]] == ["numeric"]
 
 
 # ---------------------------------------------------------------- tails of steps
@@ -1181,10 +1180,11 @@ def test_suspect_copy_is_compared_before_it_is_used(tail: bool) -> None:
     job.train()
     assert job.facts("doubt_dropped")
     assert {tell["shard"] for tell in job.facts("copies_differ")} >= {"dense"}
-    if tail:  # copies that differ because of their tails are no fault; the majority is the source
+    # copies that differ because of their tails are no fault, and the majority is the source
+    if tail:
         assert fetched(job.orders(Fetch)) == [(0, 3, {1, 2})]
         assert {one.state.content for one in job.ranks.values()} == {"right"}
-    else:  # its memory is damaged, and no other rank holds its shard
+    else:  # the memory of rank 0 is damaged, and no other rank holds the shard `own`
         assert job.over is not None
         assert job.over.result == "failed"
 

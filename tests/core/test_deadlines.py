@@ -68,7 +68,7 @@ def test_rebuild_that_brings_state_has_the_limit_of_a_repair(
     assert job.state is State.REBUILDING
     deadline = job.machine.next_deadline()
     assert deadline is not None
-    # the messages themselves take up to 0.1 s
+    # the messages take up to 0.1 s
     assert deadline - job.now == pytest.approx(limit, abs=0.1)
 
 
@@ -129,7 +129,7 @@ def test_reason_names_the_rank_that_never_answers_regroup() -> None:
     for _ in range(2):
         job.wait()
         job.settle()
-    job.wait()  # wait the two seconds before the third attempt
+    job.wait()  # the two seconds before the third attempt
     job.settle()
     job.wait()
     job.script.muted = set()
@@ -408,7 +408,7 @@ def test_after_step_function_is_repeated_when_a_remaining_rank_was_cut_off() -> 
         job.kill(3)
         job.settle()
         assert again(job) == [True], cut
-        job.kill(2)  # the incident is not over, and rank 1 has reached the rollback step meanwhile
+        job.kill(2)  # the incident is still open, and rank 1 has rolled back by now
         job.settle()
         assert again(job) == [True, True], cut
 

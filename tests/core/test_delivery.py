@@ -32,7 +32,7 @@ def test_acknowledgement_covers_all_earlier_reports() -> None:
         outbox.add(trained(step))
 
     outbox.acknowledge(2)
-    outbox.acknowledge(1)  # late
+    outbox.acknowledge(1)  # an older acknowledgement that arrives late
 
     assert outbox.pending() == [(3, trained(3))]
     assert outbox.add(trained(4)) == 4
@@ -93,6 +93,6 @@ def test_reports_arrive_once_and_in_order_over_an_unreliable_bus(data: st.DataOb
             outbox.acknowledge(data.draw(st.integers(0, inbox.heard().get("rank.0/0", 0))))
     for report in unsent:
         outbox.add(report)
-    pass_on(outbox.pending())  # in the end one repetition arrives complete
+    pass_on(outbox.pending())  # the last repetition of all reports arrives completely
 
     assert accepted == reports

@@ -1224,10 +1224,8 @@ def test_successor_takes_the_rank_of_a_straggler_that_dies() -> None:
     assert [(f["kind"], f["rank"]) for f in incident["faults"]] == [("process", 3)]
     assert job.orders(Kill) == []
     (rollback,) = job.orders(Rollback)
-    assert (rollback.local_state, rollback.derive) == (
-        {3: "00"},
-        (),
-    )  # captured by the first process of that rank
+    # the first process of rank 3 captured this rank-local state
+    assert (rollback.local_state, rollback.derive) == ({3: "00"}, ())
     assert job.doing == "healthy"
 
 
@@ -1573,7 +1571,7 @@ def test_parked_rank_rejoins_when_its_failure_window_has_passed() -> None:
     """When a rank has left the job after too many failures and the failure window has passed, then
     its parked process takes part again."""
     job = parked("scale_out")
-    job.checkpointed(3)  # any event triggers the check
+    job.checkpointed(3)  # after any event the job checks whether rank 1 may rejoin
     job.settle()
     job.train()
     assert strategies(job)[-1] == "scale_out"

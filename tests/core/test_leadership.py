@@ -41,7 +41,7 @@ def test_new_leader_repeats_open_orders_in_its_epoch() -> None:
     """When another controller leads, then it repeats the unanswered orders to ranks and agents in
     its own epoch."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
-    job.script.gone = {1}  # the agent of node 1 receives nothing
+    job.script.gone = {1}  # the agent of node 1 receives no orders
     job.kill(3)
     job.script.muted = {(1, "regroup")}
     job.fault(2, "network")

@@ -202,7 +202,7 @@ def test_second_death_joins_the_incident(order: type, second: int) -> None:
     job.kill(1)
     while not job.orders(order)[1 if order in (Regroup, Rollback, Resume) else 0 :]:
         job._obey(job._queue.popleft())
-    started = 1 + job.ranks[second].alive  # the replacement may not be started yet
+    started = 1 + job.ranks[second].alive  # a replacement of rank 1 may not be started yet
     job.kill(second)
     job.settle()
     job.train()
@@ -532,7 +532,7 @@ def test_script_without_tft_sets_the_outcome() -> None:
         job.kill(0, code=code)
         assert job.machine.outcome is not None
         assert job.machine.outcome.result == result
-        # no rank is left to receive them
+        # no rank is left that could receive the orders
         assert (job.orders(Complete), job.orders(End)) == ([], [])
 
 
@@ -822,7 +822,7 @@ def test_announced_outcome_does_not_change() -> None:
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
-    job.machine._job.processes.running.clear()  # a new leader does not know the process
+    job.machine._job.processes.running.clear()  # as for a new leader, which does not know the process
     job.let_pass(1.0)
     assert job.over is not None
     job.kill(0, code=-15)
@@ -837,7 +837,7 @@ def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
     job.script.muted = {(0, "complete")}
     job.finish()
     job.script.deaf = {0}
-    for _ in range(2):  # first the limit of `complete` passes, then the limit of the kill
+    for _ in range(2):  # the first wait passes the limit of `complete`, the second that of the kill
         job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("failed", 4)

@@ -105,7 +105,8 @@ def test_every_member_has_the_agreed_step_after_the_repair(
     if not isinstance(plan, Repair):
         assert isinstance(covered_step(topology.groups, standings, ceiling), str)
         return
-    assert plan.step is not None  # None would mean a checkpoint, and no rank has one here
+    # None means that the ranks load checkpoints of their own, and here no rank has one
+    assert plan.step is not None
     for rank, standing in standings.items():
         shards = {shard for shard, ranks in topology.groups.items() if rank in ranks}
         fetched = [part.shard for part in plan.transfers.get(rank, ())]
@@ -166,7 +167,7 @@ def test_every_shard_is_saved_once_by_a_sound_holder(
     topology, standings, ceiling = situation
     step = covered_step(topology.groups, standings, ceiling)
     if isinstance(step, str):
-        return  # no sound copy of some shard: there is nothing to save
+        return  # a shard has no sound copy, so no checkpoint can be planned
     plan = savers(topology, standings, step, ceiling, spread=spread)
     written = [shard for shards in plan.values() for shard in shards]
     assert sorted(written) == sorted(topology.groups)

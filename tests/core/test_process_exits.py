@@ -490,7 +490,7 @@ def test_step_ceiling_ends_when_all_ranks_have_rolled_back() -> None:
     job.fault(1, "memory", polluted=True)
     job.settle()
     for one in job.ranks.values():
-        one.loop.announce = False  # their announcements do not reach the controller
+        one.loop.announce = False  # the announcements of success do not reach the controller
     job.train(5)
     held = job.ranks[0].step
     job.kill(2)
@@ -583,7 +583,7 @@ def test_process_that_starts_after_its_kill_order_is_still_ended() -> None:
     """When a process is to be ended because its start took too long and its agent then reports the
     start, then the kill order stays outstanding."""
     job = trained()
-    job.script.gone = {0}  # the agent of node 0 receives nothing
+    job.script.gone = {0}  # the agent of node 0 receives no orders
     job.kill(1)
     job.settle()
     job.wait()
@@ -707,7 +707,7 @@ def test_rank_outside_is_no_source_after_a_rollback() -> None:
     job.kill(5)
     job.settle()
     assert job.machine.members == {0, 1, 2, 3}
-    # no rank has trained on yet, so all ranks go back to step 2
+    # no rank has trained a further step yet, so all ranks go back to step 2
     job.fault(0, "numeric", polluted=True)
     job.settle()
     job.train()
@@ -785,7 +785,7 @@ def test_process_that_joins_after_the_last_checkpoint_is_ended() -> None:
     job.script.slow = {3}
     job.kill(3)
     job.settle()
-    job.script.muted = {(0, "end")}  # one rank has not left yet
+    job.script.muted = {(0, "end")}  # rank 0 does not answer, so the job waits for it to leave
     job.stop()
     job.settle()
     assert job.doing == "exiting"

@@ -470,7 +470,7 @@ def test_hold_is_answered_when_the_rank_stands_still_at_the_boundary() -> None:
     machine = training()
     frozen(machine, window=False)
     order(machine, "hold", hold(4), 1.1)
-    assert stands(machine, 3) == []  # at the step at which the freeze had held it
+    assert stands(machine, 3) == []  # the freeze had held the rank at step 3
     assert stands(machine, 4, still=False) == []
     answer = the_answer(stands(machine, 4))
     assert answer.position == Position(step=4, window=True)
@@ -645,7 +645,7 @@ def test_freeze_during_a_check_is_answered_and_the_stop_waits_its_grace() -> Non
     assert machine.next_deadline() == 3.2
     assert machine.handle(Woken(at=3.2)) == [Abort()]
     assert done(machine, "check", check(), 3.25) == []
-    assert machine.next_deadline() is not None  # the limit for leaving the loop
+    assert machine.next_deadline() is not None  # the deadline for leaving the loop is left
     assert names(machine.handle(Left(at=3.3))) == ["Execute"]
 
 

@@ -161,14 +161,14 @@ def test_rank_moves_when_its_node_fails_before_its_process_has_started(far: str)
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     if far == "ordered":
-        job.script.gone = {1}  # the agent of node 1 receives nothing
+        job.script.gone = {1}  # the agent of node 1 receives no orders
     job.kill(3)
     job.settle()
     job.notice(3, "node", "its power goes")
     job.script.slow = set()
     job.settle()
     if far == "ordered":
-        job.wait()  # no agent reports the end of its process
+        job.wait()  # no agent reports the end of the process of rank 3
         job.settle()
     job.train()
     assert strategies(job) == ["recover"]

@@ -610,7 +610,7 @@ def test_job_ends_when_a_checkpoint_cannot_be_loaded_repeatedly() -> None:
     job.kill(3)
     job.script.failures[3, "load"] = ["the manifest is damaged"] * 20
     job.settle()
-    for _ in range(3):  # retry is not offered; recover and scale_in are each tried three times
+    for _ in range(3):  # recover and scale_in are tried three times each, and retry is not offered
         if job.over is None:
             job.wait()
             job.settle()

@@ -330,7 +330,7 @@ def test_next_controller_continues_from_the_state_of_the_last_one(state: str) ->
             job.arrive(1)
         else:
             job._obey(job._queue.popleft())
-    job._queue.clear()  # the last leader sent this, and no rank received it
+    job._queue.clear()  # messages of the last leader that no rank has received
     job.lead(2)
     assert {order.epoch for order in job.machine.outstanding()} <= {2}
     for _ in range(9):
@@ -700,7 +700,7 @@ def test_request_to_end_is_obeyed_in_every_state(state: str) -> None:
             job._obey(job._queue.popleft())
     job.stop()
     job.settle()
-    if job.over is None:  # then a process was still starting
+    if job.over is None:  # the job still waits for a process that starts
         job.wait()
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("cancelled", 143)

@@ -75,14 +75,15 @@ class LaggingWork(dist.Work):
                     self._spoil()
                     return
             if self._polled:
-                inner.wait()  # raises the error if it has failed
+                inner.wait()  # raises the error of a collective that has failed
         except RuntimeError as error:
             self._group.failed(error)
             self._group.aborted.wait()
             self._spoil()
         finally:
             self._over.set()
-            self._begin = None  # it refers to the group, which refers to its pending work
+            # `_begin` refers to the group, and the group to its pending work: break this cycle
+            self._begin = None
 
     def _spoil(self) -> None:
         """
@@ -91,7 +92,7 @@ class LaggingWork(dist.Work):
         with torch.no_grad():
             for tensor in _tensors(self._outputs):
                 flat = tensor.reshape(-1) if tensor.is_contiguous() else tensor
-                flat[: len(flat) // 2 + 1] *= 3  # also for integers
+                flat[: len(flat) // 2 + 1] *= 3  # the factor changes integers as well
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """
@@ -157,7 +158,8 @@ class LaggingGroup(dist.ProcessGroup):
             self,
             lambda: getattr(self._gloo, name)(*args),
             outputs,
-            polled=name not in _MESSAGES,  # gloo's messages are complete when they are waited for
+            # a send or receive of gloo becomes complete only when a thread waits for it
+            polled=name not in _MESSAGES,
         )
         self._pending = [each for each in self._pending if not each.is_completed()] + [work]
         return work
@@ -166,7 +168,8 @@ class LaggingGroup(dist.ProcessGroup):
         """
         React to the error of a collective as the environment says: abort, ignore it or end.
         """
-        handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # as NCCL
+        # the variable and the default of torch's NCCL groups
+        handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
         if handling == "2":
             self.abort()
         elif handling != "0":

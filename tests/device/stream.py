@@ -23,7 +23,7 @@ class Stream:
 
     def __init__(self) -> None:
         self._calls: queue.Queue[Callable[[], object]] = queue.Queue()
-        self._pause = threading.Event()  # never set: to wait on it is to let time pass
+        self._pause = threading.Event()  # never set, so a wait lasts its whole time
         self._lock = threading.Lock()
         self._open = 0
         """The number of calls that are not over."""
@@ -67,12 +67,12 @@ class Stream:
             self._pause.wait(LAG)
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  # the host gets any exception
+            except BaseException as error:  # noqa: BLE001  # `synchronize` raises any exception on the host
                 self._error = self._error or error
             with self._done:
                 self._open -= 1
                 self._done.notify_all()
-            del call  # it may be the last to refer to a process group
+            del call  # `call` may hold the last reference to a process group
 
 
 stream = Stream()

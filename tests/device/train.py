@@ -185,7 +185,7 @@ def train(session: tft.Session) -> None:
             stream.submit(optimizer.step)
             stream.submit(optimizer.zero_grad)
             if slow:
-                time.sleep(SLOW / 3)  # the order to leave arrives meanwhile
+                time.sleep(SLOW / 3)  # the order to leave the loop arrives during this wait
         if args.plateau:
             die(step, "tail")
             metric = loss.detach().clone()
@@ -193,7 +193,7 @@ def train(session: tft.Session) -> None:
                 add_by_messages(metric)
             else:
                 dist.all_reduce(metric)
-            stream.synchronize()  # as `item()` does on a device
+            stream.synchronize()  # on a real device, `item()` waits for the stream
             plateau.step(metric.item())
 
 

@@ -92,7 +92,7 @@ def train(session: tft.Session) -> None:
     wrapped: Any = session.model
     for step in session.steps(STEPS):
         if (victim, str(step), "update") == (str(session.rank), at, where):
-            # The other ranks must have reached the point at which they wait for rank 0.
+            # Rank 0 must be in its evaluation first. The other ranks then wait for rank 0.
             while not (session.run_dir / f"evaluates-0-{step - 1}").exists():
                 time.sleep(0.01)
             die(step, "update")

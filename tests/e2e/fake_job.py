@@ -142,7 +142,7 @@ session.adopt(
     model=numbers, data=numbers, save=save if own else None, load=load if own else None,
     apart=bool(args.keep), reload=reload if args.keep else None,
 )  # fmt: skip
-pause = time.sleep  # stands for the computation of a step
+pause = time.sleep  # a sleep replaces the computation of a step
 
 
 def train(session: tft.Session) -> None:

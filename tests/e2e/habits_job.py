@@ -374,7 +374,7 @@ record = Record(session.run_dir, rank)
 torch.set_num_threads(1)
 scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=habit.scales)
 inputs = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(1000 * rank))
-torch.manual_seed(rank)  # the loader draws a seed for the order of its data
+torch.manual_seed(rank)  # the loader draws the seed of its data order from torch's generator
 loader: Any = (
     StatefulDataLoader(inputs, batch_size=4, shuffle=True) if habit.loads else None
 )  # Any: torchdata has no types
@@ -429,7 +429,7 @@ def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
             yield step, torch.randn(4, WIDTH, generator=generator)
             continue
         batch = next(loaded, None)
-        if batch is None:  # the next epoch begins
+        if batch is None:  # the epoch is over, and the next one begins
             loaded = iter(loader)
             batch = next(loaded)
         yield step, batch

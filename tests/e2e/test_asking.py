@@ -109,7 +109,7 @@ def test_a_paused_job_resumes_with_the_losses_of_the_undisturbed_run(
         for _ in range(2):
             assert running.asked("pause")[0] == 0
             [step] = steps(running)
-            # the job is paused already; this request is refused
+            # this request is refused, because the job is paused already
             assert running.asked("pause")[0] == 2
             assert steps(running) == {step}
             assert running.asked("resume")[0] == 0
@@ -120,7 +120,7 @@ def test_a_paused_job_resumes_with_the_losses_of_the_undisturbed_run(
     assert outcome.incidents == []
     identical(outcome, fake_undisturbed)
     log = (outcome.run_dir / "logs" / "controller.log").read_text()
-    assert log.count("state=repairing") == 1  # groups were formed only at the start
+    assert log.count("state=repairing") == 1  # the ranks formed groups only at the start
 
 
 @pytest.mark.soak
@@ -258,10 +258,9 @@ def test_a_paused_job_can_be_dumped(tmp_path: Path, fake_undisturbed: Outcome) -
         assert running.asked("dump")[0] == 0
         outcome = running.end()
     assert outcome.code == 3, outcome.output
-    assert outcome.report["steps"] in (
-        step - 1,
-        step,
-    )  # the step that had begun had completed all its all-reduces
+    # The ranks had begun step `step` and had completed its all-reduces. The dump may therefore
+    # complete this step.
+    assert outcome.report["steps"] in (step - 1, step)
     again = resumed(tmp_path / "run")
     assert again.code == 0, again.output
     identical(again, fake_undisturbed)

@@ -54,7 +54,8 @@ def test_faults_on_ranks_with_experts_leave_the_losses_unchanged(
     identical(outcome, undisturbed)
     assert [i["strategy"] for i in outcome.incidents] == ["recover", "recover", "retry"]
     assert [i["steps_lost"] for i in outcome.incidents] == [0, 0, 0]
-    for rank in range(4):  # of all shards of a rank, its experts have the fewest holders
+    # the report line names the group of the shard with the fewest holders: that of the experts
+    for rank in range(4):
         assert f"rank:{rank}, report group list: {[rank % 2, rank % 2 + 2]}" in outcome.output
 
 

@@ -62,7 +62,7 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
         fault = incident["faults"][0]
-        # the all-reduces were complete, so the step counts as completed
+        # in these phases the all-reduces were complete, so the step counts as completed
         done = phase in ("update", "between")
         assert incident["step"] == fault["step"] + (done and phase == "update")
         assert incident["seconds"]["detect"] is not None
@@ -199,7 +199,8 @@ def test_a_rank_that_dies_too_often_ends_the_job_with_a_last_checkpoint(
 def test_a_paused_training_resumes_bit_for_bit(tmp_path: Path, gpt_undisturbed: Outcome) -> None:
     """When the training is paused and resumed, then it uses the same groups and has the same
     losses."""
-    slowly = chaos("slow:rank=0,step=1,factor=8")  # a command of `tft` takes a second to start
+    # the training is slowed down, because a command of `tft` takes a second to start
+    slowly = chaos("slow:rank=0,step=1,factor=8")
     with job(tmp_path / "run", *slowly, arguments=STEPS) as running:
         until(reached(running, 5), "step 5", limit=60)
         code, said = running.asked("pause")

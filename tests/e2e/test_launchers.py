@@ -253,7 +253,7 @@ def test_a_job_resumes_from_the_checkpoint_of_a_torchrun_ended_by_signal(
         until(reached(job, 20), "step 20", LIMIT)
         os.kill(job.pid("run"), signal.SIGTERM)
         until(lambda: "SIGTERM: the job is to end" in job.output(), "an answer")
-        # torchrun sends the signal to the same process again
+        # torchrun passes the signal on, so that the same process gets it again
         job.process.send_signal(signal.SIGTERM)
         outcome = ended(job)
     assert outcome.code != 0

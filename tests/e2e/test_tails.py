@@ -174,7 +174,8 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
     ]
     assert len(outcome.incidents) == len(kills), outcome.incidents
     never_silent(outcome, calm(habit, *last))
-    if habit != "plateaus":  # no rank waits for another in that tail: each can reach its end
+    # in the tails of the other habits no rank waits for another, so each rank completes its tail
+    if habit != "plateaus":
         assert [incident["inexact"] for incident in outcome.incidents] == [[]] * len(kills)
 
 

@@ -83,7 +83,7 @@ def typed(example: str, directory: Path, environment: Mapping[str, str]) -> Page
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        # the server that forks the ranks of a contract suite ends when pytest's pipe is closed
+        # the fork server of a contract suite ends only after pytest has closed its pipe
         with suppress(AssertionError):
             until(lambda: not left_behind(directory), "the end of all processes", 5.0)
         left = left_behind(directory)

@@ -284,7 +284,8 @@ def test_address_reachable_from_other_machines_needs_insecure(host: str) -> None
 def test_a_port_in_use_is_refused(offset: int) -> None:
     """When another process listens at one of the broker's two ports, then the address is refused
     and the sentence names the port."""
-    first = int(free_address("127.0.0.1").rpartition(":")[2])  # the port after it is free as well
+    # `free_address` ensures that the next port is free too
+    first = int(free_address("127.0.0.1").rpartition(":")[2])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + offset))
         taken.listen()

@@ -77,7 +77,7 @@ def _module(name: str) -> Any:  # Any: the caller adds attributes to the module
 
 def _of_core(name: str) -> Any:
     for place in PATCHING if name.endswith("_wrapper") else ():
-        with suppress(ModuleNotFoundError):  # versions differ in their files
+        with suppress(ModuleNotFoundError):  # not every version has each of these files
             found = getattr(importlib.import_module(place), name, None)
             if found is not None:
                 return found

@@ -30,7 +30,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-# a test that waits too long asks for the stacks
+# a test that has waited too long sends SIGUSR1 to get the stacks of all threads
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 directory, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 sys.path.insert(0, str(Path(__file__).parent / "standins" / "frameworks"))

@@ -54,7 +54,9 @@ ROWS = (
         strategies=(RETRY,),
         options=(("save_interval", 3),),
     ),
-    Row(  # of all ranks: MindSpeed-LLM waits in a barrier where its own error has named a step
+    # The error is raised on all ranks. A rank whose own error names a step waits in a barrier of
+    # MindSpeed-LLM.
+    Row(
         name="precision-step",
         faults=tuple((rank, 5, "reduced", "PRECISION ERROR load ckpt step=2") for rank in range(4)),
         strategies=(RETRY,),

@@ -13,4 +13,4 @@ def _quantize_param_shard_impl(model_params: list[object], *_: object) -> None:
 
 
 fp8._quantize_param_shard_impl = _quantize_param_shard_impl
-_dynamo.config.disable = True  # megatron/core/jit.py: fused functions would be compiled
+_dynamo.config.disable = True  # else megatron/core/jit.py compiles its fused functions

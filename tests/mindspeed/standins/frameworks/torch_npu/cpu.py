@@ -51,7 +51,7 @@ def install() -> None:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     tensor.to = _moved(tensor.to)
     tensor.npu = tensor.cuda = lambda self, *_, **__: self
-    plain = tensor.type  # Megatron compares with "torch.cuda.FloatTensor"
+    plain = tensor.type  # Megatron compares the result with "torch.cuda.FloatTensor"
     tensor.type = lambda self, *to: (
         plain(self, *to) if to else plain(self).replace("torch.", "torch.cuda.", 1)
     )
@@ -66,5 +66,5 @@ def install() -> None:
     for place in (cuda, cuda.random):
         place.get_rng_state, place.set_rng_state = npu.get_rng_state, npu.set_rng_state
     cuda.default_generators = (torch.default_generator,) * npu.device_count()
-    cuda._lazy_call = lambda call, **_: call()  # Megatron's tracker of random states
+    cuda._lazy_call = lambda call, **_: call()  # Megatron's tracker of random states uses it
     cuda.manual_seed = torch.default_generator.manual_seed

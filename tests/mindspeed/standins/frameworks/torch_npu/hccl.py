@@ -110,7 +110,7 @@ class Links:
         while not self.stopped.is_set():
             try:
                 self._store.wait(others, SLICE)
-            except RuntimeError:  # not all ranks have come yet
+            except RuntimeError:  # not all members have connected yet
                 continue
             links = dist.ProcessGroup(self._store, rank, size)
             gloo = dist.ProcessGroupGloo(self._store, rank, size, timeout=self._timeout)
@@ -155,7 +155,7 @@ class _Operation(dist.Work):
                     work.wait()
         except RuntimeError as error:
             if any(text in str(error) for text in BROKEN):
-                return  # HCCL would continue to wait
+                return  # the operation stays open, because HCCL would continue to wait
             self._error = error
         self._links.finish(self)
 
@@ -164,10 +164,9 @@ class _Operation(dist.Work):
         Copy the results into the caller's tensors.
         """
         if self._error is None:
+            # through `.data` autograd counts no change, just as with a real backend
             for tensor, copy in self._pairs:
-                tensor.data.copy_(
-                    copy
-                )  # `.data`: autograd counts no change, as with a real backend
+                tensor.data.copy_(copy)
         self._over.set()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -193,7 +192,7 @@ class Group(dist.ProcessGroup):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses
-        self.store: Any = store  # with `clone`, which torch gives no type
+        self.store: Any = store  # Any: torch declares no type for its method `clone`
         self.timeout = timeout
         self._links: Links | None = None
         _groups.add(self)

@@ -134,9 +134,8 @@ def get_megatron_optimizer_wrapper(fn: Callable[..., Any]) -> Callable[..., Any]
         plain = megatron.DistributedOptimizer, megatron.ChainedOptimizer
         megatron.DistributedOptimizer, megatron.ChainedOptimizer = ReplicaOptimizer, ReplicaChain
         try:
-            return fn(
-                *arguments, **(named | {"use_gloo_process_groups": False})
-            )  # the replica groups have Gloo groups of their own
+            # Megatron need not create Gloo groups, because the replica groups have their own
+            return fn(*arguments, **(named | {"use_gloo_process_groups": False}))
         finally:
             megatron.DistributedOptimizer, megatron.ChainedOptimizer = plain
 
