@@ -262,7 +262,8 @@ def test_event_that_makes_the_machine_fail_ends_the_replay(tmp_path: Path) -> No
     only if the machine did not fail at this event in the recorded run."""
     run = lived(retries, tmp_path / "s")
     line = run.events[-1].line + 1
-    order: Any = EndNode(epoch=1, grace=1.0, why="w")  # Any: agents cannot report this message
+    # Any: `Received` has no such message, because only controllers send it
+    order: Any = EndNode(epoch=1, grace=1.0, why="w")
     for then, same in ((None, True), ("", False)):
         bad = StoryEvent(
             line=line, event=Received(at=1e3, sender="s", number=1, message=order), then=then

@@ -79,8 +79,9 @@ data = tft_megatron.Data(samples)
 wrong = [RuntimeError(args.wrong)] if args.wrong and session.rank == 1 else []
 record = Record(session.run_dir, session.rank)
 copies = Copies(session, wrapped) if args.copies else None
-# Each replica draws its own dropout, apart from what the tracker draws. Within one, ranks of tensor
-# parallelism have to draw the same: what they all have of the model would drift apart.
+# This seed is for the dropout that Megatron's tracker does not draw. Each model replica has its own
+# seed. The tensor-parallel ranks of a replica must draw the same numbers. Otherwise the parameters
+# that all of them hold would become different.
 torch.manual_seed(ps.get_data_parallel_rank())
 tft_megatron.enable(session, wrapped, optimizer, scheduler, data=data)
 ahead = Path(session.run_dir, "ahead")

@@ -59,8 +59,8 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
         if isinstance(each, DistributedOptimizer)
     ]
     for each in distributed:
-        # without TransformerEngine and Apex, megatron-core 0.16 cannot load into an optimizer
-        # without state
+        # Without TransformerEngine and Apex, megatron-core 0.16 can only load into an optimizer that
+        # already has state.
         for group in each.param_groups:
             for p in group["params"]:
                 kept = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
@@ -68,7 +68,7 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     model = built.wrapped.module
     state = {"model": model.sharded_state_dict(), "rng_state": asked_generators()}
     place = str(checkpoints / f"iter_{iteration:07d}")
-    # the same content as at the time of writing
+    # the options with which the checkpoint was written
     form = dist_checkpointing.load_content_metadata(place)
     state["optimizer"] = built.optimizer.sharded_state_dict(
         state["model"], is_loading=True, metadata=form
@@ -76,9 +76,8 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
     found: dict[str, Any] = dist_checkpointing.load(state, place)
     assert found["iteration"] == iteration
     model.load_state_dict(found["model"])
-    with (
-        torch.no_grad()
-    ):  # megatron-core copies into the parameters themselves if they have 32 bits
+    # megatron-core copies directly into parameters of 32 bits, which needs `no_grad`
+    with torch.no_grad():
         built.optimizer.load_state_dict(found["optimizer"])
     for each in distributed:
         # megatron-core does not restore torch's own count of steps
@@ -151,7 +150,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     ps.initialize_model_parallel(**sizes(args))
     model_parallel_cuda_manual_seed(1)
-    # another seed than the job's: equal numbers can only come from the checkpoint
+    # the seed differs from the job's, so equal numbers can only come from the checkpoint
     torch.manual_seed(1)
     built = build(args)
     replicas = ps.get_data_parallel_world_size()

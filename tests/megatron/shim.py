@@ -36,11 +36,11 @@ def install() -> None:
     cuda: Any = torch.cuda
     tensor: Any = torch.Tensor
     _dynamo.config.disable = True  # core/jit.py: fused functions would be compiled by g++
-    cuda.current_device = lambda: torch.device("cpu")  # distributed/: where buffers are
+    cuda.current_device = lambda: torch.device("cpu")  # distributed/: the device of buffers
     for name in ("tensor", "zeros", "empty", "ones", "full"):  # optimizer/*.py: device="cuda"
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     tensor.cuda = lambda self, *_: self  # optimizer/grad_scaler.py; models/, tied embeddings
-    plain = tensor.type  # optimizer/*.py: compares with "torch.cuda.FloatTensor"
+    plain = tensor.type  # optimizer/*.py compares this with "torch.cuda.FloatTensor"
     tensor.type = lambda self, *to: (
         plain(self, *to) if to else plain(self).replace("torch.", "torch.cuda.", 1)
     )
@@ -53,7 +53,7 @@ def install() -> None:
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()  # as above
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)  # as above
     logging.getLogger(random.__name__).setLevel(logging.ERROR)  # hides "CPU RNG state changed"
-    moe.te_general_gemm = None  # the router reads it; it is not defined without TransformerEngine
+    moe.te_general_gemm = None  # the router reads this name, which only TransformerEngine defines
     dispatcher.maybe_move_tensor_to_cpu = lambda t, as_numpy=False, **_: (
         t.numpy() if as_numpy and t is not None else t
-    )  # the all-to-all of experts needs lists, not tensors
+    )  # the all-to-all of experts needs lists instead of tensors

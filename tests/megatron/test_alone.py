@@ -15,7 +15,7 @@ from tests.e2e.jobs import ROOT
 ALONE = ROOT / "tests" / "megatron" / "alone.py"
 
 LATE = {
-    "torch.profiler._cupti_monitor",  # 1 ms: torch asks for it in the first backward
+    "torch.profiler._cupti_monitor",  # torch imports it in the first backward pass, in 1 ms
 }
 """What is imported after all, with its reason."""
 

@@ -20,7 +20,7 @@ from tft import checkpoint
 
 PLAIN = ROOT / "tests" / "megatron" / "plain.py"
 NAME = ("--checkpoint-name", "iter_{step:07d}")
-pytestmark = pytest.mark.timeout(360)  # up to four jobs, of up to eight ranks, one after the other
+pytestmark = pytest.mark.timeout(360)  # a test runs up to four jobs of up to eight ranks
 SAVED = 4
 """The step after which the last checkpoint is written."""
 
@@ -153,7 +153,8 @@ def test_a_job_that_lost_all_holders_returns_to_its_newest_checkpoint(
     assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
     checkpoints = tmp_path / "run" / "checkpoints"
     there = {checkpoint.verify(each).step for each in checkpoints.iterdir() if each.is_dir()}
-    # the killed ranks may not have written their part of the newest checkpoint, which is reported
+    # The killed ranks may not have written their parts of the newest checkpoint. The report then
+    # lists this checkpoint under `missed`.
     missed = {each["step"] for each in outcome.report["missed"]}
     assert (there | missed, there & missed) == (set(range(2, STEPS + 1, 2)), set())
     assert missed <= {4}

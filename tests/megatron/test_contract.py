@@ -92,7 +92,7 @@ class MegatronTraining(Training):
         """
         Train one step, with the calls of Megatron's own `train_step`.
         """
-        del model  # Megatron's wrapper stays the same object
+        del model  # not needed, because Megatron's wrapper stays the same object
         self._update = update
         built = self._built
         built.wrapped.zero_grad_buffer()

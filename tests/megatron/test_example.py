@@ -17,7 +17,7 @@ ARGUMENTS = ("--steps", "12", "--without-cuda", str(ROOT / "tests" / "megatron" 
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)  # two jobs
+@pytest.mark.timeout(240)  # it runs two jobs
 def test_the_example_with_lost_ranks_has_the_losses_of_the_ordinary_script(tmp_path: Path) -> None:
     """When a rank is killed in its update and then rank 0 in its backward pass, then every loss is
     that of the same script without tft."""

@@ -29,7 +29,7 @@ def test_the_memory_of_a_rank_is_that_of_the_formula(row: Row, tmp_path: Path) -
         gradients = (2 if half else 4) * each.padded
         share = (16 if half else 12) * each.kept
         assert 0 <= each.bytes - (parameters + gradients + share) <= SPARE
-        # padding of about 30 parameters and of the end of the buffer
+        # each of about 30 parameters is padded, and the end of the buffer too
         assert each.padded - each.parameters <= 64 * 40
         assert abs(each.bytes / each.parameters / row.expected - 1) <= LIMIT
     copies = row.instances or RANKS

@@ -44,7 +44,7 @@ def once(context: ForkServerContext) -> Once:
         ]
         for each, end in zip(ranks, there, strict=True):
             each.start()
-            end.close()  # so that the end of a failed rank is noticed
+            end.close()  # then only the rank holds it, and `poll` notices the end of the rank
         try:
             assert all(each.poll(PATIENCE) for each in here), "a rank has found nothing"
             return [each.recv() for each in here]

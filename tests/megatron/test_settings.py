@@ -22,7 +22,8 @@ def holders(**model: Any) -> list[Any]:  # Any: Megatron has no types
     config = TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4)
     for name, value in model.items():
         assert hasattr(config, name)
-        setattr(config, name, value)  # the other settings that these need are for a GPU
+        # set after the constructor, which would demand further settings that need a GPU
+        setattr(config, name, value)
     return [OptimizerConfig(), DistributedDataParallelConfig(), config]
 
 

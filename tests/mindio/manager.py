@@ -51,9 +51,8 @@ def start() -> None:
     controller.tft_start_controller("127.0.0.1", port, False, "")
 
 
-structlog.configure(
-    logger_factory=structlog.PrintLoggerFactory(sys.stderr)
-)  # stdout carries the answers, so logs go to stderr
+# stdout carries the answers, so logs go to stderr
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 start()
 say("leads")
 for line in sys.stdin:

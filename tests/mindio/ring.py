@@ -59,7 +59,7 @@ class Ring:
             with connection.makefile("rb") as file:
                 rank, told = json.loads(file.readline())
             wanted = told or self._world
-            if wanted != world:  # earlier members had waited for another set of ranks
+            if wanted != world:  # the members so far waited for a ring of another size
                 for stale in members.values():
                     stale.close()
                 members.clear()

@@ -99,7 +99,7 @@ OPEN = {"enable_tls": False}
 JOIN_FIRST = "call tft_start_processor first"
 
 ROWS = [
-    # rank 0 to world_size - 1, world_size 1 to 100,000
+    # rank must be from 0 to world_size - 1, and world_size from 1 to 100,000
     accepted("tft_init_processor", 0, 1, False, **OPEN),
     accepted("tft_init_processor", 99_999, 100_000, False, False),
     accepted("tft_init_processor", 0, 2, False, False, "", True, True, False),
@@ -120,9 +120,9 @@ ROWS = [
     # TLS is on by default, and needs the names of its files
     refused("tft_init_processor", 0, 2, False, says="tlsCert"),
     refused("tft_init_processor", 0, 2, False, True, "x" * 10_241, says="10240"),
-    # init comes first
+    # tft_init_processor must be called before tft_start_processor
     refused("tft_start_processor", "127.0.0.1", 8000, says="call tft_init_processor first"),
-    # nothing of a job can be set before the job is joined
+    # functions that need a job are refused before the process has joined one
     refused("tft_set_optimizer_replica", 0, [], says=JOIN_FIRST),
     refused("tft_set_dp_group_info", 0, [0], says=JOIN_FIRST),
     refused("tft_start_updating_os", says=JOIN_FIRST),
@@ -147,7 +147,7 @@ ROWS = [
     refused("tft_wait_next_action", says=JOIN_FIRST),
     refused("tft_wait_repair_action", says=JOIN_FIRST),
     refused("tft_is_reboot_node", says=JOIN_FIRST),
-    # MindIO answers these before the job is joined
+    # as in MindIO, these functions work before the process has joined a job
     accepted("tft_get_repair_step", returns=0),
     accepted("tft_get_repair_type", returns="unknow"),
     accepted("tft_get_reboot_type", returns="arf"),
@@ -163,7 +163,7 @@ ROWS = [
     accepted("tft_report_load_ckpt_step", LARGEST),
     refused("tft_report_load_ckpt_step", 0, says="step must be"),
     refused("tft_report_load_ckpt_step", LARGEST + 1, says="step must be"),
-    # times
+    # the times of optimizer updates
     accepted("tft_set_update_start_time"),
     accepted("tft_set_update_end_time", None),
     accepted("tft_set_update_start_time", 0),
@@ -180,7 +180,7 @@ ROWS = [
     accepted("tft_can_do_uce_repair", 21, 10, 20, returns=True),
     accepted("tft_can_do_uce_repair", 20, 20, 10, returns=False),
     accepted("tft_can_do_uce_repair", 21, start_time=20, end_time=10, returns=True),
-    # functions of the program
+    # registration of functions of the program
     *(accepted(name, print) for name in REGISTRARS),
     *(accepted(name, func=print, ctx=object()) for name in REGISTRARS),
     *(no_function(name, 1) for name in REGISTRARS),
@@ -207,7 +207,7 @@ def test_a_call_returns_or_raises_as_documented_by_mindio(
 ) -> None:
     """When a function is called in a process that has joined no job, then it returns MindIO's
     result, or raises an `Exception` that says what was expected."""
-    monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # put back what a row changes
+    monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")  # restored after the test
     monkeypatch.setattr(uce_utils, "TRAIN_STEP_TIME", {})
     function = getattr(framework_ttp, row.function)
     if row.says is None:
@@ -330,8 +330,8 @@ def test_a_program_that_mindio_knows_stops_and_cleans_before_a_save(
     [
         (3, 4, [[0, 1, 2, 3]], (3,)),
         (3, 4, [[1, 3]], (2, 3)),  # ranks 2 and 3 are tensor-parallel peers
-        (5, 8, [[5, 7]], (0, 1, 4, 5)),  # two such peers in each of two pipeline stages
-        (2, 4, [[0, 1, 2, 3], [0, 2]], (2, 3)),  # experts spread over two ranks
+        (5, 8, [[5, 7]], (0, 1, 4, 5)),  # two tensor-parallel peers in each of two stages
+        (2, 4, [[0, 1, 2, 3], [0, 2]], (2, 3)),  # the experts are spread over two ranks
         (1, 4, [[1], [0, 1, 2, 3]], (0, 1, 2, 3)),  # each rank is the only holder of its experts
         (0, 6, [[0, 1, 3]], None),
         (2, 6, [[2, 4]], None),

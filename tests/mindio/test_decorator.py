@@ -41,7 +41,7 @@ def patterns(*, can_repair: bool = True) -> Patterns:
         ("uce error", OTHER, S.RS_UNKNOWN, OTHER),
         ("UCEERROR", OTHER, S.RS_UNKNOWN, OTHER),
         ("", OTHER, S.RS_UNKNOWN, OTHER),
-        # the order of the table decides, not the order in the text
+        # the order of the words in the table decides, not their order in the text
         ("STEP FINISH after FORCE STOP", "FORCE STOP", S.RS_NORMAL, "FORCE STOP"),
         ("HCCS LINK ERROR: UCE ERROR", "UCE ERROR", S.RS_UCE, OTHER),
         ("FORCE STOP after UCE ERROR", "UCE ERROR", S.RS_UCE, OTHER),

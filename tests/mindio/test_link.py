@@ -36,7 +36,8 @@ def test_the_end_of_a_replaced_orchestrator_is_not_reported(tmp_path: Path) -> N
     second = guest(tmp_path / "desk")
     changes.get(timeout=LIMIT)
     first.close()
-    third = guest(tmp_path / "desk")  # gets one change, and none that the first guest got
+    # the only further change is the arrival of this guest, and none for the end of the first one
+    third = guest(tmp_path / "desk")
     changes.get(timeout=LIMIT)
     assert third.call("hello") == 0
     assert second.call("hello") == 0

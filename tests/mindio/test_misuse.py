@@ -50,7 +50,7 @@ ONE = {"rank_list": [0], "replica_cnt": 1, "replica_shift": 0}
 
 LIFE: list[tuple[list[Any], Any]] = [
     (INIT, None),
-    (INIT, "already called in this process"),  # MindIO would end the process
+    (INIT, "already called in this process"),  # in MindIO the second call ends the process
     (START, None),
     (START, "already called in this process"),
     (["tft_is_reboot_node"], False),
@@ -61,16 +61,14 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_set_dp_group_info", [0, [0]]], None),
     (["tft_set_dp_group_info", [0, [1]]], "a rank of dp_rank_list"),
     (["tft_set_dp_group_info", [0, []]], "must be a list of ranks"),
-    # nothing can be repaired before training began
+    # a fault before the first step cannot be repaired
     (["tft_report_error", [2]], "before training began"),
     (["tft_report_error", [8]], None),
     (["tft_report_error", [9]], "0 to 8"),
-    # MindIO would wait for ever here, since its lock is still held
+    # MindIO would wait forever in the second call, because the first one keeps a lock
     (["tft_report_error", [9]], "0 to 8"),
-    (
-        ["tft_end_updating_os", [1]],
-        "tft_start_updating_os was not called before",
-    ),  # MindIO would ignore this call
+    # MindIO would ignore this call
+    (["tft_end_updating_os", [1]], "tft_start_updating_os was not called before"),
     (["tft_start_updating_os"], None),
     (["tft_start_updating_os", [-1]], None),
     (["tft_end_updating_os", [1]], None),
@@ -145,10 +143,11 @@ CONTROLLER: list[list[tuple[list[Any], str | int | None]]] = [
         (["tft_notify_controller_change_strategy", ["retry"]], 1),
         (["tft_register_mindx_callback", ["report_weather", None]], 1),
         (["tft_register_mindx_callback", ["report_result", "no function"]], 1),
+        # MindIO raises SystemExit here
         (
             ["tft_start_controller", ["127.0.0.1", "$port", False]],
             "call tft_init_controller first",
-        ),  # MindIO: SystemExit
+        ),
         (["tft_init_controller", [-2, 2, False]], "rank must be"),
         (["tft_init_controller", [2, 2, False]], "rank must be"),
         (["tft_init_controller", [0, 100_001, False]], "world_size must be"),
@@ -209,11 +208,8 @@ GROUPS: list[tuple[Any, bool, str]] = [
     ([{**FOUR, "rank_list": [1, 2]}], False, "rank 0 is not in"),
     ([{**FOUR, "replica_cnt": 0}], False, "from 1 to 4"),
     ([{**FOUR, "replica_cnt": 5}], False, "from 1 to 4"),
-    (
-        [{**FOUR, "replica_cnt": 3}],
-        False,
-        "cannot hold 3 whole copies",
-    ),  # MindIO would mix up the parts
+    # MindIO would mix up the parts of the copies
+    ([{**FOUR, "replica_cnt": 3}], False, "cannot hold 3 whole copies"),
     ([{**FOUR, "replica_shift": -1}], False, "replica_shift"),
     ([{**FOUR, "replica_shift": 1}], False, "places apart"),
     ([FOUR], True, "with MindSpore"),
@@ -307,7 +303,7 @@ def test_a_loop_that_ends_by_itself_needs_no_stop_and_clean_functions(tmp_path: 
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["stop", "clean"])
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
-    # two survivors and the replacement
+    # one line each from the first processes of both ranks, and from the replacement
     assert outcome.output.count("event=function_missing name=stop") == 3
 
 

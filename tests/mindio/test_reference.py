@@ -182,7 +182,7 @@ WRONG = [
     *(Call(f"{DECORATOR}.{name}", (7,)) for name in registrars()),
     Call(f"{DECORATOR}.tft_register_decrypt_handler", (7,)),
     Call(f"{DECORATOR}.tft_exception_handler", (7,)),
-    Call(f"{DECORATOR}.set_device"),  # there is no device here
+    Call(f"{DECORATOR}.set_device"),  # fails, because this machine has no device
     Call(f"{DECORATOR}.set_mindio_export_version", ("Megatron",)),
     Call(f"{DECORATOR}.tft_set_optimizer_replica", (-1, [])),
     Call(f"{DECORATOR}.tft_set_dp_group_info", (-1, [0])),

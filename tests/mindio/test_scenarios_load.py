@@ -49,7 +49,7 @@ def connected(host: str, port: int) -> socket.socket:
     while True:
         try:
             return socket.create_connection((host, port))
-        # the server is not up yet, or has just closed
+        # the server does not listen yet, or has just closed the connection
         except (ConnectionRefusedError, ConnectionResetError):
             continue
 

@@ -247,7 +247,7 @@ def test_an_invalid_certificate_key_or_file_is_refused_with_its_name(
     said = refusal(make(tmp_path / "a"))
 
     assert sentence in said
-    assert not re.search(r"[A-Za-z0-9+]{40}", said)  # looks like a key in base64
+    assert not re.search(r"[A-Za-z0-9+]{40}", said)  # no text looks like a key in base64
     assert list(home.iterdir()) == []
 
 

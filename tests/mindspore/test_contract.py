@@ -64,7 +64,8 @@ class MindSporeTraining(Training):
         weight = self._network.trainable_params()[0]
         changed = weight.asnumpy().copy()
         changed.flat[0] += 1.0
-        put({"weight": changed}, {"weight": weight})  # in place: the optimizer is compiled
+        # changed in place, because the compiled optimizer refers to this parameter
+        put({"weight": changed}, {"weight": weight})
 
 
 class TestMindSpore(AdaptorContract):

@@ -74,7 +74,7 @@ def test_a_data_parallel_job_completes_unless_its_step_is_compiled(
     mode. In graph mode MindSpore ends them as it compiles the step. There is no file."""
     file = tmp_path / "group_info.pb"
     arguments = (str(script), mode, "data_parallel")
-    # without settings for fault tolerance, msrun behaves as usual
+    # no variable for fault tolerance is set, so msrun behaves as usual
     keys = {"GROUP_INFO_FILE": str(file)}
     with msrun(tmp_path / "run", *arguments, keys=keys, world=2, words=["--join", "True"]) as job:
         outcome = ended(job)

@@ -75,7 +75,7 @@ def test_a_rank_killed_in_any_phase_leaves_the_losses_unchanged(
     assert len(outcome.incidents) == len(PHASES)
     for incident, (phase, rank) in zip(outcome.incidents, victims.items(), strict=True):
         recovered(incident, rank)
-        # the all-reduces were complete in `update`: that step counts
+        # in phase `update` the all-reduces were complete, so this step counts as completed
         assert incident["step"] == incident["faults"][0]["step"] + (phase == "update")
     changed = outcome.chaos()[3]["evidence"]
     assert 0 < changed["changed"] < changed["of"]

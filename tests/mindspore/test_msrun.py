@@ -33,7 +33,7 @@ from tests.mindspore.conftest import EXAMPLE
 from tests.mindspore.conftest import STEPS as EXAMPLE_STEPS
 from tft.bus.ports import free_address
 
-pytestmark = pytest.mark.timeout(240)  # msrun imports MindSpore, and some tests start two
+pytestmark = pytest.mark.timeout(240)  # msrun imports MindSpore, and some tests start it twice
 
 LIMIT = 100.0
 WORLD = 4
@@ -62,7 +62,7 @@ def msrun(
     where.mkdir(parents=True)
     port = port or int(free_address("127.0.0.1").rpartition(":")[2])
     log = where / "out"
-    bin_directory = Path(sys.executable).parent  # msrun starts `python`, whichever comes first
+    bin_directory = Path(sys.executable).parent  # msrun starts the first `python` in PATH
     command = [
         str(bin_directory / "msrun"),
         "--worker_num", str(world), "--local_worker_num", str(world if local is None else local),
@@ -217,7 +217,7 @@ def test_a_killed_rank_of_the_mindspore_example_is_restarted_by_msrun(
 ) -> None:
     """When a rank of the MindSpore example is killed under msrun, with only process control
     enabled, then losses and final state are bit for bit those of an undisturbed `tft run`."""
-    # the default of `tft run`; msrun leaves the number of threads to MindSpore
+    # one thread is the default of `tft run`, but msrun leaves the number to MindSpore
     keys = {"MS_ENABLE_TFT": "{RSC:1}", "OMP_NUM_THREADS": "1"}
     script = (str(EXAMPLE), "--steps", str(EXAMPLE_STEPS))
     with msrun(tmp_path / "run", *script, keys=keys, world=2, options=()) as job:

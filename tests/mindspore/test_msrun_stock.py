@@ -57,7 +57,7 @@ def train(
             "workers that wait to be killed",
             LIMIT,
         )
-        # a job that has ended early is reported when its outcome is checked
+        # if the job has ended early, the check of its outcome reports this
         if job.process.poll() is None:
             for victim in victims:
                 strike(job, f"rank-{victim}")
@@ -97,9 +97,9 @@ def test_msrun_with_the_environment_of_the_manual_replaces_workers_that_are_kill
     ]
     kept = {path.name for path in written.glob("worker_*.0.log")}
     assert kept == {f"worker_{victim}.0.log" for victim in victims}
-    # beside the workers' output, since msrun was told `--log_dir logs`
+    # the log files of MindIO are in the directory of msrun's option `--log_dir`
     assert [path for path in written.glob("ttp_log.log.*") if path.stat().st_size]
-    # where MindSpore's guides look for it, in the log of each process that was worker 0
+    # only the log of each process of worker 0 has the groups, as MindSpore's guides say
     for path in written.glob("worker_*.log"):
         told_here = re.findall(r"rank:\d+, report group list: [\d\[\], ]+", path.read_text())
         of_all = ["rank:0, report group list: [0, 1, 2, 3]"]

@@ -45,7 +45,7 @@ def train(
                 "MINDIO_FOR_MINDSPORE": "1",
                 "MS_TFT_IP": "127.0.0.1",
                 "MS_TFT_PORT": free_address("127.0.0.1").rpartition(":")[2],
-                "GLOG_v": "2",  # show MindSpore's warnings: they say how its loop has read an error
+                "GLOG_v": "2",  # MindSpore's warnings say how its loop has read an error
             },
         )  # fmt: skip
     finally:
@@ -109,7 +109,7 @@ def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
         assert len(calls(outcome, rank, "stop")) == len(calls(outcome, rank, "resume")) == 3
         moved = calls(outcome, rank, "send_recv")
         assert [(call["source"], call["target"]) for call in moved] == [(0, 1), (0, 1)]
-        # on the training threads of both ranks, which are out of the loop
+        # the training threads of both ranks, which had left the loop, made the transfers
         assert {call["training"] for call in moved} == {True}
 
 
@@ -119,7 +119,7 @@ def test_mindspores_own_functions_write_the_last_checkpoint(tmp_path: Path, calm
     the checkpoint of the last completed step, and both leave by MindSpore's own exit."""
     outcome = train(tmp_path / "run", faults=[[1, 4, "loop", "a bug in a test"]], enable=LAST)
     assert outcome.code == 3, outcome.output
-    # with TTP alone MindSpore reports interrupted ranks in the same way as rank 1
+    # with only TTP enabled, MindSpore reports interrupted ranks as it reports rank 1
     assert told(outcome) == [("dump", [("software", 1)], 0)]
     last = tmp_path / "run" / "last"
     assert files(last) == ["ttp_saved_checkpoints-step_3/rank_0/ttp_rank_0-1_3.ckpt"]

@@ -241,7 +241,7 @@ def test_a_saved_shard_is_read_by_mindspore(optimizer: str, tmp_path: Path) -> N
     adopted.rollback(local_state)
     assert [fresh.step() for _ in range(3)] == expected
 
-    # the staged copy has the state of that time, and replaces the files
+    # `write` writes the state of the time when it was staged, and replaces the files
     assert write(tmp_path) == files
     adopted.load(tmp_path, "dense")
     adopted.rollback(local_state)

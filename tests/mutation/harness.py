@@ -104,7 +104,7 @@ class Harness:
         Judge all mutants.
         """
         with tempfile.TemporaryDirectory(prefix="mutation-") as compiled:
-            # children share their compiled files, even if writing them is switched off elsewhere
+            # the children share compiled files here, even if the environment switches off bytecode
             sys.pycache_prefix, sys.dont_write_bytecode = compiled, False
             # only the children get the paths of the tests: their conftest may import the mutated
             # module
@@ -128,7 +128,7 @@ class Harness:
             session.items = []
             return True
         session.config.pluginmanager.register(child)
-        return None  # in a child the collection continues
+        return None  # None: pytest continues the collection in the child
 
     def _serve(self, server: "_Server") -> "_Child | None":
         if server.failed:

@@ -216,7 +216,7 @@ def _children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
             return
         case _:
             pass
-    if isinstance(node, ast.Dict):  # not the keys: a wrong key is the same as a missing entry
+    if isinstance(node, ast.Dict):  # keys stay: a wrong key is the same as a missing entry
         for position, value in enumerate(node.values):
             yield "values", position, value
         return
@@ -347,7 +347,7 @@ def _expressions(node: ast.expr, parent: ast.AST, place: _Place) -> Iterator[ast
             yield from (_with(node, op=op()) for op in _other(ARITHMETIC, node.op))
             if isinstance(node.op, ONE_SIDED):
                 yield node.left
-        # not in a set: there each member is left out instead
+        # members of a set are not changed, because other mutants leave each of them out
         case ast.Constant() if not isinstance(parent, ast.MatchValue | ast.Set):
             yield from _constants(node.value, parent, place)
         case ast.JoinedStr():

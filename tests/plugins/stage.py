@@ -168,7 +168,8 @@ def play(scene: Scene) -> None:
     while view.step <= scene.last:
         try:
             place("batch taken")
-            model.layers[0](torch.zeros(4))  # the call of a submodule alone is not a model call
+            # chaos must not take this call of a submodule for a call of the model
+            model.layers[0](torch.zeros(4))
             began = time.monotonic()
             loss = wrapped(torch.full((2, 4), 0.1 * view.step))
             times[view.step] = model.took, time.monotonic() - began
@@ -191,7 +192,7 @@ def play(scene: Scene) -> None:
         except Exception as error:  # noqa: BLE001 (chaos and broken peers cause errors of any type)
             place(f"raised {type(error).__name__} {getattr(error, 'kind', None)}")
             if scene.world > 1:
-                os._exit(1)  # its connections close, which releases the other ranks
+                os._exit(1)  # its connections close, so that the other ranks do not wait
             optimizer.zero_grad()
     scene.file("times").write_text(json.dumps(times))
     place(f"end {loss.item().hex()}")

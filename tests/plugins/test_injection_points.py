@@ -294,7 +294,7 @@ def test_hang_blocks_only_the_training_thread(start: Start, tmp_path: Path) -> N
     until(lambda: scene.ticks()[1] > number + 5, process)
 
     assert process.pid is not None
-    # Python delivers the signal only between bytecodes, so code in C runs on
+    # Python handles a signal only between bytecodes, so code in C is not interrupted
     os.kill(process.pid, signal.SIGINT)
     _, number = scene.ticks()
     until(lambda: scene.ticks()[1] > number + 5, process)

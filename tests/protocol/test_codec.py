@@ -15,7 +15,7 @@ from tft.protocol import codec
 from tft.protocol.messages import MESSAGES, VERSION, Beat, Envelope, Message, Position, Pulse, Save
 
 INT64 = st.integers(min_value=-(2**63), max_value=2**63 - 1)
-# numbers that MessagePack can carry; only `from_type` uses these strategies
+# only numbers that MessagePack can carry; `from_type` uses these strategies
 st.register_type_strategy(int, INT64)
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 

@@ -13,7 +13,7 @@ from tft.simulation.schedule import draw
 SCHEDULES = range(1, 200)
 SELDOM = frozenset(
     {
-        # an order that was queued behind another one begins at once
+        # an order that waited for the end of another order begins at once
         (Stage.BUSY, Stage.CHECKING),
         (Stage.BUSY, Stage.LOOP),
         (Stage.CHECKING, Stage.BUSY),

@@ -18,7 +18,7 @@ from tft.simulation.shrink import explain
 SCHEDULES = 1200
 
 
-pytestmark = pytest.mark.timeout(300)  # takes half a minute on two idle cores
+pytestmark = pytest.mark.timeout(300)  # it takes half a minute on two idle cores
 
 
 @pytest.fixture(scope="module")

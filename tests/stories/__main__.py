@@ -28,7 +28,7 @@ def add(seed: int) -> None:
     """
     schedule = draw(seed)
     stage = set_up(schedule)
-    until_over(stage)  # raises if a promise is broken: only stories without one are kept
+    until_over(stage)  # raises if a promise is broken, because such a story is not kept
     name = "-".join(
         [*(mishap.kind or mishap.what for mishap in schedule.mishaps), str(seed)]
     ).replace(" ", "_")

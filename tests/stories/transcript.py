@@ -96,7 +96,8 @@ def _event(line: str) -> Event:
     body = json.loads(text)
     if kind in OWN:
         return msgspec.convert({**body, "at": float(at)}, OWN[kind])
-    message: Any = from_plain(kind, body)  # Any: only what a controller is told was written
+    # Any: a transcript has only messages that a controller accepts
+    message: Any = from_plain(kind, body)
     return Received(at=float(at), sender=sender, number=int(number), message=message)
 
 

@@ -221,7 +221,7 @@ def test_damaged_chunk_is_fetched_from_another_source(opened: Opened) -> None:
     other_is_done = threading.Event()
 
     def hold(position: int, piece: bytearray) -> None:
-        # The honest source waits until damage was done; otherwise it might send all chunks.
+        # The honest source waits until a chunk was damaged. Otherwise it might send all chunks.
         if position > CHUNK:
             other_is_done.wait(60)
 
@@ -292,7 +292,7 @@ def test_damaged_request_ends_the_connection(opened: Opened) -> None:
     fetch fails."""
 
     def damage(position: int, piece: bytearray) -> None:
-        if position:  # the first piece was the hello; the next one is the offer
+        if position:  # the first piece is the hello, the next one the request
             piece[30] ^= 1
 
     tap = opened(Tap(opened(serve(MANY)).address, up=damage))
@@ -423,7 +423,7 @@ def test_fetch_that_cannot_connect_can_be_abandoned(opened: Opened) -> None:
     the wait and its thread (the fixture `opened` checks this)."""
     full = opened(socket.create_server(("127.0.0.1", 0), backlog=0))
     address = full.getsockname()
-    for _ in range(3):  # Linux accepts one more than the backlog and lets further clients wait
+    for _ in range(3):  # Linux accepts one client more than the backlog; others wait
         client = opened(socket.socket())
         client.setblocking(False)
         client.connect_ex(address)

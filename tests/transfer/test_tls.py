@@ -141,7 +141,7 @@ def test_silent_client_does_not_delay_the_close_of_the_server(opened: Opened, ke
     source = serve(SHARD, tls=tls(keys))
     host, _, port = source.address.rpartition(":")
     with socket.create_connection((host, int(port))):
-        # by now the server has accepted the bare connection
+        # after this fetch, the server has accepted the earlier, silent connection too
         fetch_into(Room(SHARD), source.address, tls=tls(keys))
 
         source.close()

@@ -129,8 +129,8 @@ def test_training_fault_declares_the_fault() -> None:
     ],
 )
 def test_training_fault_with_a_wrong_argument_is_refused(
-    wrong: dict[str, Any],
-    says: str,  # Any: arguments of wrong types
+    wrong: dict[str, Any],  # Any: arguments of wrong types
+    says: str,
 ) -> None:
     """When a kind does not exist, or `not_after` is no step, then the exception cannot be made."""
     with pytest.raises(ValueError, match=says):

@@ -420,7 +420,7 @@ def test_training_thread_waits_for_a_slow_disk(tmp_path: Path, ranks: list[Rank]
         stage(ranks, 2)
         waiting = threading.Thread(target=ranks[0].periodic.stage, args=(4, b""))
         waiting.start()
-        while len(ranks[0].expected) < 4:  # two of these are from the copying before
+        while len(ranks[0].expected) < 4:  # the copy of step 2 made two of these entries
             assert waiting.is_alive()
     waiting.join()
     stage(ranks[1:], 4)

@@ -122,7 +122,7 @@ async def checking(stage: Stage, incident: int) -> Callable[[], None]:
     for door in doors:
         os.mkfifo(door)
     stage.order(Check(**key(incident), name="cables"))
-    # opening a pipe for writing waits for its reader, so the check has begun
+    # `open` for writing waits until the pipe has a reader, so the check has begun
     pipes = [await asyncio.to_thread(door.open, "w") for door in doors]
 
     def end() -> None:
@@ -218,7 +218,7 @@ async def test_late_refusal_of_a_claim_ends_the_process(stage: Stage) -> None:
     await stage.agent(SCRIPT, nproc=1, adaptor="fake")
     await stage.start(rank=0)
     joined = await stage.report(Joined, rank=0)
-    for _ in range(2):  # meanwhile the rank has repeated its claim, and still waits
+    for _ in range(2):  # meanwhile the rank repeats its claim and still waits
         await stage.beat()
     stage.order(
         Refused(epoch=1, rank=0, pid=joined.pid, started=joined.started, why="rank 0 is taken")

@@ -82,7 +82,7 @@ async def reach(stage: Stage, place: str) -> list[TextIO]:
     Each rank waits at this place until its pipe is closed.
     """
     doors = [stage.run_dir / f"{place}-{rank}" for rank in BOTH]
-    # opening a pipe for writing waits for its reader
+    # `open` for writing waits until the pipe has a reader
     return [await asyncio.to_thread(door.open, "w") for door in doors]
 
 

@@ -96,7 +96,7 @@ def test_rank_that_was_admitted_to_a_window_completes_it() -> None:
     assert not gate.standing().still
     gate.passed(11, tail=False)
     assert not gate.leaves(11)
-    assert not gate.arrive()  # the freeze holds it one window later
+    assert not gate.arrive()  # the freeze holds the rank before its next window
 
 
 def test_freeze_before_admission_keeps_the_rank_before_its_window() -> None:
