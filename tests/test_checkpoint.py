@@ -519,7 +519,7 @@ def test_directory_that_is_not_a_checkpoint_of_its_step_is_not_removed(tmp_path:
     assert sorted(own.directory.iterdir()) == [own.place(step) for step in (0, 1, 3)]
 
 
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- names of checkpoints
 
 
 @pytest.mark.parametrize("name", NAMES)

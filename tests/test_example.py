@@ -16,7 +16,7 @@ from record import Record
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-# ---------------------------------------------------------------- the data
+# ---------------------------------------------------------------- the data of the example
 
 
 def test_corpus_is_the_same_at_each_load() -> None:
@@ -65,7 +65,7 @@ def test_batches_continue_from_a_loaded_position() -> None:
     assert here.state_dict() == there.state_dict()
 
 
-# ---------------------------------------------------------------- the model
+# ---------------------------------------------------------------- the model of the example
 
 
 def test_small_model_has_at_least_30_million_parameters() -> None:
@@ -111,7 +111,7 @@ def test_tiny_model_fills_two_buckets_of_ddp() -> None:
     assert len(told["rebuilt_bucket_sizes"].split(",")) == 2
 
 
-# ---------------------------------------------------------------- the record
+# ---------------------------------------------------------------- the record of a run
 
 
 def steps_of(directory: Path, rank: int = 0) -> list[tuple[int, str]]:

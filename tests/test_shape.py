@@ -28,7 +28,7 @@ MANY_FIELDS = ("tft/config.py", "tft/protocol/")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-# ---------------------------------------------------------------- the content of a file
+# ---------------------------------------------------------------- functions and classes of a file
 
 
 @cache
@@ -192,7 +192,7 @@ def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
     return seen
 
 
-# ---------------------------------------------------------------- the gate
+# ---------------------------------------------------------------- the limits that the code keeps
 
 
 @pytest.mark.parametrize("rule", LIMITS)
@@ -215,7 +215,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not found, f"import circles: {found}"
 
 
-# ---------------------------------------------------------------- tests of the rules themselves
+# ---------------------------------------------------------------- tests of these rules
 
 SAMPLE = """
 import abc

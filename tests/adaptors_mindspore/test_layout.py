@@ -65,7 +65,7 @@ def sources(found: Found) -> dict[int, int]:
     return {rank: int(path.parent.name.removeprefix("rank_")) for rank, path in found.files.items()}
 
 
-# ---------------------------------------------------------------- ranks that write
+# ---------------------------------------------------------------- ranks that write checkpoint files
 
 
 def test_one_rank_of_each_group_saves_as_documented() -> None:
@@ -85,7 +85,7 @@ def test_no_last_checkpoint_is_written_when_a_whole_group_is_lost() -> None:
         savers(GROUPS, gone={1, 5, 6})
 
 
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- names of checkpoint files
 
 
 def test_the_last_checkpoint_has_the_documented_file_names(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_prefix_with_path_parts_is_refused(tmp_path: Path, prefix: str) -> Non
         open_series(tmp_path, 0, prefix)
 
 
-# ---------------------------------------------------------------- resuming
+# ---------------------------------------------------------------- resuming from checkpoint files
 
 
 def test_all_ranks_resume_from_a_last_checkpoint(tmp_path: Path) -> None:

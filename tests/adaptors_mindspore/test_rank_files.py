@@ -46,7 +46,7 @@ def safetensors(size: int) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(size)
 
 
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- names of checkpoint files
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_an_invalid_meta_json_is_ignored(tmp_path: Path, content: str) -> None:
     assert read_meta(tmp_path) is None
 
 
-# ---------------------------------------------------------------- writing
+# ---------------------------------------------------------------- writing checkpoint files
 
 
 def test_a_file_is_written_atomically(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_broker_with_keys_refuses_a_taken_address(
     assert "AddressTaken" in (tmp_path / "second.log").read_text()
 
 
-# ---------------------------------------------------------------- on the wire
+# ---------------------------------------------------------------- messages on the network
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
@@ -383,7 +383,7 @@ async def relayed(tap: Tap, curve: Path | None) -> AsyncIterator[zmq.Socket[byte
         yield voice
 
 
-# ---------------------------------------------------------------- the files
+# ---------------------------------------------------------------- key files
 
 
 async def test_keys_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ async def test_bus_can_be_opened_before_its_broker_starts(broker: Broker) -> Non
         assert (await heard(bus)).epoch == 2
 
 
-# ---------------------------------------------------------------- other programs
+# ---------------------------------------------------------------- invalid frames of other programs
 
 
 async def test_message_with_three_frames_is_reported_in_a_sentence(broker: Broker) -> None:

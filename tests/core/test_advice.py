@@ -71,7 +71,7 @@ def followed(job: ScriptedJob) -> str:
     return job.machine.incident.decision.strategy
 
 
-# ---------------------------------------------------------------- requests
+# ---------------------------------------------------------------- requests for advice
 
 
 def test_plugins_are_asked_when_all_ranks_have_stopped() -> None:
@@ -196,7 +196,7 @@ def test_plugin_is_asked_by_a_test_without_a_controller() -> None:
     assert followed(job) == "recover"
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- advice that is followed or ignored
 
 
 def test_first_strategy_is_followed_when_plugins_answer_without_advice() -> None:
@@ -386,7 +386,7 @@ def test_failed_strategy_of_a_plugin_counts_as_a_failure_of_its_base() -> None:
     )
 
 
-# ---------------------------------------------------------------- time limits
+# ---------------------------------------------------------------- time limits for plugins
 
 
 def test_first_strategy_is_followed_when_plugins_do_not_answer_in_time() -> None:
@@ -488,7 +488,7 @@ def test_strategy_named_with_a_wait_is_not_followed_before_the_wait_ends() -> No
     assert followed(job) == "recover"
 
 
-# ---------------------------------------------------------------- late answers
+# ---------------------------------------------------------------- advice that is late or no longer valid
 
 
 def test_advice_to_an_earlier_round_is_ignored() -> None:

@@ -388,7 +388,7 @@ def test_disputed_copies_are_one_fault_after_a_second_round() -> None:
     assert faults.count("corruption") == 1
 
 
-# ---------------------------------------------------------------- after a repair
+# ---------------------------------------------------------------- comparisons after a repair
 
 
 def test_fetched_copy_is_compared() -> None:
@@ -844,7 +844,7 @@ def test_draw_in_the_tail_is_reported_only_after_the_first_step(
     assert job.reports()[0]["inexact"] == inexact
 
 
-# ---------------------------------------------------------------- the rule
+# ---------------------------------------------------------------- the rule that finds the right copy
 
 
 def copy_of(rank: int, **facts: Any) -> Copy:  # Any: the fields have different types
@@ -963,7 +963,7 @@ def test_copy_at_the_later_line_of_the_tail_is_right(lines: tuple[str, str], rig
     assert (found.right, found.wrong, found.tail) == ((right,), (1 - right,), True)
 
 
-# ---------------------------------------------------------------- at a checkpoint
+# ---------------------------------------------------------------- comparisons at a checkpoint
 
 
 def not_checkpointed(job: ScriptedJob, step: int, *wrong: int) -> None:

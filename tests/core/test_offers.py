@@ -327,7 +327,7 @@ def test_scale_in_waits_for_a_rank_that_starts_with_the_job() -> None:
     assert offered(standings, again)["scale_in"].leaving == (1, 2)
 
 
-# ---------------------------------------------------------------- opportunities
+# ---------------------------------------------------------------- strategies that need no fault
 
 
 def test_migrate_is_offered_when_a_successor_is_ready() -> None:

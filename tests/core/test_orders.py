@@ -42,7 +42,7 @@ from tft.testing.scripted import (
     ScriptedJob,
 )
 
-# ---------------------------------------------------------------- names
+# ---------------------------------------------------------------- ranks that an order names
 
 
 def test_orders_name_ranks_in_order() -> None:

@@ -45,7 +45,7 @@ from tft.errors import (
     UsageError,
 )
 
-# ---------------------------------------------------------------- the step
+# ---------------------------------------------------------------- the step to continue from
 
 
 def test_agreed_step_is_the_highest_step_that_every_shard_has() -> None:
@@ -243,7 +243,7 @@ def test_rank_overwritten_before_the_first_step_is_replaced() -> None:
     )
 
 
-# ---------------------------------------------------------------- repair
+# ---------------------------------------------------------------- repair plans
 
 
 def test_every_rank_without_the_agreed_step_in_use_fetches_it() -> None:
@@ -357,7 +357,7 @@ def test_rank_that_gives_half_a_shard_has_half_the_load() -> None:
     assert plan[9]["c"] == [3, 4, 5, 6, 7, 8, 1, 2]
 
 
-# ---------------------------------------------------------------- savers
+# ---------------------------------------------------------------- ranks that save a last checkpoint
 
 
 def test_each_shard_is_saved_by_its_first_sound_holder() -> None:

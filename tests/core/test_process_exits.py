@@ -39,7 +39,7 @@ from tft.testing.scripted import (
     ScriptedJob,
 )
 
-# ---------------------------------------------------------------- causes
+# ---------------------------------------------------------------- causes of process exits
 
 
 def starting(world: int = 2) -> ScriptedJob:

@@ -37,7 +37,7 @@ from tft.testing.scripted import (
     ScriptedJob,
 )
 
-# ---------------------------------------------------------------- claims
+# ---------------------------------------------------------------- claims of processes on ranks
 
 
 def claim(job: ScriptedJob, rank: int, pid: int, incarnation: int = 0) -> None:
@@ -516,7 +516,7 @@ def test_answer_of_one_process_does_not_answer_orders_of_another_process() -> No
     assert nodes.orders == {2: [kill, second]}
 
 
-# ---------------------------------------------------------------- a node that joins late
+# ---------------------------------------------------------------- a node with room that joins late
 
 
 TOO_FEW = "no node has room for rank 3 in addition to the others"

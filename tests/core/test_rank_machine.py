@@ -415,7 +415,7 @@ def test_end_order_aborts_a_training_rank_and_is_carried_out() -> None:
     assert machine.handle(Left(at=2.1)) == [Execute(name="end", order=end)]
 
 
-# ---------------------------------------------------------------- pauses
+# ---------------------------------------------------------------- holds and checks during a pause
 
 
 def hold(step: int, **which: int) -> Hold:

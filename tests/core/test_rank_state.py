@@ -40,7 +40,7 @@ from tft.testing.scripted import (
     ScriptedJob,
 )
 
-# ---------------------------------------------------------------- processes
+# ---------------------------------------------------------------- the processes of a rank
 
 
 def test_new_rank_state_has_no_process_and_holds_no_state() -> None:

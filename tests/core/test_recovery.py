@@ -41,7 +41,7 @@ def tries_on(job: ScriptedJob) -> None:
         job.settle()
 
 
-# ---------------------------------------------------------------- reports
+# ---------------------------------------------------------------- logs and reports of incidents
 
 
 def test_log_has_an_incident_from_its_fault_to_its_end() -> None:
@@ -229,7 +229,7 @@ def test_pollution_lowers_the_step_once() -> None:
     assert job.reports()[0]["step"] == 3
 
 
-# ---------------------------------------------------------------- receivers of orders
+# ---------------------------------------------------------------- ranks that receive orders
 
 
 def test_terminating_rank_owes_no_answer() -> None:
@@ -252,7 +252,7 @@ def test_late_successor_is_ended_without_last_words() -> None:
     assert [(k.incarnation, k.last_words) for k in job.orders(Kill)] == [(1, False)]
 
 
-# ---------------------------------------------------------------- retries
+# ---------------------------------------------------------------- repeated attempts of a strategy
 
 
 def test_strategy_works_after_two_failures() -> None:
@@ -393,7 +393,7 @@ def test_numeric_fault_after_a_rollback_replaces_the_process() -> None:
     assert tried(job) == {"retry": "the numeric fault at step 3 occurred again"}
 
 
-# ---------------------------------------------------------------- doubted copies
+# ---------------------------------------------------------------- copies in doubt
 
 
 def test_doubtful_copies_are_used_when_there_are_no_others() -> None:
@@ -507,7 +507,7 @@ def test_report_lists_every_replaced_rank() -> None:
     assert job.machine.incidents[0].turnover.kept == {0: True, 1: True, 3: False}
 
 
-# ---------------------------------------------------------------- details of advice
+# ---------------------------------------------------------------- details of the advice of plugins
 
 
 def test_plugin_that_is_silent_after_a_wait_is_not_asked_again() -> None:

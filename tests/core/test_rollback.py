@@ -28,7 +28,7 @@ ALL = (0, 1, 2, 3)
 SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 
-# ---------------------------------------------------------------- memory of one rank
+# ---------------------------------------------------------------- faults in the memory of one rank
 
 
 @pytest.mark.parametrize("kind", ["memory", "corruption", "numeric"])
@@ -460,7 +460,7 @@ def test_pollution_of_a_rank_that_did_not_resume_is_ignored() -> None:
     assert job.orders(Restore) == []
 
 
-# ---------------------------------------------------------------- numeric faults that return
+# ---------------------------------------------------------------- repeated numeric faults
 
 
 def test_repeated_numeric_fault_at_one_step_goes_one_step_further_back() -> None:
@@ -578,7 +578,7 @@ def test_two_batches_are_skipped_when_a_numeric_fault_repeats() -> None:
     assert [(r.step, r.skip) for r in job.orders(Rollback)] == [(3, 0), (2, 2)]
 
 
-# ---------------------------------------------------------------- checkpoints that rule out a return
+# ---------------------------------------------------------------- kept copies that cannot be restored
 
 
 def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
@@ -595,7 +595,7 @@ def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
     assert job.facts("order_failed") == [{"rank": 1, "order": "restore", "why": "digest differs"}]
 
 
-# ---------------------------------------------------------------- positions of ranks
+# ---------------------------------------------------------------- steps that are recorded for faults
 
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process", "hang", "node"])

@@ -437,7 +437,7 @@ def test_rank_0_moves_to_another_node_like_any_other_rank() -> None:
     assert job.ranks[0].node == 2
 
 
-# ---------------------------------------------------------------- recover: limits
+# ---------------------------------------------------------------- recover: policies and limits
 
 
 def test_all_processes_of_a_node_are_replaced_with_the_policy_node() -> None:

@@ -101,7 +101,7 @@ def test_each_listed_weakness_names_a_test_that_exists() -> None:
     assert listed == list(range(1, 40))
 
 
-# ---------------------------------------------------------------- correctness
+# ---------------------------------------------------------------- weaknesses of correctness
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["link first", "link last"])
@@ -288,7 +288,7 @@ def test_checkpoint_is_committed_only_with_all_its_files() -> None:
     ]
 
 
-# ---------------------------------------------------------------- availability
+# ---------------------------------------------------------------- weaknesses of availability
 
 
 @pytest.mark.parametrize("strategy", ["recover", "scale_in", "migrate"])
@@ -615,7 +615,7 @@ def test_requests_do_not_overwrite_each_other() -> None:
     assert job.doing == "paused"
 
 
-# ---------------------------------------------------------------- limits
+# ---------------------------------------------------------------- limits of what can be recovered
 
 
 def test_job_without_copies_uses_its_last_checkpoint() -> None:

@@ -226,7 +226,7 @@ def test_a_check_can_end_the_job_with_a_last_checkpoint(
     assert "a lamp is out (rank 1)" in outcome.report["why"]
 
 
-# ---------------------------------------------------------------- dumps
+# ---------------------------------------------------------------- last checkpoints on request
 
 
 @pytest.mark.soak

@@ -59,7 +59,7 @@ def test_faults_on_ranks_with_experts_leave_the_losses_unchanged(
         assert f"rank:{rank}, report group list: {[rank % 2, rank % 2 + 2]}" in outcome.output
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.mark.soak

@@ -172,7 +172,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.mark.soak

@@ -127,7 +127,7 @@ def test_the_job_ends_without_checkpoint_when_a_shard_has_no_holder(tmp_path: Pa
     assert not places.exists() or list(places.iterdir()) == []
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.fixture(scope="module")

@@ -281,7 +281,7 @@ def test_optimizer_shards_are_dumped_and_resumed_bit_for_bit(
     identical(resumed, undisturbed_shares)
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.mark.soak

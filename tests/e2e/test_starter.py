@@ -192,7 +192,7 @@ def test_invalid_options_are_refused_before_any_process_starts(tmp_path: Path) -
     assert not (tmp_path / "run-of-0" / "scheduler-0").exists()
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.mark.soak

@@ -103,7 +103,7 @@ def trail(outcome: Outcome, rank: int, incarnation: int = 0) -> list[str]:
     return (outcome.run_dir / f"trail-rank{rank}.{incarnation}").read_text().splitlines()
 
 
-# ---------------------------------------------------------------- the phase `tail`
+# ---------------------------------------------------------------- kills in the phase `tail` of chaos
 
 
 @pytest.mark.soak
@@ -123,7 +123,7 @@ def test_a_rank_killed_in_phase_tail_has_completed_its_tail(tmp_path: Path, calm
     identical(outcome, calm("schedules"))
 
 
-# ---------------------------------------------------------------- the table
+# ---------------------------------------------------------------- kills in updates, tails and evaluations
 
 HABITS = ("schedules", "averages", "plateaus", "scales")
 COVERING = [

@@ -76,7 +76,7 @@ class Script:
         self.built = build(args)
         self.wrapped = self.built.wrapped
 
-    # ------------------------------------------------------------ the checks
+    # ------------------------------------------------------------ the cases
 
     def evaluation(self) -> Found:
         """
@@ -221,7 +221,7 @@ class Script:
         found.append(refused(lambda: self.enable(data=self.args)))
         return {"refused": found}
 
-    # ------------------------------------------------------------ the objects that are checked
+    # ------------------------------------------------------------ functions that the cases use
 
     def enable(self, **others: object) -> None:
         """

@@ -185,7 +185,7 @@ def leave(ctx: Any) -> None:
 desk = Desk(directory, rank, steps, options, note)
 
 
-# ---------------------------------------------------------------- the loop
+# ---------------------------------------------------------------- the training loop
 
 
 def draw() -> float:

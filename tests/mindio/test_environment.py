@@ -113,7 +113,7 @@ def test_a_slow_function_is_logged(
     ) is told
 
 
-# ---------------------------------------------------------------- the places of log lines
+# ---------------------------------------------------------------- destinations of log lines
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_process_survives_a_log_directory_that_cannot_be_made(tmp_path: Path) 
     assert "cannot be written: Not a directory; lines go to standard output" in done.stderr
 
 
-# ---------------------------------------------------------------- the place of a process
+# ---------------------------------------------------------------- variables of the launcher
 
 
 def test_a_process_gets_its_node_from_the_launcher() -> None:

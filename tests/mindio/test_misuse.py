@@ -192,7 +192,7 @@ def test_wrong_calls_of_the_controllers_functions_are_refused(
             assert says in result["says"], called
 
 
-# ---------------------------------------------------------------- groups of copies
+# ---------------------------------------------------------------- replica groups
 
 FOUR = {"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}
 GROUPS: list[tuple[Any, bool, str]] = [
@@ -347,7 +347,7 @@ def test_a_rank_whose_clean_function_fails_gets_a_new_process(tmp_path: Path) ->
     assert "clean function returned 1: it could not clean" in came_of(outcome)
 
 
-# ---------------------------------------------------------------- steps
+# ---------------------------------------------------------------- steps and pauses
 
 
 @pytest.mark.soak

@@ -259,7 +259,7 @@ def test_every_name_like_mindios_exists_in_mindio() -> None:
     assert {name for name in ours if re.match("tft_|set_mindio", name)} - known == set()
 
 
-# ---------------------------------------------------------------- results of calls
+# ---------------------------------------------------------------- results and exits of calls
 
 FOLLOWED = [
     Call(f"{DECORATOR}.get_device"),

@@ -53,7 +53,7 @@ def refusal(info: str, decrypt: tls.Decrypt | None = None) -> str:
     return str(refused.value)
 
 
-# ---------------------------------------------------------------- the keys
+# ---------------------------------------------------------------- job keys
 
 
 def test_processes_with_one_private_key_derive_the_same_job_keys(
@@ -90,7 +90,7 @@ def test_changed_job_keys_are_refused(tmp_path: Path) -> None:
     assert "does not match the secret of the job" in refusal(info)
 
 
-# ---------------------------------------------------------------- accepted files
+# ---------------------------------------------------------------- accepted certificates and keys
 
 
 TAKEN: dict[str, Callable[[Path], str]] = {
@@ -125,7 +125,7 @@ def test_a_certificate_that_expires_soon_is_accepted_with_a_warning(
     assert "certificate_expires" in written.out + written.err
 
 
-# ---------------------------------------------------------------- refused files
+# ---------------------------------------------------------------- refused certificates and keys
 
 
 def _linked(at: Path) -> str:
@@ -251,7 +251,7 @@ def test_an_invalid_certificate_key_or_file_is_refused_with_its_name(
     assert list(home.iterdir()) == []
 
 
-# ---------------------------------------------------------------- the password
+# ---------------------------------------------------------------- the password of the private key
 
 
 def test_the_programs_function_decrypts_the_password(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ args = arguments()
 set_global_variables(args)
 
 
-# ---------------------------------------------------------------- faults
+# ---------------------------------------------------------------- injected faults
 
 
 def strike(where: str) -> None:
@@ -319,7 +319,7 @@ def forward_step(data_iterator: Any, model: Any) -> Any:
     return model(words[:, :-1], places, later, labels=words[:, 1:].contiguous()), loss_func
 
 
-# ---------------------------------------------------------------- records
+# ---------------------------------------------------------------- records of the run
 
 
 def write(name: str, **facts: Any) -> None:

@@ -20,7 +20,7 @@ def get_context(key: str) -> Any:
     return "Ascend" if key == "device_target" else mindspore.get_context(key)
 
 
-class Twice(nn.Cell):  # type: ignore[misc]  # AllReduce becomes a doubling; replaces TensorReport too
+class Twice(nn.Cell):  # type: ignore[misc]  # replaces AllReduce and TensorReport by a doubling of their input
     def construct(self, *given: Any) -> Any:
         return given[-1] + given[-1]
 

@@ -145,7 +145,7 @@ def test_an_optimizer_without_the_wrapper_is_refused(tmp_path: Path) -> None:
     assert outcome.rows() == {}
 
 
-# ---------------------------------------------------------------- the whole table, in make soak
+# ---------------------------------------------------------------- all ranks and points of a step, in `make soak`
 
 
 @pytest.mark.soak

@@ -229,7 +229,7 @@ def test_a_killed_rank_of_the_mindspore_example_is_restarted_by_msrun(
     identical(outcome, calm_pair)
 
 
-# ---------------------------------------------------------------- soak
+# ---------------------------------------------------------------- jobs that run only in `make soak`
 
 
 @pytest.mark.soak

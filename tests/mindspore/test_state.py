@@ -308,7 +308,7 @@ def test_parameters_of_all_types_and_shapes_are_transferred(tmp_path: Path) -> N
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
 
 
-# ---------------------------------------------------------------- parts of the state
+# ---------------------------------------------------------------- parameters that only some ranks have
 
 
 def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
@@ -333,7 +333,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
         adopted.give("optimizer.1")
 
 
-# ---------------------------------------------------------------- refused objects
+# ---------------------------------------------------------------- objects that the adaptor refuses
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def optional_names(source: str) -> frozenset[str]:
     return frozenset(names)
 
 
-# ---------------------------------------------------------------- search for places
+# ---------------------------------------------------------------- search for places to mutate
 
 Site = tuple[list[ast.AST], list[Step], _Place, ast.AST | None]
 """The nodes from the module down to the one changed, the way there, and what to put there."""
@@ -438,7 +438,7 @@ def _without(node: ast.AST, field: str, index: int) -> ast.AST:
     return _with(node, **{field: left})
 
 
-# ---------------------------------------------------------------- changing and naming
+# ---------------------------------------------------------------- changing the source and naming a mutant
 
 
 def _put(tree: ast.AST, path: Sequence[Step], substitute: ast.AST | None) -> None:

@@ -134,7 +134,7 @@ def test_mindspore_cuts_experts_into_as_many_shards() -> None:
     assert (fewer.dense_copies, fewer.expert_copies) == (4, 2)
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- refused sizes
 
 COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
 
@@ -286,7 +286,7 @@ def test_pairs_are_listed_by_their_distance() -> None:
     assert shortened(["0-2", "8"], 2) == shortened(["0-2", "8"], None) == "0-2, 8"
 
 
-# ---------------------------------------------------------------- losses
+# ---------------------------------------------------------------- losses that a layout survives
 
 
 def test_node_with_both_copies_cannot_be_lost() -> None:
@@ -372,7 +372,7 @@ def test_listed_losses_agree_with_the_planner(
     assert agrees(of_nodes(placed), placed, nodes)
 
 
-# ---------------------------------------------------------------- random layouts
+# ---------------------------------------------------------------- random layouts of small jobs
 
 
 @st.composite
@@ -450,7 +450,7 @@ def test_any_single_rank_of_an_accepted_layout_can_be_lost(layout: Layout) -> No
     assert agrees(of_ranks(placed), placed, [{rank} for rank in range(layout.world)])
 
 
-# ---------------------------------------------------------------- memory
+# ---------------------------------------------------------------- memory cost of copies
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_downgrade_names_the_ranks_that_leave_with_a_lost_rank() -> None:
     assert ("result", 201, "", {2: PROCESS, 3: PROCESS}, "downgrade") in talk.news()
 
 
-# ---------------------------------------------------------------- time
+# ---------------------------------------------------------------- waiting for the scheduler
 
 
 def test_job_waits_for_the_scheduler_to_report_its_ranks() -> None:
@@ -476,7 +476,7 @@ def test_fault_during_a_switch_is_negotiated() -> None:
     assert strategies(talk) == ["migrate"]
 
 
-# ---------------------------------------------------------------- pause, dump
+# ---------------------------------------------------------------- pauses and dumps
 
 
 def test_scheduler_pauses_and_continues_the_job() -> None:

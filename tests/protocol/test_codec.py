@@ -216,7 +216,7 @@ def test_story_line_with_an_unknown_field_is_refused() -> None:
         codec.from_plain("Lead", {"epoch": 1, "heard": {}, "mood": "good"})
 
 
-# ---------------------------------------------------------------- other values
+# ---------------------------------------------------------------- packing of plain values
 
 
 @given(plain)

@@ -68,7 +68,7 @@ def _turns(machine: Machine, events: Iterable[Event]) -> Iterator[str]:
         stood = stands
 
 
-# ---------------------------------------------------------------- events
+# ---------------------------------------------------------------- events of a story
 
 
 def _happened(event: Event) -> str:
@@ -101,7 +101,7 @@ def _event(line: str) -> Event:
     return Received(at=float(at), sender=sender, number=int(number), message=message)
 
 
-# ---------------------------------------------------------------- results
+# ---------------------------------------------------------------- results of the judgement
 
 
 def _said(command: Command) -> str:

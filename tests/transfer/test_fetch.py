@@ -301,7 +301,7 @@ def test_damaged_request_ends_the_connection(opened: Opened) -> None:
         fetch_into(Room(MANY), tap.address)
 
 
-# ---------------------------------------------------------------- sources that disagree
+# ---------------------------------------------------------------- sources and buffers that disagree
 
 
 def test_source_that_disagrees_with_the_majority_is_not_used(opened: Opened) -> None:
@@ -379,7 +379,7 @@ def test_error_of_take_ends_the_fetch_completely(opened: Opened) -> None:
         fetch_into(Room(MANY, at_take=fail), server.address)
 
 
-# ---------------------------------------------------------------- fetches that are given up
+# ---------------------------------------------------------------- fetches that are abandoned
 
 
 def test_fetch_with_a_hanging_source_can_be_abandoned(opened: Opened) -> None:
