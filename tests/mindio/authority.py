@@ -98,7 +98,8 @@ def told(
     """
     Write the certificate files into `folder` and return the text of a `tls_info` that names them.
 
-    `password` encrypts the key. `said` is the password in the text, if that password is to differ.
+    `password` encrypts the key. `said` is the password that the text states, if it differs from
+    `password`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cert.pem").write_bytes(mine.pem)

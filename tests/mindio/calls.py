@@ -4,7 +4,8 @@ A program that calls a list of MindIO functions in order and writes the result o
     calls.py PORT RING DIRECTORY STEPS OPTIONS
 
 The entry `calls` of OPTIONS is a list of [function, arguments, keyword arguments]. The argument
-`$port` is replaced by the port. `train` is no function of MindIO: it trains this number of steps.
+`$port` is replaced by the port. The function name `train` is not one of MindIO: it trains the given
+number of steps.
 """
 
 import json

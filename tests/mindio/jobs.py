@@ -26,7 +26,7 @@ LIMIT = 90.0
 """Seconds a job may take; a hang is a failure."""
 
 Call = dict[str, Any]
-"""Something that was called, with what it was told. Any: JSON."""
+"""The record of a call: the function and its arguments. Any: JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,8 @@ class Outcome:
 
     def losses(self) -> dict[tuple[int, int], set[str]]:
         """
-        Return the computed losses by rank and step. A set holds several if repeated steps differ.
+        Return the computed losses by rank and step. A set has several losses if a repeated step had
+        a different loss.
         """
         found: dict[tuple[int, int], set[str]] = {}
         for rank in range(self.world):

@@ -2,7 +2,7 @@
 A program with a training loop like MindSpore's, which trains numbers instead of a model.
 
 No decorator wraps its loop. After an incident the program itself reports how the loop ended, waits
-for the next action, and continues at the step that it asks for.
+for the next action, and asks for the step to continue from.
 
     mindspore_program.py PORT RING DIRECTORY STEPS OPTIONS
 
@@ -53,7 +53,7 @@ STATES = {
     "ARF FINISH": ReportState.RS_PREREPAIR_FINISH,
     "STEP FINISH": ReportState.RS_STEP_FINISH,
 }
-"""What MindSpore's loop looks for in an error."""
+"""By text that MindSpore's loop looks for in an error: the state that the loop reports."""
 
 
 class State:
@@ -160,7 +160,7 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
 
 def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     """
-    Save handler: write this rank's numbers to a file and record the state that it was chosen to
+    Save handler: write this rank's numbers to a file and record which state this rank was chosen to
     save.
     """
     note("save", step=step, info=info)

@@ -87,9 +87,9 @@ class State:
     drawn = 0
     member: Member | None = None
     world = world
-    """How many there are now."""
+    """The number of ranks that train now."""
     stopped = False
-    """It is not to wait for others, even if it has not begun to."""
+    """This rank must not wait in an all-reduce, neither now nor later."""
 
 
 state = State()
@@ -300,7 +300,8 @@ def rollback(step: int, args: Any, ctx: Any) -> None:
 
 def shrink(group: list[int], members: list[int], args: Any, params: str) -> None:
     """
-    Downgrade handler: continue with `members` only, and draw the data of an interrupted step again.
+    Downgrade handler: continue with `members` only, and draw the data of the interrupted step
+    again.
 
     The loop itself forms the smaller group.
     """
@@ -343,7 +344,7 @@ def save(step: int, info: list[dict[str, Any]], args: Any, ctx: Any) -> None:
     """
     Save handler: write this rank's numbers.
 
-    Of the ranks that together hold a complete copy, MindIO calls this on the first.
+    MindIO calls this on the first ranks that together hold a complete copy.
     """
     note("save", step=step, info=info)
     fail("save_ckpt")

@@ -10,7 +10,7 @@ from typing import Any
 MODULES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("reference.toml").read_text())[
     "modules"
 ]
-"""By the name of a module: its exports, constants, functions and classes. Any: TOML."""
+"""The exports, constants, functions and classes of each module, by its name. Any: TOML."""
 
 
 def functions() -> dict[str, Any]:  # Any: TOML

@@ -1,9 +1,9 @@
 """
 An orchestrator for tests, which reacts to the reports of a job's controller.
 
-It reports no faults of its own. It chooses the last strategy of an offer, or the one planned in
-`choices`. Three planned words have another effect. `raise` fails. `stop switch` cancels a switch.
-`after PATH` waits until the file exists.
+It reports no faults of its own. It chooses the last of the offered strategies, or the one planned
+in `choices`. Three words in `choices` are not strategies. `raise` lets the callback raise an error.
+`stop switch` cancels a hot switch. `after PATH` waits until the file exists.
 """
 
 import time
@@ -30,8 +30,8 @@ class Stub:
     """
     The callbacks of the orchestrator.
 
-    `note` records each report. `choices` maps an offer, its strategies joined by commas, to the
-    choice.
+    `note` records each report. The key of `choices` is an offer, as its strategies joined by
+    commas. The value is the choice.
     """
 
     def __init__(self, note: Callable[..., None], choices: dict[str, str]) -> None:
@@ -91,4 +91,4 @@ class Stub:
 
 
 Heard = dict[str, Any]
-"""What a stub has noted. Any: JSON."""
+"""A report that a stub has recorded. Any: JSON."""

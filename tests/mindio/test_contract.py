@@ -255,7 +255,8 @@ PLACES = [
     (("no-such-host.invalid", 8000), "cannot be resolved on this machine"),
     (("127.0.0.1", 8000, "0.0.0.0"), "local_ip is 0.0.0.0"),
 ]
-"""Where the controller cannot be. A bus has two ports, so that the last one is left out."""
+"""Addresses that the controller cannot have, each with the error. A bus needs two ports, so the
+last port number is refused too."""
 
 
 @pytest.mark.parametrize(("place", "says"), PLACES)
@@ -316,7 +317,7 @@ def test_a_program_that_mindio_knows_stops_and_cleans_before_a_save(
     fresh: processor.Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a program is one that MindIO knows by name, then TTP_STOP_CLEAN_BEFORE_DUMP is 1 from
-    then on, and its step arguments are ignored."""
+    then on, and step arguments of the program are ignored."""
     monkeypatch.setenv("TTP_STOP_CLEAN_BEFORE_DUMP", "0")
     framework_ttp.tft_set_step_args("before")
     framework_ttp.set_mindio_export_version("MindSpeed-LLM")
@@ -341,6 +342,6 @@ def test_a_program_that_mindio_knows_stops_and_cleans_before_a_save(
 def test_ranks_at_one_place_of_equal_groups_leave_together(
     rank: int, world: int, partitions: list[list[int]], together: tuple[int, ...] | None
 ) -> None:
-    """When all groups have the same layout, then the ranks at one place of them leave together.
-    When the layouts differ, no further rank can be determined."""
+    """When all groups have the same layout, then ranks at the same place in their groups leave
+    together. When the layouts differ, no further rank can be determined."""
     assert replicas.column(rank, world, partitions) == together

@@ -151,8 +151,8 @@ def test_an_unknown_error_ends_the_job_with_a_last_checkpoint(
     text: str, kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """When an error matches no pattern, then a last checkpoint is saved, the error is reported, and
-    its traceback is in the output of its rank. MindIO waits 180 s to be ended, and the error is in
-    the log of that rank."""
+    its traceback is in the output of its rank. MindIO, in contrast, waits 180 s to be ended and
+    writes the error only to the log of that rank."""
     outcome = run(tmp_path, [1, 4, "loop", text], **options)
     assert outcome.codes == [3], outcome.output
     [(found, evidence)] = faults_of(outcome)
@@ -214,7 +214,7 @@ def test_every_function_runs_with_the_current_device_of_its_process(
     text: str, tmp_path: Path
 ) -> None:
     """When a function is called on any thread, then the current device is that of the process, also
-    on other ranks than 0. A survivor would stop device 0 otherwise."""
+    on other ranks than 0. Otherwise a survivor would stop device 0 instead of its own device."""
     outcome = run(tmp_path, [0, 4, "loop", text], device=True)
     assert outcome.codes == [0], outcome.output
     for what in ("stop", "repair", "rollback", "train"):

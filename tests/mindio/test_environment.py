@@ -67,8 +67,8 @@ def test_mindio_for_mindspore_selects_the_framework(text: str, mindspore: bool) 
     ],
 )
 def test_mindspores_loop_is_reentered_only_when_that_is_enabled(enabled: str, again: bool) -> None:
-    """When only last checkpoints are enabled for MindSpore, then its loop is not entered again
-    after a fault."""
+    """When only last checkpoints are enabled for MindSpore, then the program's loop is not entered
+    again after a fault."""
     assert environment.variables({"MS_ENABLE_TFT": enabled}).enters_again is again
 
 
@@ -170,8 +170,8 @@ def test_log_lines_go_to_standard_output_on_request(capsys: pytest.CaptureFixtur
 def test_a_line_that_operators_search_for_is_in_the_output_and_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When operators search the output of a rank for a line, then the line is there once, and in
-    the log file."""
+    """When operators search the output of a rank for a line, then the line is once in that output
+    and once in the log file."""
     logs.get_logger(environment.Logging(directory=tmp_path), printed=True).info("seen")
     [file] = tmp_path.iterdir()
     assert capsys.readouterr().out == file.read_text()
@@ -272,5 +272,5 @@ def test_the_launchers_variables_are_restored_for_the_program() -> None:
 
 
 def test_log_levels_are_those_of_python() -> None:
-    """When a level is known to this package, then Python's logging knows it."""
+    """When a log level is known to this package, then Python's logging knows it."""
     assert all(isinstance(getattr(logging, level), int) for level in environment.LEVELS)

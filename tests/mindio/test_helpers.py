@@ -94,7 +94,7 @@ def test_the_own_address_is_that_of_the_interface_to_the_controller(
     master: str, local: str, address: str
 ) -> None:
     """When no address of this machine is given, then it is that of the interface to the controller.
-    It is empty where the controller is on this machine or cannot be reached."""
+    The address is empty if the controller is on this machine or cannot be reached."""
     assert ttp_decorator.get_local_ip(master, local) == address
 
 
@@ -118,8 +118,8 @@ def test_the_found_own_address_can_be_bound() -> None:
 def test_a_device_memory_error_has_the_name_of_its_kind(
     uce: bool | None, text: str, name: str, told: processor.Processor
 ) -> None:
-    """When a device has a memory error, then its name tells whether other ranks can have the state.
-    It is unknown where device repair is off."""
+    """When a device has a memory error, then the name of the error tells whether other ranks can
+    send the lost state. Without device repair, the kind of the error is unknown."""
     if uce is not None:
         ttp_decorator.tft_init_processor(0, 1, False, enable_tls=False, enable_uce=uce)
     uce_utils.tft_set_update_start_time(10)

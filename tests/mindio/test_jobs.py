@@ -15,7 +15,7 @@ import pytest
 from tests.mindio.jobs import Job, Outcome, job
 
 HALVES = [{"rank_list": [0, 1, 2, 3], "replica_cnt": 2, "replica_shift": 0}]
-"""Two copies of two parts: ranks 0 and 2 hold the one, 1 and 3 the other."""
+"""Two copies of two parts of the state. Ranks 0 and 2 hold one part, ranks 1 and 3 the other."""
 
 
 @cache
@@ -89,8 +89,8 @@ def test_a_lost_process_is_replaced(tmp_path: Path, rank: int) -> None:
 def test_a_process_that_dies_after_the_all_reduce_is_replaced_for_the_next_step(
     tmp_path: Path, where: str
 ) -> None:
-    """When a process is killed after the others have its contribution to the all-reduce, then they
-    complete the step, and its replacement continues with the next one."""
+    """When a process is killed after the others have its contribution to the all-reduce, then the
+    others complete the step, and the replacement of the process continues with the next step."""
     outcome = run(tmp_path, [2, 1, where, "kill"], [1, 5, where, "kill"])
     assert_same(outcome)
     assert set(outcome.strategies) == {"recover"}  # the faults may be in one incident or in two
@@ -124,9 +124,9 @@ def test_no_state_is_sent_when_the_clean_function_reports_none_lost(tmp_path: Pa
 
 @pytest.mark.soak
 def test_processes_of_another_launcher_survive(tmp_path: Path) -> None:
-    """When another launcher has started the processes, then each becomes the launcher of its
-    rank, which is started again below it. Every rank, also a replacement, has the launcher's
-    variables."""
+    """When another launcher has started the processes, then each of these processes becomes the
+    launcher of its rank. A replacement of the rank is a child of this process. Every rank, also a
+    replacement, has the launcher's variables."""
     launcher = {"MASTER_PORT": "29555", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     outcome = run(tmp_path, [0, 4, "loop", "kill"], launched=True, environment=launcher)
     assert_same(outcome)

@@ -22,8 +22,9 @@ def guest(path: Path, heard: Callable[[str, list[Any]], None] = lambda name, fac
 
 
 def test_the_end_of_a_replaced_orchestrator_is_not_reported(tmp_path: Path) -> None:
-    """When the replaced one of two orchestrators leaves, then no change is reported: the active one
-    would get the open incident a second time. When the active one leaves, a change is reported."""
+    """When a second orchestrator has replaced the first and the first one leaves, then no change is
+    reported. Otherwise the second one would get the open incident twice. When the active
+    orchestrator leaves, then a change is reported."""
     desk, changes, calls = Desk(tmp_path / "desk"), queue.SimpleQueue[None](), []
 
     def call(name: str, arguments: list[Any], *, speaks: bool) -> int:

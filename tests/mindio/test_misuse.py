@@ -21,7 +21,7 @@ from tests.mindio.jobs import ROOT, Outcome, job
 
 CALLS = Path(__file__).parent / "calls.py"
 Calls = list[list[Any]]
-"""[function, arguments, keyword arguments] each. Any: JSON."""
+"""Calls, each as [function, arguments, keyword arguments]. Any: JSON."""
 
 
 def run(directory: Path, *faults: list[Any], world: int = 2, **options: Any) -> Outcome:
@@ -97,7 +97,7 @@ LIFE: list[tuple[list[Any], Any]] = [
     (["tft_start_copy_os"], "all ranks have trained to the end"),
     (INIT, "a process takes part in one job"),
 ]
-"""What is called, one after the other, and what it returns, or part of what it says."""
+"""Calls in order, each with its result or with a part of its error message."""
 
 
 def test_wrong_calls_are_refused_and_the_job_completes(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_groups_may_be_of_different_sizes(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_missing_repair_function_leads_to_a_last_checkpoint(tmp_path: Path) -> None:
     """When a rank needs state of another one and no repair function is registered, then a last
-    checkpoint is saved, and the reason is reported; MindIO trains on without the state. The groups
+    checkpoint is saved, and the reason is reported. MindIO trains on without the state. The groups
     are rebuilt for each attempt."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["repair"])
     assert outcome.codes == [3], outcome.output
@@ -280,8 +280,8 @@ def test_a_missing_save_function_is_reported_at_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_missing_rollback_function_ends_the_job(tmp_path: Path) -> None:
-    """When no function has told the program the step of the rollback, then it does not train on;
-    with MindIO it does, with any data that comes next."""
+    """When the program has no function to learn the step of the rollback, then it does not train
+    on. With MindIO it trains on, with whatever data comes next."""
     outcome = run(tmp_path, [1, 4, "loop", "UCE ERROR"], without=["rollback"])
     assert outcome.codes == [3], outcome.output
     assert "register a function with tft_register_rollback_handler" in came_of(outcome)
@@ -299,7 +299,7 @@ def test_a_program_without_rollback_function_may_ask_for_its_step(tmp_path: Path
 @pytest.mark.soak
 def test_a_loop_that_ends_by_itself_needs_no_stop_and_clean_functions(tmp_path: Path) -> None:
     """When no stop and clean functions are registered, then that is reported at the start. A loop
-    that ends by itself is recovered all the same, where MindIO gives the job up."""
+    that ends by itself is recovered nevertheless. MindIO gives up such a job."""
     outcome = run(tmp_path, [1, 4, "loop", "kill"], without=["stop", "clean"])
     assert outcome.codes == [0], outcome.output
     assert outcome.strategies == ["recover"]
@@ -329,8 +329,8 @@ def test_an_error_of_a_registered_function_is_reported_with_its_rank(
 @pytest.mark.soak
 def test_a_rank_that_received_no_state_is_no_source(tmp_path: Path) -> None:
     """When the function of the only sender raises, then the receiver's own function is interrupted
-    at once, and the receiver counts as a rank without state: it receives the state in no attempt,
-    does not train on, and saves no checkpoint."""
+    at once, and the receiver counts as a rank without state. As it receives the state in no
+    attempt, it does not train on and saves no checkpoint."""
     outcome = run(tmp_path, [0, 4, "loop", "UCE ERROR"], world=3, raises={"repair": 1})
     assert outcome.codes == [3], outcome.output
     assert "OSError: repair of rank 1 cannot" in came_of(outcome)
@@ -353,7 +353,7 @@ def test_a_rank_whose_clean_function_fails_gets_a_new_process(tmp_path: Path) ->
 @pytest.mark.soak
 def test_a_skipped_step_ends_the_job(tmp_path: Path) -> None:
     """When a program skips a step, then the job ends with a last checkpoint and says so. MindIO
-    accepts the number, and brings a rank to a step that was never trained."""
+    accepts the wrong step number, and later brings a rank to a step that was never trained."""
     outcome = run(tmp_path, skip=4)
     assert outcome.codes == [3], outcome.output
     assert "the step that is trained is 4; steps are counted one by one" in came_of(outcome)
@@ -363,7 +363,7 @@ def test_a_skipped_step_ends_the_job(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_a_program_without_pause_calls_can_be_paused(tmp_path: Path) -> None:
     """When the program never calls `tft_pause_train`, then a pause takes effect before the next
-    update. MindIO waits 180 s and reports that it has paused."""
+    update. MindIO waits 180 s and then reports a pause, although the program trains."""
     calls = [INIT, START, ["train", [10**9]]]
     with job(tmp_path / "job", world=1, program=CALLS, calls=calls) as running:
         while not (running.directory / "trains").exists():

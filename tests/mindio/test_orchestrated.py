@@ -87,7 +87,8 @@ RECOVERED = [
     ("strategies", ["exit", "dump", "recover"]),
     ("result", (0, "recover")),
 ]
-"""What a manager hears of a lost rank after its faults, when it chooses the last of what it is offered."""
+"""The reports that follow the faults of a lost rank, when the manager chooses the last offered
+strategy."""
 TASK = {"MINDX_TASK_ID": "task-7"}
 
 
@@ -239,7 +240,7 @@ def lose_a_rank(running: Job, managing: Manager) -> None:
 
 def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
     """
-    Check that the job trained like a job without faults, in a single run.
+    Check that the job trained like a job without faults, without a restart of the job.
 
     One process of rank 2 was replaced for each strategy; no other process was replaced.
     """
@@ -252,8 +253,8 @@ def assert_one_story(outcome: Outcome, steps: int, *strategies: str) -> None:
 
 @pytest.mark.soak
 def test_a_manager_that_is_no_rank_decides(tmp_path: Path) -> None:
-    """When the controller was started with rank -1, then the ranks find it, and the manager decides
-    about a lost rank, rank 0 too."""
+    """When the controller was started with rank -1, then the ranks find the controller, and the
+    manager decides about a lost rank, even rank 0."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing:
         assert managing.ask("query_high_availability_switch") is True
@@ -328,8 +329,9 @@ def test_a_new_manager_decides_about_the_open_incident(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("leaves", ["destroys", "ends"])
 def test_a_job_without_manager_decides_by_itself(tmp_path: Path, leaves: str) -> None:
-    """When a manager destroys its controller while a job trains, or ends, and no other manager
-    comes, then a lost rank is replaced without a question, and the controller ends with the job."""
+    """When a manager destroys its controller while a job trains, or the manager ends, and no other
+    manager comes, then a lost rank is replaced without asking a manager, and the controller ends
+    with the job."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing, led(tmp_path, port) as running:
         if leaves == "ends":
@@ -350,8 +352,8 @@ def test_a_job_without_manager_decides_by_itself(tmp_path: Path, leaves: str) ->
 def test_a_controller_without_ranks_ends_when_its_manager_destroys_it(
     tmp_path: Path, kills: bool
 ) -> None:
-    """When a manager destroys its controller before any rank has joined, then the controller ends,
-    also where the manager took it over from a killed one."""
+    """When a manager destroys its controller before any rank has joined, then the controller ends.
+    This also holds if the manager took the controller over from a manager that was killed."""
     port = free_port()
     with manager(tmp_path / "first", port) as first:
         if not kills:
@@ -368,7 +370,7 @@ def test_a_controller_without_ranks_ends_when_its_manager_destroys_it(
 @pytest.mark.soak
 def test_the_second_of_two_managers_decides(tmp_path: Path) -> None:
     """When a second manager starts at the address of a living one, then there is still one
-    controller, and it reports faults to the second manager. Orders of the first one are ignored
+    controller, and it reports faults to the second manager. Orders of the first manager are ignored
     until the second one has left."""
     port = free_port()
     with manager(tmp_path / "first", port) as first, led(tmp_path, port) as running:
@@ -420,8 +422,8 @@ def test_a_socket_directory_open_to_other_users_is_refused(tmp_path: Path, is_li
 
 @pytest.mark.soak
 def test_a_restarted_job_gets_a_controller_of_its_own(tmp_path: Path) -> None:
-    """When a manager ends a job with a last checkpoint, restarts its controller while the old one
-    still ends, and the ranks are started again, then the job resumes with its own controller, and
+    """When a manager ends a job with a last checkpoint, restarts its controller before the old one
+    has ended, and the ranks are started again, then the job resumes with its own controller, and
     the manager decides."""
     port = free_port()
     with manager(tmp_path / "manager", port) as managing:

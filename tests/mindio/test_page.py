@@ -55,8 +55,8 @@ def test_page_has_every_variable(module: ModuleType) -> None:
 
 
 def test_functions_that_are_never_called_are_documented_so() -> None:
-    """When the page says that a function is registered but never called, then its docstring says
-    so, and the other way round."""
+    """When the page says that a function is registered but never called, then the docstring of the
+    function says so too. If the docstring says so, the page does too."""
     rows = dict(re.findall(r"(?m)^\| `(\w+)` \| (.*?) \|$", section("Functions")))
     for name, text in rows.items():
         words = getattr(framework_ttp, name, controller_ttp).__doc__ or ""

@@ -24,7 +24,7 @@ from tests.mindio.reference import MODULES, functions, registrars, shape
 from tests.mindio.test_page import section
 
 Entry = Mapping[str, Any]
-"""What is said of a name. Any: TOML."""
+"""The entry of a name in the reference. Any: TOML."""
 MISSING = "there is no such name"
 
 
@@ -192,7 +192,7 @@ WRONG = [
     Call(f"{DECORATOR}.tft_report_load_ckpt_step", (0,)),
     Call("controller_ttp.ttp_controller.tft_init_controller", (-2, 1, False)),
 ]
-"""What a program may do wrong without a job."""
+"""Wrong calls that a program can make without a job."""
 
 
 def differences() -> dict[str, str]:
@@ -228,7 +228,7 @@ def on_the_page() -> list[str]:
 
 
 def test_every_difference_from_mindio_is_on_the_page() -> None:
-    """When a name of MindIO's is missing here, or has other parameters, defaults, results or
+    """When a name of MindIO is missing in tft, or has other parameters, defaults, results or
     values, then the page has a row for it."""
     listed = on_the_page()
     assert {path: found for path, found in differences().items() if path not in listed} == {}
@@ -243,7 +243,7 @@ def test_every_row_of_the_page_is_a_difference() -> None:
 
 
 def test_every_row_gives_both_sides_and_a_reason() -> None:
-    """When the table has a row, then the row gives MindIO's behaviour, the behaviour here, and the
+    """When the table has a row, then the row gives MindIO's behaviour, tft's behaviour, and the
     reason."""
     rows = [row for row in section("Names that differ").splitlines() if row.startswith("| `")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -309,8 +309,8 @@ def test_results_have_mindios_types_and_values(call: Call) -> None:
 
 
 def test_calls_that_end_a_process_with_mindio_are_documented() -> None:
-    """When a function of MindIO's ends the process for a wrong call, and the same name is here,
-    then the page says how this package handles that call."""
+    """When a function of MindIO's ends the process for a wrong call, and tft has a function of this
+    name, then the page says how tft handles that call."""
     differ = differences()
     ends = {
         path.rpartition(".")[2]

@@ -13,9 +13,9 @@ UCE = "UCE ERROR"
 
 @pytest.mark.soak
 def test_a_repaired_rank_does_not_count_as_lost_in_the_next_round(tmp_path: Path) -> None:
-    """When two ranks have lost their memory, one has received its state and the function of the
-    other one raises, then the memory of the first one counts as whole in the next round: its
-    program keeps the received state, and all ranks train on bit for bit."""
+    """When two ranks have lost their memory, and one has received its state but the repair function
+    of the other one raises, then the first rank needs no repair in the next round. Its program
+    keeps the received state, and all ranks train on bit for bit."""
     outcome = run(
         tmp_path, [0, 4, "summed", UCE], [1, 4, "summed", UCE], groups=HALVES, discards=True,
         raises_once={"repair": 1}, raises_after="repaired-0",

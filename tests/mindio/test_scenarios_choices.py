@@ -23,7 +23,7 @@ from tft.bus.ports import free_address
 from tft.protocol.messages import Load, Order, Restore, Rollback, Save
 
 LIVE = "exit,dump,retry,recover"
-"""What is offered where every process lives."""
+"""The strategies that are offered when all processes are alive."""
 WAYS_BACK: tuple[type[Order], ...] = (Rollback, Load, Restore)
 LOST = "exit,dump,recover"
 
@@ -48,7 +48,7 @@ def run(directory: Path, *faults: list[Any], **options: Any) -> Outcome:  # Any:
 @pytest.mark.soak
 def test_a_chosen_exit_repairs_and_saves_nothing(tmp_path: Path) -> None:
     """When rank 3 is lost and the orchestrator chooses the exit, then no rank cleans, repairs or
-    saves, and the survivors' waits tell them to exit."""
+    saves, and the wait functions of the survivors tell them to exit."""
     outcome = run(tmp_path, [3, 4, "update", "kill"], choices={LOST: "exit"})
     assert outcome.codes == [4], outcome.output
     for what in ("clean", "repair", "rollback", "save", "rename", "returned"):
@@ -81,8 +81,8 @@ def test_the_choice_of_an_unknown_strategy_ends_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_job_decides_by_itself_when_the_orchestrator_fails(tmp_path: Path) -> None:
-    """When the orchestrator's function fails, then the controller waits for its limit, and the job
-    decides by itself: rank 3's part, lost in its update, comes from rank 1."""
+    """When the orchestrator's function fails, then the controller waits for its time limit, and the
+    job decides by itself. Rank 3 has lost its part in its update and gets it from rank 1."""
     outcome = run(
         tmp_path, [3, 4, "update", "UCE ERROR"], choices={LIVE: "raise"},
         environment={"MINDIO_WAIT_MINDX_TIME": "1"},
@@ -158,8 +158,8 @@ def steps_done(directory: Path) -> list[int]:
 
 
 def test_answers_in_the_wrong_order_are_accepted() -> None:
-    """When the orchestrator sends the fault ranks where a stop was expected, and a stop where the
-    fault ranks were expected, then the dialogue continues, and no rank is harmed."""
+    """When the orchestrator sends the fault ranks although a stop was expected, and the other way
+    round, then the dialogue continues, and all ranks train on."""
     talk = Negotiation()
     talk.on("fault_ranks", lambda us: us.on_global_rank({2: MEMORY}))
     talk.on("stop_complete", lambda us: us.stop_train({2: MEMORY}))
@@ -250,7 +250,7 @@ def test_a_pause_that_is_not_resumed_ends_at_its_limit() -> None:
 
 
 def test_polluted_copies_are_neither_repaired_from_nor_saved() -> None:
-    """When numbers went wrong on every rank, then neither a repair from replicas nor a last
+    """When every rank may have wrong numbers, then neither a repair from replicas nor a last
     checkpoint is offered."""
     talk = agreeable("exit")
     before = [talk.job.orders(kind) for kind in WAYS_BACK]

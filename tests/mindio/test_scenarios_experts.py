@@ -21,7 +21,7 @@ EXPERTS = [
 
 def test_all_kinds_are_repaired_in_one_call_on_each_rank(tmp_path: Path) -> None:
     """When rank 5 is killed in its update, then rank 1 sends the dense part and the expert in one
-    call on each of both ranks, and the eight ranks train on bit for bit. Source: processor.cpp,
+    call on each of the two ranks, and the eight ranks train on bit for bit. Source: processor.cpp,
     lines 836 to 850 of mind-cluster 22bb3d98."""
     outcome = run(
         tmp_path, [5, 3, "update", "kill"], world=WORLD, steps=STEPS, groups=[DENSE, *EXPERTS]

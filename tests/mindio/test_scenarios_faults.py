@@ -56,8 +56,8 @@ def test_links_of_two_ranks_are_retried_and_their_memory_is_repaired(tmp_path: P
 @pytest.mark.soak
 def test_state_lost_in_an_update_is_sent_though_clean_reports_none_lost(tmp_path: Path) -> None:
     """When the memory that ranks 0 and 3 have lost held no state, then no state is sent. When rank
-    2 reports the same of memory that it lost in the middle of an update, then it still gets its
-    state from rank 0."""
+    2 loses memory in the middle of an update and also reports that it held no state, then rank 2
+    still gets its state from rank 0."""
     outcome = run(
         tmp_path, [0, 3, "loop", UCE], [3, 3, "loop", UCE], [2, 6, "update", UCE],
         groups=HALVES, clean={"0": 2, "2": 2, "3": 2},
@@ -143,9 +143,10 @@ LOAD, REBUILD = 5, 6
 def test_all_ranks_load_the_programs_own_checkpoint_without_a_sound_copy(
     tmp_path: Path, faults: list[list[Any]], copies: int, rebuilds: list[int], step: int
 ) -> None:
-    """When no rank has a sound copy of some state, then all ranks stop, clean, and their repair
-    functions load the newest checkpoint that the program keeps, on ranks that have lost their
-    memory too. The functions report its step, all ranks train on from there, and no rank saves."""
+    """When no rank has a sound copy of some state, then all ranks stop and clean, and their repair
+    functions load the newest checkpoint that the program keeps. This holds also for ranks that have
+    lost their memory. The functions report its step, all ranks train on from there, and no rank
+    saves."""
     outcome = run(
         tmp_path, *faults, groups=[{**HALVES[0], "replica_cnt": copies}], keep=2,
         pattern=[PRECISION, "RS_RETRY", PRECISION],

@@ -71,8 +71,8 @@ def beat(node: int, turn: int) -> bytes:
 
 
 def test_one_silent_node_of_ten_thousand_ranks_is_found() -> None:
-    """When 1,250 nodes of eight ranks send beats, and one of them falls silent, then that node is
-    reported after its limit, and no node is reported before."""
+    """When 1,250 nodes of eight ranks send beats, and one of them falls silent, then this node is
+    reported when its time limit has passed, and no other node is reported."""
     watch = HangDetection(Policy(node_silence=1.0))
     named = {}
     for turn in range(14):

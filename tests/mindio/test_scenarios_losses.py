@@ -72,8 +72,8 @@ def test_a_survivor_of_each_part_saves(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_hanging_rank_is_found_though_its_process_lives(tmp_path: Path) -> None:
-    """When the training thread of rank 2 hangs, after the duration of a step is known, then the
-    rank is found and replaced, and the job trains on."""
+    """When the training thread of rank 2 hangs, after tft has learnt the duration of a step, then
+    the rank is found and replaced, and the job trains on."""
     outcome = run(tmp_path, [2, 60, "loop", "hang"], groups=HALVES, steps=70, pace=0.05)
     assert_expected(outcome, 70)
     assert outcome.strategies == ["recover"]
@@ -101,8 +101,8 @@ def test_a_replacement_that_dies_before_it_is_ready_is_replaced(tmp_path: Path) 
     ],
 )
 def test_a_second_lost_rank_joins_the_incident(tmp_path: Path, order: str) -> None:
-    """When rank 0 is killed as it begins to carry out an order of the incident, then it is replaced
-    together with rank 3 in one incident."""
+    """When rank 3 is lost, and rank 0 is killed as it begins to carry out an order of this
+    incident, then both are replaced in one incident."""
     outcome = run(
         tmp_path, [3, 4, "loop", "kill"], groups=HALVES,
         run_options=f"--chaos kill:rank=0,phase=repair,order={order},step=2",
@@ -136,9 +136,9 @@ def test_a_controller_that_dies_in_the_incident_continues_it(tmp_path: Path, par
     ],
 )
 def test_with_last_checkpoints_only_a_lost_rank_is_one_fault(broken: str, tmp_path: Path) -> None:
-    """When neither retries nor replacements are enabled and rank 3 is killed, then the others'
-    errors of broken links are no further faults. No process is started, and a last checkpoint is
-    written."""
+    """When neither retries nor replacements are enabled and rank 3 is killed, then the broken links
+    that the other ranks report do not count as further faults. No process is started, and a last
+    checkpoint is written."""
     outcome = run(
         tmp_path, [3, 4, "loop", "kill"], groups=HALVES, uce=False, arf=False, broken=broken
     )

@@ -78,8 +78,8 @@ def test_each_rank_gets_its_state_from_its_replica(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_replacement_reports_its_start_and_then_that_it_is_ready(tmp_path: Path) -> None:
-    """When a rank is killed, then its new process is let run its own start, registers its functions
-    after that, and joins the repair when it reports that it is ready."""
+    """When a rank is killed, then its new process first runs its own start, then registers its
+    functions, and joins the repair when it reports that it is ready."""
     outcome = run(tmp_path, [1, 4, "update", "kill"])
     assert_same(outcome)
     assert [call["action"] for _, call in outcome.called("initialised")] == [0]

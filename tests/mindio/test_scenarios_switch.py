@@ -189,8 +189,8 @@ def test_a_switch_cancelled_during_the_start_ends_the_successor(tmp_path: Path) 
 def test_a_switch_cancelled_at_the_offer_keeps_all_processes(
     tmp_path: Path,
 ) -> None:
-    """When the cluster cancels the switch at the offer, then all ranks train on in their
-    processes."""
+    """When the cluster cancels the switch after it was offered the choice, then all ranks train on
+    in their processes."""
     with switching(tmp_path, 3, choices={"exit,dump,migration": "stop switch"}) as running:
         until("all go on", lambda: bool(results(running)))
         outcome, steps = finish(running)
@@ -250,9 +250,9 @@ def test_a_rank_lost_while_its_successor_starts_is_replaced_by_it(tmp_path: Path
 
 @pytest.mark.soak
 def test_a_program_like_mindspores_is_switched(tmp_path: Path) -> None:
-    """When the loop is MindSpore's, then the successor reports its start, may continue at once, and
-    reports that it is ready. All ranks come to the end of a step and continue at the step for which
-    they ask."""
+    """When the program has MindSpore's loop, then the successor reports its start, continues at
+    once, and later reports that it is ready. All ranks come to the end of a step and continue at
+    the step for which they ask."""
     with job(
         tmp_path / "job", program=PROGRAM, environment=MINDSPORE, orchestrated=True, done="done",
         run_options="--orchestrated",

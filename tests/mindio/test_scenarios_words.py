@@ -70,8 +70,8 @@ def test_a_symbolic_link_is_refused_as_a_tls_file(tmp_path: Path, named: str) ->
     st.booleans(),
 )
 def test_any_group_input_is_refused_or_gives_each_part_its_copies(info: Any, whole: bool) -> None:
-    """When any groups are given, then either they are refused with a message, or every rank of a
-    group holds a part that has as many holders as there are copies."""
+    """When any groups are given, then either they are refused with a message, or each part of the
+    state has as many holders as the group has copies, and every rank of the group holds a part."""
     try:
         groups = replicas.read(0, 8, info, whole=whole)
     except Refused:
@@ -83,8 +83,8 @@ def test_any_group_input_is_refused_or_gives_each_part_its_copies(info: Any, who
 
 
 def test_no_deadline_uses_the_wall_clock() -> None:
-    """When the clock of a machine is set, then no limit changes: no code that decides reads the
-    time of day."""
+    """When the clock of a machine is set, then no time limit changes, because no code that decides
+    reads the time of day."""
     for path in [*ROOT.glob("tft/**/*.py"), *ROOT.glob("adaptors/mindio_ttp/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns"):

@@ -60,7 +60,7 @@ def assert_computed(
     """
     Check that every step has the total of exactly the ranks that trained it.
 
-    `broken` are the ranks and steps whose loss was computed but did not enter a total.
+    `broken` has the ranks and steps whose loss was computed but is in no total.
     """
     assert not any(outcome.codes), outcome.output
     losses = outcome.losses()

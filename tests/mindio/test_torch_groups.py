@@ -49,8 +49,8 @@ def names(outcome: Outcome, rank: int) -> list[list[str]]:
 )
 def test_groups_have_equal_names_after_a_repair(kills: list[list[int]], tmp_path: Path) -> None:
     """
-    When ranks are killed, one after the other, the groups that are formed each time have one name on all their
-    ranks and no earlier name, and training ends with the state of an undisturbed run.
+    When ranks are killed, one after the other, then each new group has the same name on all its
+    ranks, a name that no earlier group had, and training ends with the state of an undisturbed run.
     """
     undisturbed = run(tmp_path / "undisturbed")
     assert undisturbed.codes == [0], undisturbed.output
@@ -84,8 +84,8 @@ def test_groups_formed_before_training_use_one_store(
     late: bool, launched: bool, tmp_path: Path
 ) -> None:
     """When a program forms its groups before its training function is called, then all ranks use
-    one store, also where torch was imported late, and where each rank was started by hand with its
-    own agent."""
+    one store. This holds also if torch is imported late, and if each rank is started by hand with
+    its own agent."""
     with job(tmp_path / "job", world=3, program=EARLY, late=late, launched=launched) as running:
         outcome = running.end()
     assert not any(outcome.codes), outcome.output

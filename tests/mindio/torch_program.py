@@ -36,9 +36,9 @@ class State:
     value = torch.zeros(4, dtype=torch.float64)
     step = 0
     groups: tuple[Any, ...] = ()
-    """Of all ranks, of this rank's half, and one more of that."""
+    """The group of all ranks, the group of this rank's half, and a second group of this half."""
     links: frozenset[int] = frozenset()
-    """The descriptors of the connections of these groups."""
+    """The socket descriptors of the connections of these groups."""
 
 
 state = State()
