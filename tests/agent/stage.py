@@ -90,7 +90,8 @@ page = Page.open(int(os.environ["TFT_PAGE"]))
 def say(step):
     page.move(step, False, time.monotonic())
 """
-"""Begins the scripts whose progress a test waits for: `say(n)` shows in the beats."""
+"""The beginning of scripts whose progress a test waits for. `say(n)` reports step `n` in the
+heartbeats."""
 
 
 def package(directory: Path, name: str, source: str, group: str) -> None:
@@ -115,13 +116,13 @@ class Stage:
         self.run_dir.mkdir()
         self.tmp = tmp
         self.mark = f"TFT_TEST={uuid.uuid4().hex}"
-        """In the environment of the agent and of everything that comes of it."""
+        """An environment variable of the agent and of all processes that descend from it."""
         self.epoch = 1
         self.acknowledging = True
         self.reports: list[Report] = []
-        """Each once, in order."""
+        """Each received report once, in order."""
         self.numbers: list[int] = []
-        """Of all reports that came, also those that came again."""
+        """The numbers of all received reports, also of repeated ones."""
         self._broker = broker
         self._bus = bus
         self._inbox = Inbox()

@@ -19,7 +19,7 @@ from tft.protocol.messages import Exited, Spawned, StoreOpened
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 )
-"""A module that cannot be forked once it is imported."""
+"""A module that starts a thread, so that a process that has imported it cannot be forked."""
 
 WAYS = ["forked", "executed"]
 
@@ -244,7 +244,8 @@ def _forked(stage: Stage) -> bool:
 
 def _fork_server(stage: Stage) -> int:
     """
-    Return the pid of the process with that command line that is neither a rank nor the store.
+    Return the pid of the fork server: the process with its command line that is neither a rank nor
+    the store.
     """
     others = {report.pid for report in stage.reports if isinstance(report, Spawned)}
     others.add(_store(stage))

@@ -101,7 +101,8 @@ def test_traceback_of_a_script_that_raises_is_shown(launch: Launch) -> None:
 
 
 def test_script_gets_the_preloaded_adaptor(launch: Launch) -> None:
-    """When the script asks for its adaptor, then it gets the adaptor that was preloaded once."""
+    """When the script asks for its adaptor, then it gets the adaptor that was preloaded. The
+    adaptor is loaded only once."""
     done = launch(
         "from tft.plugins import load_adaptor\n"
         "print(load_adaptor('staged').get_plugin('staged').preloaded)"

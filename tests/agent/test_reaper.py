@@ -26,7 +26,8 @@ if os.fork() == 0:
     while True:
         signal.pause()
 """
-"""A grandchild that has left its session, lost its parent and ignores every signal it can."""
+"""A script whose grandchild process has left the session, has lost its parent and ignores every
+signal that can be ignored."""
 
 FAMILY = (
     PAGE

@@ -14,7 +14,7 @@ from tft.config import JobSettings
 from tft.protocol.messages import EndNode, Exited, Kill, NodeJoined, Spawned, StoreOpened
 
 WAIT = PAGE + "say(1); signal.pause()"
-"""A rank that has started, and does nothing."""
+"""The script of a rank that reports step 1 and then only waits."""
 
 
 async def test_agent_joins_and_starts_only_ordered_ranks(stage: Stage) -> None:

@@ -3,8 +3,8 @@ A job with a model of two independent parts, each on two of the four ranks.
 
     apart_job.py STEPS [--die RANK,STEP]
 
-The two ranks of a part all-reduce its gradients between them. Only tft keeps one part from being
-some steps ahead of the other.
+The two ranks of a part all-reduce its gradients between them. Only the pre-update barrier of tft
+keeps the ranks of one part from training steps ahead of the other part.
 """
 
 import argparse
@@ -34,8 +34,8 @@ session = tft.init()
 rank, part = session.rank, session.rank % 2
 record = Record(session.run_dir, rank)
 summed = session.run_dir / "summed"
-"""The file that exists once rank 1 has finished its all-reduces of the step in which another
-rank is to die."""
+"""The file that exists when rank 1 has finished its all-reduces of the step in which another rank
+dies."""
 
 
 def make() -> Made:

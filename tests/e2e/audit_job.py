@@ -168,8 +168,8 @@ TAILS: Mapping[str, Callable[[Tensor], None]] = {
 
 def decay_in_backward() -> None:
     """
-    Register hooks that shrink each parameter in the backward pass, as soon as its gradient is
-    complete.
+    Register hooks that shrink each parameter in the backward pass, as soon as the gradient of the
+    parameter is complete.
     """
 
     def decay(parameter: Tensor) -> None:

@@ -52,8 +52,9 @@ def test_a_scheduler_plugin_reports_faults_and_chooses_the_strategy(
     tmp_path: Path, scheduler: dict[str, str], fake_undisturbed: Outcome
 ) -> None:
     """When the scheduler plugin rules a retry out, then the process is replaced instead. When it
-    reports a fault, all ranks stop for it. When it asks for time, it is asked again, and then its
-    own variant is carried out under its name. The losses are those of the undisturbed run."""
+    reports a fault, all ranks stop for it. When it asks for time, it is asked again, and then the
+    plugin's own variant of a strategy is carried out under the plugin's name for it. The losses are
+    those of the undisturbed run."""
     outcome = run(
         tmp_path / "run", "--adaptor", "fake", script=FAKE,
         arguments=(str(FAKE_STEPS), "--seconds", "0.03", "--spread", "1,20"), environment=scheduler,

@@ -45,9 +45,9 @@ def kept(outcome: Outcome) -> set[int]:
 def test_ranks_that_evaluate_are_not_replaced_when_another_rank_dies(
     tmp_path: Path, how: str, seconds: str
 ) -> None:
-    """When a rank dies while rank 0 or all ranks evaluate, for much longer than a step and than the
-    limit for leaving the loop, then no other rank is replaced, and all results are those of the
-    undisturbed run."""
+    """When a rank dies while rank 0 or all ranks evaluate, and the evaluation takes much longer
+    than a step and than the limit for leaving the loop, then no other rank is replaced, and all
+    results are those of the undisturbed run."""
     calm = trained(tmp_path / "calm", how)
     assert calm.code == 0, calm.output
     dies = "1,6,update" if how == "alone" else "1,5,evaluation"

@@ -30,7 +30,8 @@ def tft_check(session, name):
         return CheckResult(verdict="pass")
     return CheckResult(verdict=out.read_text(), finding="a lamp is out")
 """
-"""A plugin, as somebody would install it: `out-R` in the run directory is a fault at rank R."""
+"""The source of a plugin with a check. The check finds a fault at rank R if the run directory has a
+file `out-R`."""
 
 
 @pytest.fixture
@@ -44,7 +45,8 @@ def lamps(tmp_path: Path) -> dict[str, str]:
 
 
 ARGUMENTS = (str(FAKE_STEPS), "--seconds", "0.04")
-"""Not quite so fast: a command of `tft` takes a second to start on a busy machine."""
+"""The steps take longer than in other fast jobs, because a command of `tft` takes a second to start
+on a busy machine."""
 
 
 @contextmanager
@@ -83,7 +85,7 @@ def on_two_nodes(
 
 def steps(running: Job) -> set[int]:
     """
-    Return the set of the numbers of steps that the ranks have begun.
+    Return how many steps each rank has begun, as a set of the different numbers.
     """
     files = running.run_dir.glob("steps-rank*.jsonl")
     return {path.read_text().count("\n") for path in files}

@@ -24,7 +24,7 @@ FINDINGS = {
     "unended": "unended",
     "prefetches": "ahead",
 }
-"""By habit of the script: what it is called in the log."""
+"""The name of each habit in the log, by habit of the script."""
 HARM = {
     "draws": "kill:rank=1,step=4,phase=update",
     "iterates": "kill:rank=1,step=4,phase=update",
@@ -34,7 +34,8 @@ HARM = {
     "prefetches": "kill:rank=1,step=4,phase=update",
     "swallows": "",
 }
-"""By habit that the end of a step does not make harmless: the fault that does harm; none: the script kills itself."""
+"""For each habit whose harm lasts beyond the step: the fault that causes the harm. Empty: the
+script kills itself."""
 UNCOMPARED = {"PYTHONPATH": str(Path(__file__).parent / "uncompared")}
 
 
@@ -157,7 +158,7 @@ def test_the_audit_names_no_habit_when_it_is_off(tmp_path: Path, habit: str) -> 
 def test_the_audit_names_a_harmful_habit_without_a_comparison_of_copies(
     tmp_path: Path, habit: str
 ) -> None:
-    """When copies are not compared, and a fault does the harm that a habit makes possible, then the
+    """When copies are not compared, and the habit makes the result of an incident wrong, then the
     audit has named the habit. Without the audit the result differs from the undisturbed job too,
     and no message says so."""
     calm = audit(tmp_path / "calm", habit, environment=UNCOMPARED)

@@ -81,7 +81,7 @@ def test_a_rank_is_recovered_when_the_broker_or_controller_dies_too(
     part: str, tmp_path: Path, fake_undisturbed: Outcome
 ) -> None:
     """When a rank and the broker, or the controller, are killed at once, then the recovery waits
-    for the restarted process, and is the same."""
+    for the restarted broker or controller, and has the same result."""
     with fast(tmp_path / "run") as running:
         until(reached(running, 20), "step 20")
         strike(running, part)

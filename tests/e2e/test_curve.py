@@ -47,7 +47,7 @@ def test_a_job_of_two_nodes_with_keys_survives_kills(
 ) -> None:
     """When a rank of a job with keys is killed, then the broker, and then a rank of the other node,
     then losses and final state are those of the undisturbed run, with state fetched from the other
-    node. A user with the run directory and the keys can send commands to it."""
+    node. A user with the run directory and the keys can send commands to the job."""
     broker = free_address("127.0.0.1")
     with (
         node(tmp_path / "run", 0, broker, keys) as first,

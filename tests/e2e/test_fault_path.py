@@ -17,9 +17,10 @@ from tests.e2e.jobs import ROOT, run
 PAGE = ROOT / "docs" / "explanation" / "fault_path.md"
 TRACED = ROOT / "tests" / "e2e" / "traced"
 KILL = "kill:rank=2,step=20,phase=backward"
-"""The ranks wait for each other in a collective then, and have to be interrupted."""
+"""A kill in a phase in which the other ranks wait in a collective and must be interrupted."""
 AGAIN = 0.001
-"""As in `traced/sitecustomize.py`: a call that comes sooner after another one is not written."""
+"""Seconds. As `traced/sitecustomize.py` states, a function that is called again sooner is not
+written again."""
 INTERRUPTED = "TorchHooks.tft_quiesce"
 RUNS = 3
 
@@ -139,8 +140,8 @@ def test_the_functions_of_each_section_run_in_the_order_of_the_page(way: Sequenc
 @pytest.mark.parametrize("numbers", ["156789", "2356789"])
 def test_the_sections_run_in_the_order_of_the_page(way: Sequence[Call], numbers: str) -> None:
     """When a rank is killed, then the sections begin one after the other. Another rank may report
-    its broken connection before the agent sees the end of the process (1), so that the others
-    freeze (2, 3) before that. The new process starts (4) meanwhile."""
+    its broken connection before the agent sees the end of the process (section 1). The ranks then
+    freeze (sections 2 and 3) before section 1. The new process starts (section 4) meanwhile."""
     begins = {heading[0]: rows[0] for heading, rows in sections().items()}
 
     assert missed(way, [begins[number] for number in numbers]) == []

@@ -229,7 +229,7 @@ def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.soak
 def test_a_model_of_thirty_million_parameters_survives_the_same_faults(tmp_path: Path) -> None:
-    """When the state is a third of a gigabyte, then it is fetched from a replica, and losses and
+    """When the state has a third of a gigabyte, then it is fetched from a replica, and losses and
     final state are those of the undisturbed run."""
     arguments = ("--steps", "6", "--size", "small")
     calm = run(tmp_path / "calm", arguments=arguments, limit=120)

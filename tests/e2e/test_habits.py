@@ -37,8 +37,8 @@ def test_survivors_of_an_evaluation_are_in_training_mode_again(tmp_path: Path) -
 @pytest.mark.soak
 def test_a_buffer_counted_in_the_forward_pass_counts_each_step_once(tmp_path: Path) -> None:
     """When a model that is made over groups counts in a buffer in its forward pass, and a rank dies
-    after that, then the survivors, which had counted the step already, count it once, and the
-    replacement continues the count."""
+    after that, then each step counts once. The survivors had already counted the interrupted step,
+    and the replacement continues the count."""
     loses_nothing(tmp_path, "counts", "1,6", "--make")
 
 
@@ -113,7 +113,7 @@ def test_parameters_that_are_frozen_while_training_are_refused(
 ) -> None:
     """When a script freezes parameters while training, then the job ends at the next window and
     gives the reason: a replacement would train these parameters. The loss of a step is recorded
-    before its window, so that of step 4 is the last."""
+    before its window, so the last recorded loss is that of step 4."""
     outcome = run(tmp_path, script=SCRIPT, arguments=("freezes", "--die", "1,6", *how), nproc=2)
     assert outcome.code == 4, outcome.output
     assert "requires_grad of first.weight, first.bias was changed while training" in outcome.output

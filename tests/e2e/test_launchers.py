@@ -206,7 +206,8 @@ def test_two_torchruns_of_one_job_share_a_run_directory(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
     """When a torchrun on each of two machines starts a process, without a name for the job, then
-    they find each other through the store of the first, and share one generated run directory."""
+    the processes find each other through the store of the first torchrun, and share one generated
+    run directory."""
     endpoint = free_address("127.0.0.1").rpartition(":")
     runs = [
         torchrun(
@@ -269,9 +270,10 @@ def test_a_job_resumes_from_the_checkpoint_of_a_torchrun_ended_by_signal(
 def test_a_killed_process_of_torchrun_ends_the_job_with_a_last_checkpoint(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:
-    """When one of torchrun's own processes, but the first, is killed with kill -9, then torchrun
-    ends the others, these save, and no process is left. The rank-local state of the lost rank is
-    not in that checkpoint: with a restart allowed, the job resumes from the newest periodic one."""
+    """When one of torchrun's own processes, except the first, is killed with kill -9, then torchrun
+    ends the others, which save a last checkpoint, and no process is left. That checkpoint lacks the
+    rank-local state of the lost rank. If a restart is allowed, the job therefore resumes from the
+    newest periodic checkpoint."""
     with under_torchrun(
         tmp_path / "run", *FAST, more=("--max-restarts", "1"),
         options=("--adaptor", "fake", "--checkpoint-every", "7"),

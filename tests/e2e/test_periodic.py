@@ -26,7 +26,7 @@ JOBS = {
     "fsdp": (GPT / "sharded.py", STEPS),
     "no replica": (GPT / "sharded.py", (*STEPS, "--cut", "4")),
 }
-"""Script and arguments of each."""
+"""The script and the arguments of each job."""
 
 
 def train(run_dir: Path, what: str, *specs: str, more: tuple[str, ...] = EVERY) -> Outcome:

@@ -49,7 +49,7 @@ def finished(command: list[str], where: Path) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
-    """Return the outcome of the undisturbed job of four ranks, over all steps."""
+    """Return the outcome of the undisturbed job of four ranks."""
     where = tmp_path_factory.mktemp("whole")
     arguments = ("--out", str(where / "out"), "--steps", str(STEPS))
     outcome = run(where / "run", script=SCRIPT, arguments=arguments)
@@ -59,7 +59,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the last checkpoint of a job of four ranks that lost one in the next step."""
+    """Return the last checkpoint of step `SAVED`, from a job of four ranks that lost a rank in the
+    next step."""
     where = tmp_path_factory.mktemp("saved")
     outcome = run(
         where / "run",

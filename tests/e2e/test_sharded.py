@@ -28,9 +28,11 @@ LAYOUTS = {
     "tensor": (SHARDED, "--layout", "tensor"),
     "pipeline": (EXAMPLES / "pipeline.py",),
 }
-"""In each, ranks 0 and 2 have the same part, and ranks 1 and 3."""
+"""In each layout, ranks 0 and 2 have the same part of the model, and ranks 1 and 3 have the other
+part."""
 SHARES = (SHARDED, "--layout", "tensor", "--copies", "2")
-"""On eight ranks: 0, 2, 4 and 6 have the same part; 0 and 4 the same share of the optimizer."""
+"""On eight ranks, ranks 0, 2, 4 and 6 have the same part of the model. Ranks 0 and 4 have the same
+share of the optimizer."""
 EIGHT: dict[str, Any] = {"nproc": 8, "steps": 12}  # Any: keywords of `train`
 PHASES = ("forward", "backward", "update", "between")
 
@@ -116,8 +118,9 @@ def test_two_lost_ranks_of_different_shards_leave_the_losses_unchanged(
 @pytest.mark.soak
 def test_ranks_of_one_shard_do_not_complete_a_step_that_others_cannot(tmp_path: Path) -> None:
     """When a rank is killed before it contributes to its all-reduces, and the ranks of the other
-    shard have finished theirs, then these do not complete the step: all ranks return to the end of
-    the step before, and losses and final state are those of the undisturbed run."""
+    shard have finished their all-reduces, then the ranks of the other shard do not complete the
+    step. All ranks return to the end of the step before, and losses and final state are those of
+    the undisturbed run."""
     steps = "20"
     undisturbed = run(tmp_path / "undisturbed", script=APART, arguments=(steps,))
     assert undisturbed.code == 0, undisturbed.output
@@ -132,9 +135,9 @@ def test_ranks_of_one_shard_do_not_complete_a_step_that_others_cannot(tmp_path: 
 def test_pipeline_stages_that_wait_for_a_hanging_one_are_not_suspects(
     tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
-    """When a stage hangs while the next one waits for its output, and another stops while the one
-    before waits for its gradients, then the waiting ranks are not taken for hanging ones, and
-    losses and final state are those of the undisturbed run."""
+    """When a pipeline stage hangs while the next stage waits for its output, or a stage is stopped
+    while the stage before waits for its gradients, then the waiting ranks are not taken for hanging
+    ranks, and losses and final state are those of the undisturbed run."""
     specs = ("hang:rank=0,step=12,phase=forward", "stop:rank=3,step=24,phase=backward")
     outcome = train(tmp_path / "run", "pipeline", *specs)
     assert outcome.code == 0, outcome.output
@@ -166,7 +169,7 @@ def test_a_dumped_job_is_resumed_bit_for_bit_and_read_whole_by_plain_torch(
     layout: str, tmp_path: Path, undisturbed: Callable[[str], Outcome]
 ) -> None:
     """When the survivors write one copy of each shard, then --resume trains on bit for bit, and
-    plain torch reads whole parameters, each part of which is what its rank wrote."""
+    plain torch reads whole parameters. Each part of a parameter is equal to what its rank wrote."""
     more = ("--enable", "dump")
     outcome = train(tmp_path / "run", layout, "kill:rank=2,step=20,phase=forward", more=more)
     assert outcome.code == 3, outcome.output

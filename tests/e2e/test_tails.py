@@ -16,7 +16,8 @@ from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 SCRIPT = ROOT / "tests" / "e2e" / "tails_job.py"
 REPLICATED = ("weights", "optimizer", "scheduler", "modes", "rates", "schedule", "scale", "trained")
-"""What is the same on all ranks; `scaler`, too, where there is one."""
+"""The digests that must be the same on all ranks. `scaler` is among them if the job has a
+scaler."""
 
 Calm = Callable[..., Outcome]
 
@@ -187,10 +188,10 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
 def test_each_rank_records_each_row_once_when_a_rank_dies(
     tmp_path: Path, calm: Calm, rank: int, phase: str
 ) -> None:
-    """When each rank records a row of each step and evaluates after it, the ranks come to their
-    windows one after the other, and one is killed in its update, which the others complete, or in
-    its forward pass, which all repeat, then each rank has each row of the undisturbed job once, in
-    order."""
+    """When each rank records a row of each step, and a rank is killed in its update, which the
+    others complete, or in its forward pass, which all repeat, then each rank has each row of the
+    undisturbed job once, in order. The ranks evaluate after each step, and come to their windows
+    one after the other."""
     arguments = ("schedules", "--rows", "--evaluates")
     outcome = disturbed(
         tmp_path / "run", *arguments, "--slow", "before", "--slowly", "6",
@@ -300,8 +301,8 @@ FLIP = "bitflip:rank=1,step=5,target=param"
 def test_a_flipped_bit_is_found_when_another_rank_is_lost(tmp_path: Path, calm: Calm) -> None:
     """When a bit of a parameter of one rank has flipped, and another rank is lost before the next
     all-reduce, then the first rank has a fault of kind `corruption`, and losses and final state are
-    those of the undisturbed run. The time of the flip is unknown, so the report says that it may
-    have come into all-reduces."""
+    those of the undisturbed run. The time of the flip is unknown, so the report says that wrong
+    values may have entered all-reduces."""
     chaos = (FLIP, "kill:rank=3,step=6,phase=forward")
     outcome = disturbed(tmp_path / "run", "schedules", nproc=4, chaos=chaos)
     (incident,) = outcome.incidents

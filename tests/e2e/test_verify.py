@@ -52,8 +52,9 @@ def test_a_script_that_keeps_its_state_is_identical(tmp_path: Path) -> None:
 
 
 def test_state_that_is_not_kept_is_named_with_step_and_rank(tmp_path: Path) -> None:
-    """When a loss depends on numbers that tft does not keep, then the first step, the killed rank
-    and the kind are named, each phase is judged by itself, and the section of the page exists."""
+    """When a loss depends on numbers that tft does not keep, then the output names the first step
+    that differs, the killed rank and the kind of difference. Each phase is judged by itself, and
+    the named section of the page exists."""
     code, output, report = verify(
         tmp_path, "--phases", "backward,tail,evaluation", script=(str(SCRIPT), "--habit", "random")
     )
@@ -116,8 +117,8 @@ def test_every_kind_has_a_section_of_its_page() -> None:
 
 @pytest.mark.soak
 def test_a_script_that_differs_by_itself_is_refused(tmp_path: Path) -> None:
-    """When a script seeds from a clock, then two undisturbed runs differ, and nothing is said about
-    disturbed ones."""
+    """When a script seeds from a clock, then two undisturbed runs differ, and the command makes no
+    statement about disturbed runs."""
     code, output, report = verify(
         tmp_path, "--phases", "backward", script=(str(SCRIPT), "--habit", "clock")
     )

@@ -3,8 +3,9 @@ A small DDP job with one habit, for tests of `tft verify`.
 
     verify_job.py [--steps N] [--habit random|clock|epoch|counter]
 
-`random` draws from Python's generator in the forward pass. `clock` seeds from the time. `epoch` keeps
-a number outside everything that was adopted. `evaluate` evaluates after every fourth step.
+`random` draws from Python's generator in the forward pass. `clock` seeds from the time. `epoch`
+keeps a number outside the state that the script hands to tft. `evaluate` evaluates after every
+fourth step.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def batch(step: int) -> Tensor:
 
 def evaluate(step: int) -> None:
     """
-    Record the loss of a batch that is in no training step.
+    Record the loss of a batch that no training step uses.
     """
     with torch.no_grad():
         session.record({"loss": model(batch(-step)).mean().item(), "at": time.time()})

@@ -29,8 +29,8 @@ SHAPES: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "TP2DP4": (8, ("--tp", "2")),
     "PP2DP4": (8, ("--pp", "2")),
 }
-"""Ranks, and what the job is told. Distributed optimizers have two instances, where nothing else is
-said."""
+"""By name of a shape: the number of ranks, and the arguments of the job. Distributed optimizers
+have two instances, unless the arguments say otherwise."""
 
 
 def limit_of(nproc: int) -> float:

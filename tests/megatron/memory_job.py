@@ -1,8 +1,8 @@
 """
 A job that measures the memory that each rank keeps alive for a GPT of megatron-core under tft.
 
-The job trains a few steps of a large model. It then counts the bytes that are still allocated; the
-gradients of the last step are among them.
+The job trains a few steps of a large model. It then counts the bytes that are still allocated.
+These include the gradients of the last step.
 """
 
 import argparse

@@ -34,7 +34,7 @@ def run(
     Run one case in this process and send its result through `answer`.
 
     `case` is the name of a method of `Script`. The process then waits to be killed, because gloo's
-    own teardown hangs now and then.
+    own teardown sometimes hangs.
     """
     torch.set_num_threads(1)
     shim.install()
@@ -144,7 +144,8 @@ class Script:
 
     def late(self) -> Found:
         """
-        Keep a process group after `enable`; return the refusals when new groups are formed.
+        Let the script take a process group after `enable`; return the refusals when new groups are
+        formed.
         """
         self.enable()
         place = argparse.Namespace(summed_over=ps.get_data_parallel_group())
@@ -167,8 +168,8 @@ class Script:
 
     def reading(self) -> Found:
         """
-        Load the script's own checkpoint before `enable`; return whether the first groups keep its
-        values.
+        Load the script's own checkpoint before `enable`; return whether the checkpoint's values
+        remain when the first groups are formed.
         """
         self.change_state()
         self.enable()
@@ -178,7 +179,7 @@ class Script:
         """
         Load the script's own checkpoint after `enable`, as a script does when tft asks for it.
 
-        Returns whether the first groups keep the loaded values.
+        Returns whether the loaded values remain when the first groups are formed.
         """
         self.enable()
         self.change_state()

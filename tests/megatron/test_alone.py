@@ -17,7 +17,7 @@ ALONE = ROOT / "tests" / "megatron" / "alone.py"
 LATE = {
     "torch.profiler._cupti_monitor",  # torch imports it in the first backward pass, in 1 ms
 }
-"""What is imported after all, with its reason."""
+"""Modules that are imported although the rank was preloaded, with the reasons."""
 
 
 @cache

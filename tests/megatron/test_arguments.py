@@ -21,7 +21,7 @@ PLAIN = {
     "expert_model_parallel_size": 1,
     "use_distributed_optimizer": False,
 }
-"""What every Megatron script has, with what it is where nothing is given."""
+"""Arguments that every Megatron script has, with their defaults."""
 DISTRIBUTED = {"use_distributed_optimizer": True}
 EXPERTS = {"expert_model_parallel_size": 2}
 
@@ -107,8 +107,8 @@ def test_the_environment_disables_no_strategy_of_the_arguments(
 
 
 def test_the_environment_completes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When an argument needs another one, and the environment has that, then the settings are
-    complete."""
+    """When an argument needs another one, and the environment enables the other one, then the
+    settings are complete."""
     monkeypatch.setenv("HIGH_AVAILABILITY", "dump")
     assert settle(parsed("--enable-worker-reboot")).strategies == ("recover", "dump")
 
@@ -237,9 +237,9 @@ def test_missing_megatron_arguments_are_refused_by_name(
 def test_optimizer_replicas_are_instances_of_the_distributed_optimizer(
     words: tuple[str, ...], others: dict[str, object], replicas: int, instances: int | None
 ) -> None:
-    """When high availability is on, then the distributed optimizer has as many instances as there
-    are to be replicas; when it is off, Megatron's own argument counts. All ranks hold an optimizer
-    that is not distributed."""
+    """When high availability is on, then the distributed optimizer has as many instances as
+    replicas are requested. When high availability is off, then Megatron's own argument counts. An
+    optimizer that is not distributed has a replica on every rank."""
     args = parsed(*words, **others)
     settled = settle(args)
     assert settled.replicas == replicas
@@ -518,8 +518,8 @@ def test_elastic_training_is_refused_after_its_arguments_are_checked(
     ],
 )
 def test_valid_arguments_are_accepted(words: tuple[str, ...], others: dict[str, object]) -> None:
-    """When all state has a replica, or is to have none, or high availability is off, then the
-    arguments are accepted."""
+    """When all state has a replica, or the arguments request no replicas, or high availability is
+    off, then the arguments are accepted."""
     check(parsed(*words, **others))
 
 

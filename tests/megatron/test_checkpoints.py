@@ -118,7 +118,7 @@ def test_checkpoints_of_other_models_are_resumed_bit_for_bit(
     shape: str, more: Sequence[str], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """When a model ties its embeddings and output weights, has other sizes, or has several buckets,
-    then its last checkpoint is resumed bit for bit too."""
+    then the last checkpoint of its job is resumed bit for bit too."""
     run_dir = tmp_path / "run"
     dumped(run_dir, shape, 1, *more)
     alone = plainly(run_dir / "checkpoints", tmp_path / "plain", shape, *more)

@@ -14,7 +14,8 @@ from tests.megatron.jobs import SHAPES, train
 
 STEPS = 200
 LIMIT = 400.0
-"""Seconds a job may take: a step has several processes wait for each other on few cores."""
+"""The time limit of a job in seconds. It is long, because several processes wait for each other on
+few cores in each step."""
 
 
 def train_long(run_dir: Path, shape: str, *specs: str) -> Outcome:

@@ -55,8 +55,8 @@ def trained(data: Data, steps: range) -> list[list[int]]:
 
 
 def test_each_step_draws_its_micro_batches_from_one_iterator(calculate: Calculate) -> None:
-    """When steps are trained, then each draws its micro-batches from one iterator, and from the
-    step's beginning on the position is that of its end."""
+    """When steps are trained, then each step draws its micro-batches from one iterator. From the
+    beginning of a step on, the reported position is that of its end."""
     made: list[int] = []
 
     def build(consumed: int) -> Iterator[int]:
@@ -93,7 +93,7 @@ def test_a_step_is_drawn_again_after_a_rollback(drawn: int, calculate: Calculate
 
 def test_the_position_captured_within_a_step_is_the_steps_end(calculate: Calculate) -> None:
     """When a rank is lost after it has contributed to its all-reduces, and the others complete the
-    step, then its replacement, a new object, continues with the next step."""
+    step, then a new data object in the replacement continues with the next step."""
     data = Data(from_there)
     trained(data, range(1, 3))
     replacement = Data(from_there)
@@ -112,7 +112,7 @@ def test_ranks_that_read_no_data_have_the_position_of_the_others(calculate: Calc
 
 def test_a_step_begun_several_times_moves_the_position_once(calculate: Calculate) -> None:
     """When each forward step reports its step, as in Megatron's own loop, which gets the iterators
-    once, then the position moves once in a step."""
+    once, then the position advances once in a step."""
     data = Data(from_there)
     batches = data.iterators
     assert not isinstance(batches, list)
@@ -128,8 +128,8 @@ def test_a_step_begun_several_times_moves_the_position_once(calculate: Calculate
 
 
 def test_the_ramp_up_of_the_batch_size_follows_the_position(calculate: Calculate) -> None:
-    """When the global batch ramps up, then each step has the number of micro-batches of its
-    position, also before the step after a rollback to an earlier size."""
+    """When the global batch ramps up, then the position of a step decides its number of
+    micro-batches. This also holds for the first step after a rollback to a smaller batch."""
     calculate(24, [6, 6, 60])
     data = Data(from_there)
     undisturbed, ends = [], []
@@ -170,8 +170,8 @@ def test_global_batches_can_be_skipped(calculate: Calculate) -> None:
 
 
 def test_each_model_chunk_has_an_iterator_of_its_own(calculate: Calculate) -> None:
-    """When a rank has several chunks of the model, then each has its own iterator, and all are made
-    anew; a rank that reads no data makes none."""
+    """When a rank has several chunks of the model, then each chunk has its own iterator, and a
+    rollback makes all iterators anew. A rank that reads no data makes no iterator."""
     data = Data(lambda consumed: [from_there(consumed), None, from_there(consumed)], chunks=3)
     batches = data.begin(1)
     assert isinstance(batches, list)

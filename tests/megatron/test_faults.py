@@ -30,6 +30,6 @@ SINCE = Diagnosis(kind="numeric", polluted=True, not_after=1200)
     ids=lambda value: str(value)[-40:],
 )
 def test_an_exception_is_classified_by_its_text(error: BaseException, diagnosis: Diagnosis) -> None:
-    """When an exception reports wrong numbers, then no copy of the last update is sound, nor one of
-    a later step than the named one. Device errors take precedence."""
+    """When an exception reports wrong numbers, then no copy of the last update is sound. If the
+    exception names a step, then no copy of a later step is sound. Device errors take precedence."""
     assert Diagnostician(classify).diagnose(error) == diagnosis

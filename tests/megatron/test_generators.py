@@ -1,6 +1,6 @@
 """
-Tests of the generator states in a checkpoint, as Megatron's own training would find them for all
-ranks.
+Tests of the generator states in a checkpoint, in the form in which Megatron's own training reads
+them for all ranks.
 """
 
 import torch
@@ -26,9 +26,9 @@ def part(*ranks: int, stage: int = 0, experts: int = 1) -> ModelPart:
 
 
 def test_each_pipeline_stage_has_the_generator_states_of_its_ranks() -> None:
-    """When two stages are on two ranks each, then each has a list of two states, in the order of
-    the ranks. Another rank's state stands in for a lost one, and a stage without any state is left
-    out."""
+    """When each of two pipeline stages has two ranks, then each stage has a list of two states, in
+    the order of the ranks. Another rank's state stands in for a lost one, and a stage without any
+    state is left out."""
     local_state = {rank: captured(rank) for rank in (0, 2, 3)}
     found = generators([part(0, 1), part(2, 3, stage=1), part(8, 9, stage=1)], local_state)
     assert {

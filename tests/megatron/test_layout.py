@@ -13,7 +13,8 @@ from tft_megatron.layout import Placed, boxes
 @st.composite
 def views(draw: st.DrawFn) -> torch.Tensor:
     """
-    Draw a view of a tensor: the whole, the dimensions in another order, or a slice of this.
+    Draw a view of a tensor: the whole tensor, its dimensions in another order, or a slice of such a
+    view.
     """
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     whole = torch.arange(torch.Size(shape).numel()).view(shape)

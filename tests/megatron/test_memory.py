@@ -11,7 +11,8 @@ from tft.placement.memory_cost import Gradients
 
 TABLE = [pytest.param(row, id=f"{row.what}, {row.gradients.value}") for row in rows()]
 SPARE = 8 << 10
-"""Bytes for what does not grow with the model: the number of steps that each parameter has, and constants."""
+"""The bytes of objects that do not grow with the model: the step count of each parameter, and
+constants."""
 
 
 @pytest.mark.soak
@@ -19,7 +20,8 @@ SPARE = 8 << 10
 def test_the_memory_of_a_rank_is_that_of_the_formula(row: Row, tmp_path: Path) -> None:
     """When a step is over, then the tensors on a rank are its 16-bit parameters and their
     gradients, with Megatron's padding, and its optimizer shard: masters, moments, and a gradient of
-    each master where there is none of 32 bits. The bytes per parameter are those of the formula."""
+    each master if the gradients do not have 32 bits. The bytes per parameter are those of the
+    formula."""
     half = row.gradients is Gradients.HALF
     held = measure(row, tmp_path / "run")
     assert len(held) == RANKS

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed imports it 
 from tests.megatron.once import Found, run
 
 PATIENCE = 60.0
-"""Seconds a rank may take."""
+"""The time limit of a rank, in seconds."""
 
 Once = Callable[..., list[Found]]
 
@@ -57,8 +57,9 @@ def once(context: ForkServerContext) -> Once:
 
 
 def test_an_interrupted_evaluation_leaves_no_mode_switched(once: Once) -> None:
-    """When a fault strikes while the model is evaluated, with overlapped gathering of parameters
-    off, then all modes are as they were handed over, as in a replacement."""
+    """When a fault interrupts an evaluation that has switched off the overlapped gathering of
+    parameters, then all modes are as they were when the model was handed over, as in a
+    replacement."""
     (found,) = once("evaluation", "--instances", "1", "--overlap")
     assert found["between"]["hooks"] == 0
     assert not any(found["between"]["training"])
@@ -74,8 +75,8 @@ def test_an_interrupted_evaluation_leaves_no_mode_switched(once: Once) -> None:
 def test_a_last_stage_with_embeddings_begins_with_those_of_the_first(
     more: tuple[str, ...], once: Once
 ) -> None:
-    """When the last stage of a pipeline has the embeddings too, because it predicts several tokens,
-    or for its output, then it has those of the first stage once groups are formed."""
+    """When the last stage of a pipeline also has the embeddings, for multi-token prediction or for
+    its output, then they are equal to those of the first stage when groups have been formed."""
     first, last = once("beginning", "--pp", "2", "--instances", "1", *more, world=2)
     assert any(any(row) for row in first["embeddings"])
     assert last["embeddings"] == first["embeddings"]
@@ -83,14 +84,14 @@ def test_a_last_stage_with_embeddings_begins_with_those_of_the_first(
 
 def test_replicas_with_different_seeds_begin_with_equal_parameters(once: Once) -> None:
     """When data-parallel ranks build with different seeds, then all have the parameters of the
-    first one, and the same masters, once groups are formed."""
+    first rank, and the same master parameters, when groups have been formed."""
     first, second = once("beginning", "--instances", "0", world=2)
     assert second["state"] == first["state"]
 
 
 def test_the_collected_log_values_of_an_interrupted_step_are_dropped(once: Once) -> None:
-    """When a step that has predicted several tokens is interrupted, then neither its collected loss
-    nor the group for its average is left."""
+    """When a step with multi-token prediction is interrupted, then Megatron keeps neither the
+    collected loss nor the group for its average."""
     (found,) = once("logged", "--instances", "1")
     assert "avg_group" in found["before"]
     assert found["after"] == []
@@ -98,7 +99,7 @@ def test_the_collected_log_values_of_an_interrupted_step_are_dropped(once: Once)
 
 def test_a_group_that_the_script_keeps_itself_is_refused(once: Once) -> None:
     """When a script keeps a group in an object or a dict where it cannot be replaced, then this is
-    refused. When the script drops the reference, all is accepted."""
+    refused. When the script drops the reference, then `enable` accepts the script."""
     (found,) = once("kept", "--instances", "1")
     in_an_object, in_a_dict, nowhere = found["refused"]
     assert "an object of argparse.Namespace keeps a process group of Megatron" in in_an_object
@@ -127,8 +128,8 @@ def test_a_model_that_was_called_before_training_is_accepted(once: Once) -> None
 
 @pytest.mark.parametrize("case", ["reading", "told_to_read"])
 def test_masters_from_a_checkpoint_that_the_script_reads_are_kept(case: str, once: Once) -> None:
-    """When a script reads a checkpoint of its own, then the masters are those of the checkpoint,
-    and are not made from the parameters."""
+    """When a script reads a checkpoint of its own, then the master parameters are those of the
+    checkpoint, and are not made from the 16-bit parameters."""
     (found,) = once(case, "--instances", "1")
     assert found["kept"]
 

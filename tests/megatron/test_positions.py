@@ -41,10 +41,10 @@ def test_a_growing_batch_has_the_same_micro_batches_after_faults(
 def test_wrong_numbers_lead_back_to_a_checkpoint_from_before_them(
     words: str, step: int, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """When a rank reports in step 7 that numbers have gone wrong, perhaps with the last right step,
-    then all ranks return to the newest checkpoint that is early enough, in their processes, and end
-    as the undisturbed run. The checkpoint may be from a time when all steps had been skipped for
-    infinite gradients."""
+    """When a rank reports wrong numbers in step 7, with or without the number of the last right
+    step, then all ranks keep their processes, return to the newest checkpoint that is early enough,
+    and end as the undisturbed run. This also holds if all steps before the checkpoint were skipped
+    because of infinite gradients."""
     outcome = train(
         tmp_path / "run",
         "TP1DP4",

@@ -123,9 +123,9 @@ def without_scheduler(momentum: float = 0.0) -> tuple[torch.optim.Optimizer, Tra
 
 
 def test_a_scheduler_that_was_not_handed_over_is_refused() -> None:
-    """When a script hands over no scheduler, and has one for this optimizer, torch's or
-    Megatron's, then an error says so. When it has none, or one for another optimizer, the
-    training is accepted."""
+    """When a script hands over no scheduler, although it has one of torch or Megatron for this
+    optimizer, then an error says so. When the script has no scheduler, or one for another
+    optimizer, the training is accepted."""
     inner, training = without_scheduler(momentum=0.9)
     other = torch.optim.lr_scheduler.ConstantLR(without_scheduler()[0])
     check_scheduler(training)
@@ -170,7 +170,7 @@ def test_enable_before_begin_is_refused() -> None:
 
 def test_sizes_that_do_not_fit_the_world_are_refused_without_trace() -> None:
     """When four ranks are to be split into groups of three, then the error has Megatron's own
-    reason, and no state of the attempt is left."""
+    reason, and the attempt leaves no state in Megatron."""
     import torch.distributed as dist
 
     with pytest.raises(

@@ -58,8 +58,8 @@ def test_megatrons_default_settings_are_accepted() -> None:
 def test_settings_that_keep_state_without_a_replica_are_refused(
     model: dict[str, Any], sentence: str
 ) -> None:
-    """When a model is set to keep state that has no replica, or that outlives an interrupted step,
-    then the setting is refused by name, with the reason."""
+    """When a setting makes a model keep state that has no replica, or that outlives an interrupted
+    step, then the setting is refused by name, with the reason."""
     with pytest.raises(UsageError, match=sentence):
         refuse_settings(holders(**model))
 

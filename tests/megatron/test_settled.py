@@ -26,8 +26,8 @@ def test_a_strategy_that_is_not_enabled_is_not_used(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_an_unknown_word_ends_each_rank_with_one_line(tmp_path: Path) -> None:
-    """When the environment has an unknown word, then ranks print that in one line and exit with
-    code 2, and the job ends."""
+    """When the environment has an unknown word, then the ranks report this word in one line and
+    exit with code 2, and the job ends."""
     outcome = train(
         tmp_path / "run", "TP1DP4", more=(HA,), environment={"HIGH_AVAILABILITY": "recver,dump"}
     )

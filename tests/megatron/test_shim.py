@@ -22,7 +22,7 @@ def test_no_shipped_file_replaces_a_part_of_torch_cuda() -> None:
 
 
 def test_the_check_finds_the_assignments_of_the_shim() -> None:
-    """When the shim itself is read in this way, then its assignments are found."""
+    """When the same check reads the shim itself, then it finds the assignments of the shim."""
     assert list(_replaced(SHIM))
 
 

@@ -29,10 +29,10 @@ def struck(outcome: Outcome) -> set[tuple[str, int]]:
 def test_kills_in_each_phase_and_memory_faults_leave_the_losses_unchanged(
     shape: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """When each rank in turn is killed, in each phase of a step, and two report a memory fault, in
-    the middle of backward with half accumulated gradients, and within the optimizer's update, then
-    their state comes from replicas, no step is lost, and losses and final state are those of the
-    undisturbed run."""
+    """When each rank in turn is killed, each in another phase of a step, and two report a memory
+    fault, one in the backward pass with half of the gradients accumulated and one in the
+    optimizer's update, then their state comes from replicas, no step is lost, and losses and final
+    state are those of the undisturbed run."""
     specs = [f"kill:rank={rank},step={rank + 2},phase={phase}" for rank, phase in enumerate(PHASES)]
     specs += [
         # Step 7 follows a step that all ranks have repeated. An earlier fault might interrupt rank 3
@@ -131,7 +131,7 @@ def test_jobs_with_other_megatron_settings_survive_killed_ranks(
     shape: str, more: tuple[str, ...], tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """When all-reduces overlap with computation, when all state is in 32 bits, when steps are
-    skipped for the loss scale, and when the last stage has a copy of the embeddings, then a rank
+    skipped for the loss scale, or when the last stage has a copy of the embeddings, then a rank
     killed before the first step and another one later leave losses and final state as in the
     undisturbed run."""
     specs = ("kill:rank=3,step=1,phase=forward", f"kill:rank=0,step={STEPS - 2},phase=backward")
@@ -145,8 +145,8 @@ def test_jobs_with_other_megatron_settings_survive_killed_ranks(
 def test_a_replacement_has_the_loss_scale_of_the_survivors(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """When a rank dies after Megatron's change of the loss scale and before the update, and the
-    others have done both, then the replacement has their loss scale, and losses and final state are
+    """When a rank dies between Megatron's change of the loss scale and the update, and the others
+    have completed both, then the replacement has their loss scale, and losses and final state are
     those of the undisturbed run."""
     outcome = train(tmp_path / "run", "TP1DP4-plain", more=("--fp16", "--dies", "5:scaled"))
     assert outcome.code == 0, outcome.output

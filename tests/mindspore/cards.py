@@ -28,9 +28,9 @@ PARTS = 4
 CARDS = 2 * PARTS
 REPLICAS = Sizes(dp=2, tp=PARTS).replicas()
 GONE_AFTER = 3
-"""So many steps have been done when a card is lost."""
+"""The number of completed steps when a card is lost."""
 STEPS = 5
-"""In an epoch."""
+"""The number of steps in an epoch."""
 INPUTS, OUTPUTS = 6, 8
 
 _random = numpy.random.default_rng(7)

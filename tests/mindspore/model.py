@@ -16,7 +16,7 @@ ALL = "{TTP:1,UCE:1,HCCE:1,ARF:1}"
 LAST = "{TTP:1}"
 
 Fault = list[Any]
-"""Rank, step, where, text. Any: JSON."""
+"""A fault: rank, step, place and text. Any: JSON."""
 
 
 def train(

@@ -53,7 +53,7 @@ class At:
     """
 
     step = 0
-    """The one that is computed."""
+    """The number of the step that is computed now."""
 
 
 def closed(incidents: int) -> bool:

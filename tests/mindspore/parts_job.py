@@ -107,7 +107,8 @@ def share_out() -> None:
 
 def train(session: tft.Session) -> None:
     """
-    Train the steps. At the begin of each step, the ranks exchange their halves of the parameters.
+    Train the steps. At the beginning of each step, the ranks exchange their halves of the
+    parameters.
     """
     for step in session.steps(args.steps):
         share_out()

@@ -10,8 +10,8 @@ is JSON, a list of [rank, step, where, text]; each fault happens once:
 
 - `where` is `loop` (before the all-reduce of the gradients) or `update` (after the state has
   changed).
-- The text `leaving` is no failure: the rank stays in its update until it is to leave its loop after
-  it.
+- The text `leaving` is no failure: the rank stays in its update until it has the order to leave its
+  loop after the step.
 - With the text `killed`, the rank waits until the test kills it. Any other text is raised.
 """
 

@@ -36,7 +36,7 @@ def calm_graph(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_faults_outside_the_compiled_graph_are_repaired(
     tmp_path: Path, calm_graph: Outcome
 ) -> None:
-    """When a rank dies, and another one reports a memory fault, between two steps, then the
+    """When a rank dies, and another one reports a memory fault, both between two steps, then the
     survivors keep their compiled graphs, and losses and final state are those of the undisturbed
     run."""
     outcome = job(

@@ -42,10 +42,10 @@ def calm_four(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """When memory is lost in a forward pass and with the state half changed, a link fails, and both
-    ranks are killed in turn, in different epochs, the second after the other one has finished, then
-    the loop is entered again at the agreed step, with the data in the order of its epoch, and
-    losses and final parameters are those of the undisturbed job."""
+    """When ranks lose memory in a forward pass and in the middle of an update, a link fails, and
+    both ranks are killed, one of them after the other one has finished, then the loop is entered
+    again at the agreed step, with the data in the order of its epoch, and losses and final
+    parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 3, "forward", UCE], [0, 6, "update", UCE], [1, 8, "forward", HCCE],
         [1, 9, "forward", "kill"], [0, 12, "end", "kill"],
@@ -79,9 +79,9 @@ def test_four_ranks_survive_lost_memory_and_kills(tmp_path: Path, calm_four: Out
 def test_a_last_checkpoint_has_the_name_of_mindspore_transformers_and_resumes(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
-    """When only last checkpoints are enabled and rank 0 is killed, then the other rank writes under
-    its epoch and step, no other rank has a fault, and the same command with --resume ends as the
-    undisturbed job."""
+    """When only last checkpoints are enabled and rank 0 is killed, then the file of the other rank
+    is named by epoch and step, no other rank has a fault, and the same command with --resume ends
+    as the undisturbed job."""
     run_dir, there = tmp_path / "run", tmp_path / "checkpoint"
     faults: list[Fault] = [[0, 7, "forward", "kill"]]
     outcome = train(run_dir, faults=faults, enable=LAST, callback=layout(there))

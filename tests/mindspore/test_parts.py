@@ -38,8 +38,8 @@ def calm_parts(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 @pytest.mark.soak
 def test_shards_come_from_their_replicas(tmp_path: Path, calm_parts: Outcome) -> None:
-    """When ranks of either shard die or report memory faults, alone or one of each shard at once,
-    then losses and final state are those of the undisturbed run."""
+    """When ranks of both shards die or report memory faults, one at a time or one rank of each
+    shard at once, then losses and final state are those of the undisturbed run."""
     outcome = job(
         tmp_path / "run",
         "kill:rank=1,step=6,phase=update",

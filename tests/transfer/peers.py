@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Shard = Mapping[str, bytes]
 Disturb = Callable[[int, bytearray], None]
-"""Told the position of a piece in the stream, and the piece, which it may change in place."""
+"""A function that gets the position of a piece in the stream and the piece, which it may change in
+place."""
 
 
 class Closable(Protocol):
@@ -93,14 +94,15 @@ class Room:
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        Return the buffers. The test may act at this moment.
+        Return the buffers, after a call of the function `at_take`, with which a test acts at this
+        moment.
         """
         self._at_take()
         return [Buffer(name=name, view=memoryview(here)) for name, here in self.memory.items()]
 
     def put_to_use(self, meta: bytes) -> None:
         """
-        End a fetch. Every byte must be right by now.
+        Take over the fetched shard. Every byte must be right by now.
         """
         assert self.whole()
         self.taken.append(meta)

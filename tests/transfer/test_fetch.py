@@ -27,7 +27,7 @@ from tft.errors import TransferFailed
 from tft.transfer.wire import CHUNK
 
 MANY = {f"layer.{i}": content(7 * i, seed=i) for i in range(500)}
-"""Half a megabyte in buffers of nought to three and a half kilobytes."""
+"""About 0.9 MB, in buffers of 0 to 3.5 kB."""
 
 LARGE = {"weights": content(9 * CHUNK + 12345)}
 
@@ -66,8 +66,8 @@ def lost(logs: Sequence[Mapping[str, object]]) -> dict[object, object]:
 def test_fetched_shard_is_complete_and_in_place(
     opened: Opened, shard: Mapping[str, bytes], sources: int
 ) -> None:
-    """When a shard of any shape is fetched, then its bytes are in the prepared buffers, and `taken`
-    is called once with its meta."""
+    """When a shard of any shape is fetched, then its bytes are in the prepared buffers, and the
+    receiver is told its metadata once."""
     servers = [opened(serve(shard)) for _ in range(sources)]
     room = Room(shard)
 
@@ -78,8 +78,8 @@ def test_fetched_shard_is_complete_and_in_place(
 
 
 def test_all_sources_deliver_at_the_same_time(opened: Opened) -> None:
-    """When two sources have a shard, then each source delivers a part. The test holds each source
-    after its first bytes until the other source has sent as much."""
+    """When two sources have a shard, then each source delivers a part. The test stops each source
+    after its first bytes until the other source has sent as many bytes."""
     met = threading.Barrier(2, timeout=60)
 
     def meet(position: int, piece: bytearray) -> None:
@@ -139,8 +139,8 @@ def test_fetch_survives_a_source_killed_inside_a_chunk(opened: Opened) -> None:
 
 
 def test_chunks_of_a_hanging_source_are_fetched_from_another(opened: Opened) -> None:
-    """When the process of one source is stopped, then the other source delivers its chunks after
-    `patience` has passed without a byte."""
+    """When the process of one source is stopped, then the other source delivers the chunks of this
+    source after `patience` has passed without a byte."""
     size = len(LARGE["weights"])
     hanging, living = (opened(Process(size)) for _ in range(2))
     room = Room(LARGE, at_take=hanging.stop)

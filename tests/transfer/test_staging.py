@@ -30,7 +30,7 @@ class Device:
 
     def copy(self, offset: int, into: memoryview) -> Callable[[], None]:
         """
-        Begin to copy. The bytes are there when the returned function has returned.
+        Begin to copy. The copied bytes are complete only after the returned function was called.
         """
         into[:] = bytes(into.nbytes)
         self.copied.append(into.nbytes)

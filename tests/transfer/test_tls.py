@@ -1,5 +1,6 @@
 """
-Transfers with the keys of a job: other processes can neither fetch nor read along.
+Transfers with the keys of a job: other processes can neither fetch a shard nor read the transferred
+bytes.
 """
 
 import socket

@@ -91,7 +91,7 @@ class Post:
     away: bool = False
     failing: bool = False
     tried: list[CheckpointFailed] = field(default_factory=list)
-    """Failures that were to be told, whether that could be done or not."""
+    """The failures that the rank has tried to report, whether the report succeeded or not."""
 
     def take(
         self, report: Checkpointed | CheckpointFailed, heard: Callable[[], None] | None
@@ -302,8 +302,9 @@ def test_parts_of_different_rounds_are_not_combined(tmp_path: Path, ranks: list[
 def test_parts_of_two_rollbacks_in_one_incident_are_not_combined(
     tmp_path: Path, ranks: list[Rank]
 ) -> None:
-    """When some ranks have written a step, and all ranks roll back in the same incident and reach
-    this step again, then the checkpoint has only the second parts."""
+    """When some ranks have written their parts of a step, and all ranks roll back in the same
+    incident and reach this step again, then the checkpoint has only the parts that were written the
+    second time."""
     for number, members in ((1, ranks[:2]), (2, ranks)):
         for rank in ranks:
             rank.periodic.left()
@@ -500,7 +501,8 @@ def test_old_checkpoint_stays_while_a_rank_is_out_of_the_loop(
     tmp_path: Path, sparing: list[Rank]
 ) -> None:
     """When a rank has left the loop, then it removes no old checkpoint until it enters the loop
-    again. A checkpoint that the job has given up by then makes no other checkpoint old."""
+    again. If the job has given up the newest checkpoint by then, the rank does not remove the
+    checkpoints before it."""
     for step in (2, 4):
         stage(sparing, step)
         written(sparing)
@@ -523,8 +525,8 @@ def test_old_checkpoint_stays_while_a_rank_is_out_of_the_loop(
 
 def test_user_function_writes_the_state_at_the_end_of_the_step(tmp_path: Path) -> None:
     """When the script has its own save function, then one rank writes the state at the end of the
-    step, and the checkpoint is marked as the script's own. A function that raises costs only that
-    checkpoint."""
+    step, and the checkpoint is marked as the script's own. If the function raises, only that
+    checkpoint is not made."""
     content = [b"two", b"four"]
 
     def save(directory: Path, step: int) -> None:
@@ -546,9 +548,9 @@ def test_user_function_writes_the_state_at_the_end_of_the_step(tmp_path: Path) -
 
 
 def test_every_holder_writes_its_copy_with_the_option_all(tmp_path: Path) -> None:
-    """When all copies are to be saved, then each rank that holds a shard writes its copy. A rank
-    without memory or disk space costs only its own copy, except for the first rank, which costs the
-    checkpoint."""
+    """When all copies are to be saved, then each rank that holds a shard writes its copy. If a rank
+    has no memory or disk space, only its own copy is missing. Without the copy of the first rank,
+    no checkpoint is made."""
     with job(tmp_path, copies="all") as ranks:
         ranks[1].adaptor.room = False
         stage(ranks, 2)

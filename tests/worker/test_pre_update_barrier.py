@@ -1,8 +1,8 @@
 """
 The barrier before an update of ranks that hold different parts.
 
-A rank may wait there for a rank that does not arrive. Real processes with the fake adaptor, and the
-test as the controller.
+A rank may wait there for a rank that does not arrive. The tests use real processes with the fake
+adaptor, and act as the controller.
 """
 
 import pytest

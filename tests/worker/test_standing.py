@@ -1,7 +1,7 @@
 """
 A worker that stands still, runs checks, and returns to an earlier copy of its state.
 
-Real processes with the fake adaptor, and the test as the controller.
+The tests use real processes with the fake adaptor, and act as the controller.
 """
 
 import asyncio
@@ -231,7 +231,8 @@ async def test_late_refusal_of_a_claim_ends_the_process(stage: Stage) -> None:
 
 async def test_rank_restores_a_kept_copy_and_serves_it_to_another_rank(stage: Stage) -> None:
     """When ranks that keep copies stop, then one rank restores its copy of the step before, and the
-    other rank fetches this copy. Both train as the first time, or skip the next batch."""
+    other rank fetches this copy. Then both train the step again with the same result. If a skip is
+    ordered, both leave out the next batch."""
     await trains(stage)
     address = {rank: (await stage.report(Joined, rank=rank)).address for rank in BOTH}
     step = (await held(stage, 1))[0].position.step

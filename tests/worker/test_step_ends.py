@@ -1,6 +1,6 @@
 """
-The places where the steps of a loop end. Real processes with the fake adaptor, and the test as the
-controller.
+The places where the steps of a loop end. The tests use real processes with the fake adaptor, and
+act as the controller.
 """
 
 import asyncio

@@ -125,9 +125,9 @@ def test_rank_finishes_the_ordered_step_before_it_leaves_the_loop() -> None:
 
 
 def test_pause_lets_the_functions_after_its_step_run() -> None:
-    """When a freeze comes, then the functions after the step do not start. When the ranks are to
-    stand still after this step, then the functions run, and the thread stands still before the next
-    window."""
+    """When a freeze comes, then the functions after the step do not start. When a hold then lets
+    the ranks stand still after this step, then the functions run, and the thread stands still
+    before the next window."""
     gate = training(12)
     gate.lock()
     gate.ended(after=True)

@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[3]
 OURS = tuple(f"{ROOT / room}/" for room in ("tft", "adaptors", "plugins"))
 TRACED = os.environ.get("TRACED", "")
 AGAIN = 0.001
-"""Seconds within which a function is written once."""
+"""Seconds. A function that is called again sooner is not written again."""
 
 _lines = -1
-"""The descriptor of this process's file."""
+"""The file descriptor of this process's trace file."""
 _written: dict[object, float] = {}
-"""By code: when it was written last."""
+"""The time at which each function was last written, by its code object."""
 
 
 def _open() -> None:

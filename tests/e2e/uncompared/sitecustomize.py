@@ -2,7 +2,7 @@
 Disable the comparison of copies between ranks in tft.
 
 Python imports this module first in every process, because its directory is on PYTHONPATH. Tests use
-it to show what the other checks of tft find alone.
+this module to show what the other checks of tft find without the comparison.
 """
 
 from collections.abc import Mapping, Sequence
