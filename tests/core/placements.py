@@ -56,9 +56,9 @@ def grid(tp: int, pp: int, dp: int, *, copies: int, node: int = 8) -> Topology:
     """
     Return a topology with tensor, pipeline and data parallelism, with ranks counted in this order.
 
-    The parameters of a (tp, pp) place are on all its data-parallel ranks. The optimizer state of
-    the place is cut over these ranks. A model replica consists of all (tp, pp) places of one dp
-    rank. The ranks of a replica leave and return together.
+    The parameters of a (tp, pp) coordinate are on all ranks of its data-parallel group. The
+    optimizer state of the coordinate is cut over these ranks. A model replica consists of all (tp,
+    pp) coordinates of one dp rank. The ranks of a replica leave and return together.
     """
     groups: dict[str, tuple[int, ...]] = {}
     width = tp * pp

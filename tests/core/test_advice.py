@@ -75,8 +75,9 @@ def followed(job: ScriptedJob) -> str:
 
 
 def test_plugins_are_asked_when_all_ranks_have_stopped() -> None:
-    """When all ranks have stopped, then the plugins see the faults and every strategy in order,
-    with its effect or the reason against it. No other order is sent before the answer."""
+    """When a fault has stopped all ranks, then the recovery plugins see the faults and all
+    strategies in their order of preference. Each strategy comes with its effect or with the reason
+    against it. The ranks get no further order before the plugins answer."""
     job = asked()
     assert names(job.said) == ["Freeze", "Stop", "Compare"]
     (consult,) = job.consulted
@@ -121,7 +122,7 @@ def test_plugins_are_not_asked_at_a_start_without_a_fault() -> None:
 
 def test_plugins_are_not_asked_when_the_job_must_end() -> None:
     """When a software fault of the script or a stop request ends the job, then the plugins are not
-    asked, and the job is dumped."""
+    asked. The job writes a last checkpoint and ends."""
     stopped, broken = trained(advised=True), trained(advised=True)
     stopped.stop(0)
     broken.fault(1, "software")
@@ -143,8 +144,8 @@ def test_scale_in_offer_names_the_ranks_that_leave() -> None:
 
 
 def test_plugins_see_the_node_step_and_shards_of_every_rank() -> None:
-    """When a node is lost, then the plugins see the node, process, step, shards and column of each
-    rank. For lost ranks they see why no place is left."""
+    """When a node is lost, then the plugins see the node, process, step, shards and model replica
+    of each rank. For each lost rank they see why no node has a place for it."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
     job.lose_node(1)
     job.settle()
@@ -265,8 +266,8 @@ def test_veto_rules_out_a_strategy_for_the_whole_incident() -> None:
 
 
 def test_job_exits_when_a_plugin_rules_out_every_strategy() -> None:
-    """When a plugin rules out every strategy, also `dump` and `exit`, then the job still ends and
-    fails with code 4."""
+    """When a plugin rules out every strategy, including `dump` and `exit`, then the job still ends.
+    Its result is `failed`, with exit code 4."""
     job = asked()
     job.advise(veto=("retry", "recover", "scale_in", "dump", "exit"))
     job.settle()
@@ -305,7 +306,7 @@ def test_first_strategy_is_followed_when_the_advice_cannot_be_followed(
     why_not: str | None,
 ) -> None:
     """When the advised strategy cannot work or is unknown, then the job follows the first strategy
-    that can work. The operator reads why the advice was not followed."""
+    that can work. The log says why the advice was not followed."""
     job = asked()
     job.advise(**said)
     assert followed(job) == ("retry" if "veto" not in said else "recover")
@@ -323,7 +324,8 @@ def test_first_strategy_is_followed_when_the_advice_cannot_be_followed(
 
 def test_strategy_of_a_plugin_runs_its_base_and_is_reported_under_its_own_name() -> None:
     """When a plugin advises its own variant of `retry`, with an earlier step and skipped batches,
-    then the job does both. The report shows the plugin's name for the strategy."""
+    then all ranks go back to that step and skip the batches. The report shows the plugin's name for
+    the strategy."""
     job = asked(keeps=2)
     job.advise(strategy="cool_down", base="retry", not_after=2, skip=3)
     job.settle()
@@ -336,8 +338,9 @@ def test_strategy_of_a_plugin_runs_its_base_and_is_reported_under_its_own_name()
 
 
 def test_strategy_of_a_plugin_replaces_live_processes() -> None:
-    """When a plugin's own strategy names more ranks to replace, then their live processes are ended
-    for the plugin's reason and started again."""
+    """When a plugin's own strategy names an additional rank to replace, then the live process of
+    that rank is ended and a new one is started. The orders to end processes give the plugin's
+    reason as their cause."""
     job = asked(groups={"dense": (0, 1, 2, 3)})
     job.advise(strategy="fresh", base="recover", replace=(0,), why="their driver is old")
     job.settle()
@@ -370,8 +373,8 @@ def test_strategy_of_a_plugin_cannot_keep_a_polluted_step() -> None:
 
 
 def test_failed_strategy_of_a_plugin_counts_as_a_failure_of_its_base() -> None:
-    """When the same fault occurs again after a plugin's own strategy, then its base strategy has
-    failed. The same advice is not followed again."""
+    """When the same fault occurs again after a plugin's own strategy, then the base of this
+    strategy counts as failed. The job does not follow the same advice again."""
     job = asked()
     job.advise(strategy="mine", base="retry")
     job.settle()
@@ -401,8 +404,8 @@ def test_first_strategy_is_followed_when_plugins_do_not_answer_in_time() -> None
 
 
 def test_plugin_that_asks_for_time_is_asked_again_after_that_time() -> None:
-    """When a plugin asks for time, then the job waits that long and asks again. The new offers show
-    what can be done by then."""
+    """When a plugin asks for time, then the job waits that long and asks again. A node has joined
+    meanwhile, so `recover`, which was ruled out before, is now offered."""
     job = trained(advised=True, placement={0: (0, 1), 1: (2, 3)})
     job.lose_node(1)
     job.settle()
@@ -429,8 +432,8 @@ def test_plugin_that_asks_for_time_is_asked_again_after_that_time() -> None:
 
 
 def test_plugin_can_ask_for_half_a_second() -> None:
-    """When a plugin asks for half a second, then the job stays in the choice, and the next deadline
-    is half a second later."""
+    """When a plugin asks for half a second, then the job still waits for advice, and its next
+    deadline is half a second later."""
     job = asked()
     job.advise(wait=0.5)
     assert job.doing == "choosing"
@@ -438,8 +441,8 @@ def test_plugin_can_ask_for_half_a_second() -> None:
 
 
 def test_report_says_another_was_advised_when_the_plugin_gives_no_reason() -> None:
-    """When a plugin advises a strategy without a reason, then the report says of the other
-    strategies only that another one was advised."""
+    """When a plugin advises a strategy without a reason, then the report says why the other
+    strategies were not followed: another one was advised."""
     job = asked()
     job.advise(strategy="dump", why="")
     job.settle()
@@ -448,7 +451,8 @@ def test_report_says_another_was_advised_when_the_plugin_gives_no_reason() -> No
 
 def test_total_time_for_plugins_is_limited_per_incident() -> None:
     """When plugins ask for time repeatedly in one incident, then they get at most the limit in
-    total. After that the job decides at their next answer."""
+    total. After that the job chooses a strategy at their next answer, even if they ask for more
+    time."""
     job = asked(patience=40.5)
     job.advise(wait=40.0)
     job.wait()
@@ -525,8 +529,8 @@ def test_unrequested_advice_is_ignored() -> None:
 
 
 def test_next_controller_asks_the_plugins_again() -> None:
-    """When the controller is lost while the plugins are asked, then the next controller asks again
-    with the same time limit."""
+    """When the controller is lost while the plugins are asked, then the next controller asks again.
+    The plugins get the whole time limit again."""
     job = asked()
     job.now += 25.0
     job.lead(2)
@@ -551,8 +555,8 @@ def test_next_controller_asks_again_when_plugins_had_asked_for_time() -> None:
 
 
 def test_plugins_are_asked_again_when_a_strategy_has_failed() -> None:
-    """When the same fault occurs again after a strategy, then the plugins are asked in the next
-    round. The offer says why that strategy has failed."""
+    """When the same fault occurs again after a strategy was followed, then the plugins are asked in
+    the next round. The offer of that strategy says why it has failed."""
     job = asked()
     job.advise()
     job.settle()
@@ -593,8 +597,8 @@ def test_report_says_exit_when_a_stop_comes_while_plugins_are_asked_again() -> N
 
 
 def test_plugins_are_not_asked_when_a_node_is_excluded_during_the_start() -> None:
-    """When a node is excluded before any rank is ready and its processes end, then no plugin is
-    asked. The ranks of that node are started elsewhere."""
+    """When a node is excluded because it is faulty, before any rank is ready, and its processes
+    end, then no plugin is asked. The ranks of that node are started on another node."""
     job = ScriptedJob(4, Policy(advised=True), placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {0, 1, 2, 3}
     job.start()
@@ -669,8 +673,8 @@ NINE = {"a": (1, 8), "b": (0, 2, 3, 4, 5, 6, 7)}
 
 
 def test_advice_to_replace_both_holders_of_a_shard_is_not_followed() -> None:
-    """When a plugin advises to replace the second of two ranks that hold a shard while the first is
-    replaced too, then the advice is not followed. No sound copy would be left."""
+    """When only two ranks hold a shard and a plugin advises to replace both of them, then the
+    advice is not followed, because no sound copy would be left."""
     job = trained(9, advised=True, groups=NINE)
     job.fault(8, "network")
     job.settle()
@@ -720,8 +724,8 @@ def test_veto_of_retry_is_the_cause_of_a_replacement() -> None:
 
 
 def test_lost_rank_that_is_replaced_again_on_advice_is_one_fault() -> None:
-    """When a plugin advises to replace a lost rank again, then the report has one fault for that
-    rank, with both reasons."""
+    """When a plugin advises to replace a rank that is already lost, then the report has one fault
+    for that rank, with both reasons."""
     job = trained(advised=True)
     job.kill(2)
     job.settle()
@@ -767,7 +771,7 @@ def test_ranks_that_leave_do_not_prevent_an_advised_replacement() -> None:
 
 def test_ranks_to_replace_are_ignored_without_a_base_strategy() -> None:
     """When a plugin names a built-in strategy and ranks to replace, but no base, then no rank is
-    replaced. The shards of these ranks are no reason against the strategy."""
+    replaced. The advice is followed although these ranks are the only holders of a shard."""
     job = trained(advised=True, groups=HALVES)
     job.fault(2, "network")
     job.settle()

@@ -227,14 +227,14 @@ TWO_NODES: dict[int, tuple[int, ...]] = {0: (0, 1), 1: (2, 3)}
 
 def last_regroup(job: ScriptedJob) -> Regroup:
     """
-    Return the last order to form groups.
+    Return the last order to form process groups.
     """
     return [order for order in job.said if isinstance(order, Regroup)][-1]
 
 
 def test_groups_are_not_formed_at_the_store_of_a_lost_node() -> None:
-    """When the node whose store was opened last is lost, then the remaining ranks form their groups
-    at the store of another node."""
+    """When a node is lost whose rendezvous store was opened last, then the remaining ranks form
+    their process groups at the store of another node."""
     strategies = ("retry", "recover", "scale_in", "dump")
     job = ScriptedJob(4, placement=TWO_NODES, strategies=strategies)
     job.report(StoreOpened(node=1, host="h1", port=7, at=job.now))
@@ -248,7 +248,8 @@ def test_groups_are_not_formed_at_the_store_of_a_lost_node() -> None:
 
 
 def test_groups_are_formed_at_the_store_that_was_opened_last() -> None:
-    """When a store is replaced, then the next groups are formed at the new store."""
+    """When a rendezvous store is replaced, then the next process groups are formed at the new
+    store."""
     job = ScriptedJob(2).start()
     job.train(2)
     job.reopen_store(port=9)
@@ -258,8 +259,8 @@ def test_groups_are_formed_at_the_store_that_was_opened_last() -> None:
 
 
 def test_store_replaced_during_group_formation_is_logged() -> None:
-    """When the store is replaced while groups are formed at it, then the log says that the store
-    was replaced."""
+    """When the rendezvous store is replaced while process groups are formed at it, then the log
+    says that the store was replaced."""
     job = ScriptedJob(4).start()
     job.train(2)
     job.script.muted = {(2, "regroup")}
@@ -296,8 +297,8 @@ def test_rank_lost_during_the_first_load_gets_its_state_from_the_checkpoint(
 
 
 def test_initial_state_of_the_script_does_not_replace_the_checkpoint() -> None:
-    """When an incident occurs before all ranks have loaded, then the initial state of the script
-    does not count, and all ranks load the checkpoint again."""
+    """When an incident occurs before all ranks of a resumed job have loaded the checkpoint, then
+    all ranks load the checkpoint again. The initial state that the script has made is not used."""
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
     job.script.muted = {(0, "load"), (1, "load")}
     job.start()
@@ -312,7 +313,7 @@ def test_initial_state_of_the_script_does_not_replace_the_checkpoint() -> None:
 
 def test_captured_state_from_a_loaded_checkpoint_is_not_recreated() -> None:
     """When the ranks of a lost node move and all ranks load a checkpoint because no copy is left,
-    then captured state comes from the checkpoint. No rank recreates it."""
+    then their rank-local state comes from the checkpoint. No rank derives it anew."""
     job = ScriptedJob(
         2, placement={0: (0,), 1: (1,)}, groups={"a": (0,), "b": (1,)}, spare={0: 1},
         strategies=STRATEGIES,

@@ -51,8 +51,7 @@ def fetched(orders: list[Fetch]) -> list[tuple[int, int, set[int]]]:
 @pytest.mark.parametrize("what", ["content", "settings"])
 def test_rank_with_a_wrong_copy_has_a_corruption_fault(what: str) -> None:
     """When a rank is lost and one remaining rank holds a different copy, then that rank has a
-    corruption fault and fetches from the others. The new process fetches only from the others, too.
-    """
+    corruption fault. It and the new process fetch from the ranks whose copies are equal."""
     job = trained()
     setattr(job.ranks[1].state, what, "wrong")
     job.kill(3)
@@ -75,8 +74,8 @@ def test_rank_with_a_wrong_copy_has_a_corruption_fault(what: str) -> None:
 
 def test_report_names_the_steps_that_a_wrong_copy_may_have_polluted() -> None:
     """When a copy becomes wrong in a step after the last comparison, then the report names the
-    steps whose all-reduces may be wrong. When that step was already compared, then the report names
-    none."""
+    steps whose all-reduces may be wrong. When the copies of that step were already compared and
+    were equal, then the report names no step."""
     job = trained()
     job.kill(3)
     job.settle()
@@ -228,8 +227,8 @@ def test_two_differing_copies_roll_all_ranks_back_to_the_last_comparison() -> No
 
 
 def test_two_differing_copies_fail_a_job_without_a_sound_checkpoint() -> None:
-    """When two holders differ and no sound copy up to the last comparison is left, then the job
-    fails with a reason. No checkpoint is written."""
+    """When the only two holders of a shard differ, and no copy or checkpoint up to the last
+    comparison is left, then the job fails with a reason. No checkpoint is written."""
     job = trained(groups=PAIRS)
     job.ranks[2].state.settings = "wrong"
     job.fault(1, "network")
@@ -244,8 +243,8 @@ def test_two_differing_copies_fail_a_job_without_a_sound_checkpoint() -> None:
 
 
 def test_two_differing_copies_of_the_last_compared_step_are_not_used() -> None:
-    """When two holders differ at the step of the last comparison, then neither copy is used. All
-    ranks load the checkpoint of that step, and the incident ends."""
+    """When the only two holders of a shard differ at the step of the last comparison, then neither
+    copy is used. All ranks load the checkpoint of that step, and the incident ends."""
     job = trained(groups=PAIRS, steps=2)
     job.checkpointed(2)
     job.fault(0, "network")  # every incident compares all copies
@@ -300,7 +299,7 @@ def test_initial_states_are_compared_once_after_the_wrappers_are_built() -> None
 @pytest.mark.parametrize("odd", [(1,), (2, 3)])
 def test_differing_initial_states_are_not_a_fault(moment: type, odd: tuple[int, ...]) -> None:
     """When the initial states differ and a fault comes before the first step ends, then each rank
-    keeps its own state. Rank 0 may still broadcast its state to all ranks."""
+    keeps its own state, because the script may still broadcast the state of rank 0."""
     job = ScriptedJob(4, Policy(), strategies=STRATEGIES)
     job.script.slow = {3}
     job.start()
@@ -320,8 +319,8 @@ def test_differing_initial_states_are_not_a_fault(moment: type, odd: tuple[int, 
 
 
 def test_initial_states_are_compared_once_per_round_after_a_fault() -> None:
-    """When a fault comes while the initial states are compared, then the ranks are asked once more
-    in the new incident, and only once in each round."""
+    """When a fault comes while the initial states are compared, then the ranks get the order to
+    compare again in the new incident, once in each round."""
     job = ScriptedJob(3, Policy(), strategies=STRATEGIES)
     job.script.slow = {2}
     job.start()
@@ -352,8 +351,8 @@ def test_initial_states_of_a_resumed_job_are_compared() -> None:
 
 
 def test_late_report_about_an_already_repaired_step_is_ignored() -> None:
-    """When a checkpoint report says late that copies of step 3 differed, and they were compared and
-    repaired since, then no new incident begins."""
+    """When a report arrives late that copies of step 3 differed at a checkpoint, and these copies
+    were compared and repaired since, then no new incident begins."""
     job = trained()
     job.ranks[2].state.content = "wrong"
     job.kill(3)
@@ -406,8 +405,8 @@ def test_fetched_copy_is_compared() -> None:
 
 def test_fetched_copy_does_not_count_in_a_later_round() -> None:
     """When a rank has fetched a wrong copy and another fault comes before the comparison, then the
-    fetched copy does not count. The two other copies differ without a majority, and the job fails.
-    """
+    fetched copy has no vote in the comparison. The two other copies differ without a majority, and
+    the job fails."""
     job = trained(world=3)
     job.kill(2)
     while not job.orders(Fetch):
@@ -481,7 +480,7 @@ def test_differing_copies_are_disputed_when_their_source_is_lost() -> None:
 
 def test_copy_of_a_rank_that_has_left_is_not_compared_with_the_members() -> None:
     """When the members roll back to a step of which a rank outside the job holds a different copy,
-    then no difference is reported, also in the next round."""
+    then no difference is reported, neither in this round nor in the next."""
     job = trained(world=6, groups=THIRDS, columns=REPLICAS, keeps=2, enable=SHRINKS)
     job.kill(5)
     job.settle()
@@ -582,8 +581,8 @@ def test_new_process_is_told_that_steps_have_a_tail() -> None:
 
 
 def test_ranks_cut_off_in_the_tail_fetch_from_a_rank_that_ended_the_step() -> None:
-    """When one rank has ended the step and two ranks were cut off in the tail, then these two and
-    the new process fetch from that rank. They have no fault."""
+    """When one rank has ended the step and two ranks were cut off in the tail, then these two ranks
+    and the new process fetch from the first rank. The two ranks have no fault."""
     job = trained()
     for rank in (1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -599,8 +598,8 @@ def test_ranks_cut_off_in_the_tail_fetch_from_a_rank_that_ended_the_step() -> No
 
 
 def test_copy_of_a_rank_that_ended_the_step_counts_more_than_tail_copies() -> None:
-    """When one member has ended the step and most leaving ranks were cut off in the tail, then the
-    copy of that member counts. The report has no corruption fault."""
+    """When one member has ended the step and most other ranks were cut off in the tail, then the
+    copy of that member is used. The report has no corruption fault."""
     columns = {rank: (0, 1) if rank < 2 else (2, 3, 4, 5) for rank in range(6)}
     job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
     for rank in range(1, 5):
@@ -617,8 +616,9 @@ def test_copy_of_a_rank_that_ended_the_step_counts_more_than_tail_copies() -> No
 
 
 def test_fetched_copy_of_the_ended_step_counts_after_its_source_is_lost() -> None:
-    """When the members have fetched from the only rank that ended the step, and that rank is lost,
-    then their copies count. A copy from the tail does not count."""
+    """When the members have fetched from the only rank that ended the step, and that rank is then
+    lost, then the fetched copies are used. A copy of a rank that was cut off in the tail is not
+    used."""
     columns = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(6)}
     job = trained(world=6, columns=columns, enable=frozenset({"scale_in", "dump"}))
     for rank in (0, 1, 2, 3, 5):
@@ -639,8 +639,9 @@ def test_fetched_copy_of_the_ended_step_counts_after_its_source_is_lost() -> Non
 
 
 def test_report_says_that_no_remaining_rank_has_ended_the_step() -> None:
-    """When all remaining ranks were cut off in the tail and their copies differ, then the copy of
-    the majority counts without a fault. The report says where the ranks were cut off."""
+    """When all remaining ranks were cut off in the tail and their copies differ, then all ranks use
+    the copy of the majority, and no rank has a fault. The report says where the ranks were cut off.
+    """
     job = trained()
     for rank in (0, 1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -660,8 +661,9 @@ def test_report_says_that_no_remaining_rank_has_ended_the_step() -> None:
 
 
 def test_report_says_that_the_last_checkpoint_was_written_from_the_tail() -> None:
-    """When the only rank that has ended the step cannot write, then the copies from the tail are
-    saved, and the report names the line."""
+    """When the only rank that has ended the step cannot write the last checkpoint, then the copies
+    of ranks that were cut off in the tail are saved. The report names the line at which they were
+    cut off."""
     job = trained(enable=frozenset({"dump"}))
     for rank in (1, 2, 3):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -731,8 +733,8 @@ def test_rank_at_the_later_line_of_the_tail_is_the_source() -> None:
 
 
 def test_report_names_the_tail_when_another_fault_comes_before_success() -> None:
-    """When all ranks continue from a copy of the tail and another fault comes before success, then
-    the report still names the tail."""
+    """When all ranks continue from the copy of a rank that was cut off in the tail, and another
+    fault comes before the incident is over, then the report still names the tail."""
     job = trained(world=3)
     for rank in (0, 1):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -770,8 +772,8 @@ def test_rank_that_fetches_one_shard_is_still_the_source_of_another() -> None:
 
 
 def test_report_names_a_shard_whose_holders_were_all_cut_off_in_the_tail() -> None:
-    """When a rank was cut off in the tail and no rank that ended the step holds one of its shards,
-    then the report says so."""
+    """When a rank was cut off in the tail, and no rank that ended the step holds a certain shard of
+    that rank, then the report says so."""
     job = trained(groups={"dense": (0, 1, 2, 3), **PAIRS})
     for rank in (1, 2):
         job.ranks[rank].loop.tail = job.ranks[rank].loop.cut = True
@@ -1092,8 +1094,8 @@ def test_comparison_time_is_separate_from_repair_time() -> None:
 
 
 def test_rank_with_a_restored_copy_is_a_source_after_a_dispute() -> None:
-    """When two holders differ and restore their kept copies, and one of them is lost, then the
-    other rank is the source for its new process."""
+    """When the only two holders of a shard differ and restore their kept copies of an earlier step,
+    and one of them is lost, then the other rank is the source for the new process."""
     job = trained(groups=PAIRS, keeps=2, steps=2)
     job.fault(3, "network")  # every incident compares all copies
     job.settle()
@@ -1131,8 +1133,8 @@ def test_comparison_has_the_time_limit_of_a_repair() -> None:
 
 
 def test_copies_are_not_compared_when_no_shard_is_shared_or_the_step_is_unused() -> None:
-    """When each shard belongs to one rank, or all ranks go back behind a polluted step, then no
-    rank gets an order to compare."""
+    """When each shard has only one holder, or all ranks go back to a step before a polluted one,
+    then no rank gets an order to compare."""
     job = trained(groups={str(rank): (rank,) for rank in range(4)})
     job.fault(1, "network")
     job.settle()
@@ -1154,8 +1156,8 @@ def test_only_ranks_that_share_a_shard_compare_in_rank_order() -> None:
 
 
 def test_copy_fetched_from_the_only_remaining_holder_is_compared() -> None:
-    """When one holder of a shard is left, then this holder reports its digests too, and a damaged
-    copy is fetched once more."""
+    """When only one holder of a shard is left, then it reports its digests too. A new process that
+    has fetched a damaged copy from it fetches once more."""
     job = trained(groups=PAIRS)
     job.script.miscopied = {2: 1}
     job.kill(2)
@@ -1169,7 +1171,7 @@ def test_copy_fetched_from_the_only_remaining_holder_is_compared() -> None:
 @pytest.mark.parametrize("tail", [True, False])
 def test_suspect_copy_is_compared_before_it_is_used(tail: bool) -> None:
     """When the copies of a rank are in doubt but this rank is the only holder of a shard, then its
-    copies are used. They are compared with the other ranks first."""
+    copies are used. They are first compared with the copies of the other ranks."""
     groups = {"dense": (0, 1, 2), "own": (0,)}
     job = trained(world=3, groups=groups, enable=frozenset({"retry", "dump"}))
     job.ranks[0].state.content = "unlike"
@@ -1222,8 +1224,8 @@ def test_earlier_copy_of_the_tail_counts_when_the_later_rank_is_lost() -> None:
 
 @pytest.mark.parametrize("spread", [False, True])
 def test_last_checkpoint_is_written_from_copies_in_use(spread: bool) -> None:
-    """When some ranks hold a step in use and a lower rank only keeps a backup of that step, then a
-    rank that holds the step in use writes. Backups were not compared."""
+    """When some ranks hold a step as their current state and a lower rank keeps only a backup of
+    that step, then a rank with the current state writes it. Backups were not compared."""
     topology = Topology(groups={"dense": (0, 1, 2)})
     standings = {
         0: Standing(rank=0, held=7, sound=False, backups=(5,)),

@@ -58,9 +58,9 @@ def test_deadline_event_before_the_limit_changes_nothing(order: OrderName) -> No
 def test_rebuild_that_brings_state_has_the_limit_of_a_repair(
     promises: bool, repair: float, limit: float
 ) -> None:
-    """When a rank gets its state only in the rebuild, then the rebuild has the larger one of the
-    limits for a repair and for building wrappers. Otherwise it has the limit for building wrappers.
-    """
+    """When a rank gets its state only in the rebuild, then the rebuild has the limit of a repair,
+    or the limit for building wrappers if this is longer. Otherwise it has the limit for building
+    wrappers."""
     job = trained(promises=promises, repair=repair)
     job.script.muted = {(1, "rebuild")}
     job.fault(1, "memory")
@@ -83,8 +83,8 @@ def test_pause_continues_before_its_deadline() -> None:
 
 
 def test_late_ranks_are_listed_in_order() -> None:
-    """When several ranks do not answer an order, then they are listed and ended in the order of
-    their ranks, so that each story is the same."""
+    """When several ranks do not answer an order, then they are listed and ended in rank order, so
+    that the same events always give the same orders."""
     job = trained(10)
     job.script.muted = {(1, "fetch"), (8, "fetch")}
     job.fault(8, "memory")
@@ -178,8 +178,8 @@ def test_rank_that_loads_or_restores_for_too_long_is_replaced(order: OrderName) 
 
 
 def test_choice_waits_for_terminating_processes_before_advice() -> None:
-    """When the time for advice is over and a process is terminating, then the machine waits for its
-    end within its own limit. It then decides without advice."""
+    """When the time for advice is over while a process is being ended, then the machine first waits
+    for the end of this process, within the limit of that end. It then decides without advice."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, advised=True)
     job.fault(1, "network")
     job.settle()
@@ -196,7 +196,7 @@ def test_choice_waits_for_terminating_processes_before_advice() -> None:
 
 def test_ending_job_has_no_other_deadlines() -> None:
     """When a job ends while processes start and other processes cannot be ended, then only the
-    limit for leaving counts. No other limit ends a process, and the job is over in time."""
+    limits for leaving the job count. No other limit ends a process, and the job is over in time."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups, join=8.0, leave=5.0)
     job.script.slow, job.script.deaf = {1}, {1}
@@ -234,8 +234,8 @@ def test_start_limit_begins_when_the_first_rank_has_joined() -> None:
 
 
 def test_last_holder_of_a_shard_has_more_time_to_stop() -> None:
-    """When the only holder of a shard does not leave its loop in time, then it has the time of a
-    repair, because its end would lose the shard."""
+    """When the only holder of a shard does not leave its loop in time, then it gets the time limit
+    of a repair in addition, because ending it would lose the shard."""
     job = trained(2, steps=3, strategies=("retry", "recover", "dump"))
     job.script.muted = {(1, "stop")}
     job.fault(0, "memory")

@@ -72,7 +72,8 @@ def test_heard_numbers_are_returned_as_a_copy() -> None:
 @given(st.data())
 def test_reports_arrive_once_and_in_order_over_an_unreliable_bus(data: st.DataObject) -> None:
     """When frames are lost, repeated or reordered, acknowledgements come late, and the receiver
-    restarts from its numbers, then each report is accepted once, in order."""
+    restarts with the numbers that it has accepted so far, then each report is accepted once, in
+    order."""
     outbox, inbox = Outbox(), Inbox()
     reports = [trained(step) for step in range(1, data.draw(st.integers(1, 6)) + 1)]
     unsent = list(reports)
