@@ -43,7 +43,7 @@ TWO_NODES = {0: (0, 1), 1: (2, 3)}
 MIGRATE_OR_RECOVER = frozenset({"migrate", "recover", "dump"})
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
-"""Two replicas of a model that is cut in two."""
+"""The ranks of each rank's model replica: two replicas of two ranks."""
 SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 
@@ -73,8 +73,9 @@ def shrunk(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 
 
 def test_column_of_a_lost_node_leaves_and_the_other_ranks_continue() -> None:
-    """When a node is lost and its ranks have no other place, then these ranks leave. The other
-    ranks form groups without them and continue at the interrupted step without a copy."""
+    """When a node is lost and its ranks have no other place, then these ranks leave the job. The
+    other ranks form process groups without them and continue at the interrupted step. No state is
+    copied."""
     job = elastic()
     job.lose_node(1)
     job.settle()
@@ -99,8 +100,8 @@ def test_column_of_a_lost_node_leaves_and_the_other_ranks_continue() -> None:
 
 
 def test_rank_that_leaves_with_a_lost_rank_is_parked() -> None:
-    """When one rank of a column is lost, then the other rank of the column leaves too. Its process
-    is stopped but stays alive, and gets no more orders."""
+    """When one rank of a model replica is lost, then the other rank of the replica leaves the job
+    too. Its process leaves the loop but stays alive, and gets no more orders."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -117,7 +118,8 @@ def test_rank_that_leaves_with_a_lost_rank_is_parked() -> None:
 
 
 def test_lost_rank_without_a_column_leaves_alone() -> None:
-    """When a rank without a column is lost, then only that rank leaves."""
+    """When a rank is lost that shares no model replica with other ranks, then only that rank leaves
+    the job."""
     job = trained(placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -126,7 +128,8 @@ def test_lost_rank_without_a_column_leaves_alone() -> None:
 
 
 def test_job_does_not_shrink_when_no_rank_would_be_left() -> None:
-    """When every rank must leave with the lost rank, then the job does not shrink and is dumped."""
+    """When all ranks form one model replica and one of them is lost, then `scale_in` would leave no
+    rank. The job writes a last checkpoint and ends instead."""
     job = trained(columns=dict.fromkeys(range(4), (0, 1, 2, 3)), placement={0: (0, 1, 2), 1: (3,)})
     job.lose_node(1)
     job.settle()
@@ -136,7 +139,8 @@ def test_job_does_not_shrink_when_no_rank_would_be_left() -> None:
 
 
 def test_job_does_not_shrink_when_only_leaving_ranks_hold_a_shard() -> None:
-    """When only a rank that would leave holds a shard, then the job does not shrink and is dumped."""
+    """When the only holder of a shard would have to leave the job, then `scale_in` is not followed.
+    The job writes a last checkpoint and ends."""
     job = elastic(groups={"first": (0, 2), "second": (1, 3), "own": (2,)}, placement={
         0: (0, 1), 1: (2,), 2: (3,)})  # fmt: skip
     job.lose_node(2)
@@ -147,8 +151,8 @@ def test_job_does_not_shrink_when_only_leaving_ranks_hold_a_shard() -> None:
 
 
 def test_job_does_not_shrink_when_an_adaptor_excludes_it_at_ready() -> None:
-    """When the adaptor of one rank reports at `Ready` that it does not support `scale_in`, then the
-    job does not shrink and is dumped."""
+    """When the adaptor of one rank reports at `Ready` that it does not support `scale_in`, then
+    `scale_in` is not followed. The job writes a last checkpoint and ends."""
     job = elastic(settled={0: ("retry", "recover", "dump")})
     job.lose_node(1)
     job.settle()
@@ -160,7 +164,7 @@ def test_job_does_not_shrink_when_an_adaptor_excludes_it_at_ready() -> None:
 @pytest.mark.parametrize("cannot", ["policy", "adaptor"])
 def test_job_does_not_shrink_when_the_policy_or_the_adaptor_excludes_it(cannot: str) -> None:
     """When the policy does not enable `scale_in` or the adaptor does not support it, then the job
-    is dumped instead."""
+    writes a last checkpoint and ends."""
     job = (
         elastic(enable=frozenset({"retry", "recover", "dump"}))
         if cannot == "policy"
@@ -178,7 +182,8 @@ def test_job_does_not_shrink_when_the_policy_or_the_adaptor_excludes_it(cannot: 
 
 
 def test_node_of_rank_0_can_leave() -> None:
-    """When the node of rank 0 is lost, then its column leaves and the other ranks continue."""
+    """When the node of rank 0 is lost, then the model replica of rank 0 leaves the job, and the
+    other ranks continue."""
     job = elastic()
     job.lose_node(0)
     job.settle()
@@ -239,8 +244,8 @@ def test_job_shrinks_again_when_another_node_is_lost() -> None:
 
 
 def test_shrunk_job_fails_when_the_last_holder_of_a_shard_is_lost() -> None:
-    """When a rank of the only remaining column is lost and cannot be replaced, then the job fails.
-    The reason names the shard that is lost."""
+    """When only one model replica is left, and one of its ranks is lost and cannot be replaced,
+    then the job fails. The reason names the shard that is lost."""
     job = shrunk(respawns=0)
     job.kill(1)
     job.settle()
@@ -260,8 +265,8 @@ def test_shrunk_job_saves_all_shards_at_a_stop_request() -> None:
 
 
 def test_shrunk_job_completes_when_its_members_have_finished() -> None:
-    """When the members have finished, then the job is complete, also while a parked process is
-    still outside the job."""
+    """When all members of a shrunk job have finished, then the job is complete, even if the process
+    of a rank outside the job is still alive."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -272,7 +277,8 @@ def test_shrunk_job_completes_when_its_members_have_finished() -> None:
 
 
 def test_end_of_a_parked_process_is_not_a_fault() -> None:
-    """When a parked process dies, then the members get no order and the job stays healthy."""
+    """When the process of a rank outside the job dies, then the members get no order, and the job
+    stays healthy."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -289,7 +295,8 @@ def test_end_of_a_parked_process_is_not_a_fault() -> None:
 
 def test_ranks_rejoin_when_their_node_returns() -> None:
     """When the node of ranks that left returns, then their processes start while the members train.
-    When the whole column is ready, the job stops once, and these ranks fetch the current state."""
+    When all ranks of the model replica are ready, the job stops once, and these ranks fetch the
+    current state."""
     job = shrunk()
     job.script.slow = {2, 3}
     job.come(1)
@@ -327,8 +334,8 @@ def test_ranks_rejoin_when_their_node_returns() -> None:
 
 
 def test_parked_process_rejoins_with_its_column() -> None:
-    """When the lost rank of a column is ready again, then the parked rank of that column rejoins in
-    its old process."""
+    """When one rank of a model replica was lost and is ready again, then the other rank of that
+    replica, whose process stayed alive outside the job, rejoins in that process."""
     job = elastic(placement={0: (0, 1), 1: (2,), 2: (3,)})
     job.lose_node(2)
     job.settle()
@@ -355,8 +362,8 @@ def test_ranks_that_left_rejoin_on_a_new_node_with_room() -> None:
 
 
 def test_incomplete_column_does_not_rejoin() -> None:
-    """When a new node has room for one of two ranks that left, then that rank starts, but no rank
-    rejoins."""
+    """When a new node has room for only one of the two ranks of a model replica that left, then
+    that rank starts, but neither rank rejoins the job."""
     job = shrunk()
     job.spare[5] = 1
     job.come(5)
@@ -377,8 +384,8 @@ def test_no_rank_rejoins_when_scale_out_is_disabled() -> None:
 
 
 def test_ranks_stay_outside_when_their_random_state_cannot_be_derived() -> None:
-    """When the adaptor cannot derive the RNG and data position of a rank, then the ranks that left
-    do not rejoin. The members continue."""
+    """When the adaptor cannot make the RNG and data position of a rank anew, then the ranks that
+    left do not rejoin. The members continue."""
     job = shrunk(derives=False)
     job.come(1)
     job.settle()
@@ -390,8 +397,8 @@ def test_ranks_stay_outside_when_their_random_state_cannot_be_derived() -> None:
 
 
 def test_rejoining_rank_derives_its_random_state_again() -> None:
-    """When a rank rejoins at a step for which it has captured RNG and data position, then it
-    derives them again. It has not trained on the batches of that step."""
+    """When a rank rejoins at a step at which its earlier process had captured RNG and data
+    position, then it makes them anew, because it has not trained on the batches of that step."""
     job = trained(enable=frozenset({"retry", "scale_in", "scale_out", "dump"}))
     job.kill(3)
     job.settle()
@@ -404,8 +411,8 @@ def test_rejoining_rank_derives_its_random_state_again() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_derived_random_state_is_reported_only_after_the_first_step(steps: int) -> None:
-    """When a node is lost before the first step, then its ranks derive their RNG and data position
-    as at the start. Only after a step, this is reported."""
+    """When a node is lost, then its ranks make their RNG and data position anew on another node.
+    The log says so only if a step was trained before."""
     job = ScriptedJob(4, placement=WITH_ROOM, spare={2: 2}).start()
     job.train(steps)
     job.lose_node(1)
@@ -417,7 +424,7 @@ def test_derived_random_state_is_reported_only_after_the_first_step(steps: int) 
 
 def test_lost_member_is_replaced_before_other_ranks_rejoin() -> None:
     """When a member dies while the job stops to let ranks rejoin, then the member is replaced
-    first, and the other ranks stay outside."""
+    first. The ranks that wanted to rejoin stay outside meanwhile."""
     job = shrunk(groups={"dense": (0, 1, 2, 3)})
     job.script.slow = {1, 2, 3}
     job.come(1)
@@ -459,8 +466,8 @@ def test_members_continue_when_a_rejoining_process_dies() -> None:
 
 
 def test_rejoined_rank_that_dies_in_the_repair_is_replaced() -> None:
-    """When a process dies after its rank has rejoined, then it is replaced like the process of any
-    member."""
+    """When a process dies after its rank has become a member again, while the job still forms
+    groups, then it is replaced like the process of any member."""
     job = shrunk()
     job.come(1)
     while not job.orders(Regroup):
@@ -474,7 +481,8 @@ def test_rejoined_rank_that_dies_in_the_repair_is_replaced() -> None:
 
 
 def test_ranks_that_are_ready_during_a_pause_rejoin_after_it() -> None:
-    """When a column becomes ready while the job is paused, then it rejoins after the pause."""
+    """When all ranks of a model replica become ready to rejoin while the job is paused, then they
+    rejoin after the pause."""
     job = shrunk()
     job.pause()
     job.settle()
@@ -512,8 +520,9 @@ def until(job: ScriptedJob, state: str) -> None:
 
 
 def test_successor_starts_while_the_straggler_trains_and_then_takes_its_rank() -> None:
-    """When a rank is slow, then a successor starts on a node with room. When it is ready, all ranks
-    stop at one boundary, the successor fetches the state, and the first process is ended."""
+    """When a rank is slow, then a successor starts on a node with room. When the successor is
+    ready, all ranks stop at one step boundary, the successor fetches the state, and the slow
+    process is ended."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler", "its clock is throttled")
@@ -596,7 +605,7 @@ def test_answer_of_a_successor_that_does_not_hold_the_rank_is_ignored() -> None:
 
 def test_straggler_trains_on_when_its_successor_dies_before_it_is_ready() -> None:
     """When a successor dies before it is ready, then the straggler trains on. When the rank is
-    noticed again, another successor starts."""
+    reported as slow again, another successor starts."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -625,8 +634,8 @@ def test_job_retries_when_a_successor_dies_during_the_takeover() -> None:
 
 
 def test_ranks_continue_when_a_successor_dies_before_the_boundary() -> None:
-    """When a successor dies while all ranks go to the boundary, then no rank is stopped, and no
-    incident is reported."""
+    """When a successor dies while all ranks train on to the step boundary of its takeover, then no
+    rank is stopped, and no incident is reported."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -639,8 +648,8 @@ def test_ranks_continue_when_a_successor_dies_before_the_boundary() -> None:
 
 
 def test_job_can_be_paused_after_a_takeover_was_given_up() -> None:
-    """When a successor has died before the boundary and a pause is requested later, then the job
-    pauses at the next boundary."""
+    """When a successor has died before the step boundary of its takeover, and a pause is requested
+    later, then the job pauses at the next step boundary."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -669,8 +678,8 @@ def test_job_completes_when_a_successor_fails_after_the_last_step() -> None:
 
 
 def test_successor_is_ended_when_the_boundary_is_not_reached_in_time() -> None:
-    """When the ranks do not reach the boundary within the limit, then all ranks continue, and the
-    successor is ended."""
+    """When the ranks do not reach the step boundary of a takeover within the limit, then all ranks
+    continue, and the successor is ended."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.muted = {(1, "hold")}
     job.notice(3, "straggler")
@@ -684,8 +693,8 @@ def test_successor_is_ended_when_the_boundary_is_not_reached_in_time() -> None:
 
 
 def test_pause_requested_during_a_takeover_begins_after_it() -> None:
-    """When a pause is requested while all ranks go to the boundary for a successor, then the pause
-    begins after the takeover. A request to resume does not stop the takeover."""
+    """When a pause is requested while all ranks train on to the step boundary of a takeover, then
+    the pause begins after the takeover. A request to resume does not stop the takeover."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -705,8 +714,8 @@ def test_pause_requested_during_a_takeover_begins_after_it() -> None:
 
 
 def test_successor_takes_over_after_a_fault_on_the_way_to_the_boundary() -> None:
-    """When a process dies while all ranks go to the boundary for a successor, then it is replaced
-    first. The successor takes over afterwards."""
+    """When a process dies while all ranks train on to the step boundary of a takeover, then this
+    process is replaced first. The successor takes over afterwards."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     until(job, "pausing")
@@ -727,8 +736,8 @@ def test_successor_takes_over_after_a_fault_on_the_way_to_the_boundary() -> None
 
 
 def test_switched_ranks_move_together_when_all_successors_are_ready() -> None:
-    """When a switch of two ranks is requested, then each rank gets a successor. The first ready
-    successor waits, and both take over in one incident."""
+    """When an orchestrator asks to switch two ranks to other processes, then each rank gets a
+    successor. The first successor that is ready waits, and both take over in one incident."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.switch(2, 3)
@@ -756,8 +765,8 @@ def test_switched_ranks_move_together_when_all_successors_are_ready() -> None:
 
 
 def test_requested_switches_do_not_count_against_a_rank() -> None:
-    """When a rank is switched on request more often than a rank may cause incidents, then each switch
-    is carried out."""
+    """When an orchestrator asks to switch a rank to another process more often than a rank may
+    cause incidents, then each switch is carried out."""
     job = trained(placement=WITH_ROOM, spare={2: 8}, flaps=1)
     for _ in range(3):
         job.script.slow = {2}
@@ -771,8 +780,8 @@ def test_requested_switches_do_not_count_against_a_rank() -> None:
 
 
 def test_switch_waits_for_a_node_with_room() -> None:
-    """When no node has room for a switch, then the job trains on. When a node with room joins, the
-    successor starts there and takes over."""
+    """When no node has room for the successor of a rank that is to be switched, then the job trains
+    on. When a node with room joins, the successor starts there and takes over."""
     job = trained(placement=TWO_NODES)
     job.switch(3)
     job.settle()
@@ -787,7 +796,8 @@ def test_switch_waits_for_a_node_with_room() -> None:
 
 
 def test_rank_is_not_switched_to_the_node_of_another_switched_rank() -> None:
-    """When only the node of another switched rank has room, then no successor is started there."""
+    """When two ranks are to be switched, and the only node with room is that of one of them, then
+    no successor is started there."""
     job = trained(placement=TWO_NODES, spare={0: 1})
     job.switch(1, 3)
     job.settle()
@@ -796,8 +806,8 @@ def test_rank_is_not_switched_to_the_node_of_another_switched_rank() -> None:
 
 @pytest.mark.parametrize("state", ["healthy", "pausing", "freezing", "clearing"])
 def test_cancelled_switch_ends_the_successor_and_keeps_all_processes(state: str) -> None:
-    """When a switch is cancelled before the successor has taken over, then the successor is ended,
-    and the job continues with its processes."""
+    """When the switch of a rank to another process is cancelled before the successor has taken
+    over, then the successor is ended, and the job continues with its present processes."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3} if state == "healthy" else set()
     job.switch(3)
@@ -816,8 +826,8 @@ def test_cancelled_switch_ends_the_successor_and_keeps_all_processes(state: str)
 
 
 def test_plugins_are_asked_again_when_a_switch_is_cancelled() -> None:
-    """When a switch is cancelled while recovery plugins are asked, then they are asked again, and
-    `migrate` cannot be chosen."""
+    """When the switch of a rank is cancelled while recovery plugins are asked about it, then they
+    are asked again, and `migrate` cannot be chosen any more."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.switch(3)
     job.settle()
@@ -833,8 +843,8 @@ def test_plugins_are_asked_again_when_a_switch_is_cancelled() -> None:
 
 
 def test_switched_ranks_are_reported_and_started_in_rank_order() -> None:
-    """When a switch is requested, refused or cancelled, then its ranks are reported in rank order.
-    Their successors start in rank order."""
+    """When the switch of several ranks is requested, refused or cancelled, then the log names the
+    ranks in rank order. Their successors start in rank order."""
     facts: dict[str, Any] = {"world": 9, "placement": {0: tuple(range(9)), 1: ()}, "spare": {1: 2}}
     job = trained(**facts)
     job.script.slow = {1, 8}
@@ -854,8 +864,8 @@ def test_switched_ranks_are_reported_and_started_in_rank_order() -> None:
 
 
 def test_second_switch_request_continues_for_the_ranks_it_names() -> None:
-    """When a second request names one of two switched ranks, then the switch of the other rank is
-    cancelled. The successor of the named rank continues."""
+    """When two ranks are to be switched and a second request names only one of them, then the
+    switch of the other rank is cancelled. The successor of the named rank continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.switch(2, 3)
@@ -873,8 +883,8 @@ def test_second_switch_request_continues_for_the_ranks_it_names() -> None:
 
 
 def test_cancelled_switch_keeps_the_successor_of_a_straggler() -> None:
-    """When a switch is cancelled while a successor starts for a straggler, then the successor of
-    the straggler continues."""
+    """When the switch of one rank is cancelled while the successor of a straggler starts, then the
+    successor of the straggler continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.notice(2, "straggler")
@@ -887,8 +897,8 @@ def test_cancelled_switch_keeps_the_successor_of_a_straggler() -> None:
 
 
 def test_cancel_request_without_a_switch_is_accepted() -> None:
-    """When no switch is open and a cancel request comes, then the request is not refused, also when
-    the job does not enable `migrate`."""
+    """When no rank is to be switched and a request to cancel comes, then the request is not
+    refused, even if the job does not enable `migrate`."""
     job = trained(enable=frozenset({"retry"}))
     job.switch()
     assert job.facts("switch_called_off") == []
@@ -896,8 +906,9 @@ def test_cancel_request_without_a_switch_is_accepted() -> None:
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_impossible_switch_is_refused_only_after_all_processes_have_joined(*, joined: bool) -> None:
-    """When a switch is requested before all processes have called `tft.init`, then it is kept. When
-    all have called it, an impossible switch is refused, even before training."""
+    """When the switch of a rank is requested before all processes have called `tft.init`, then the
+    request is kept. When all have called it, an impossible switch is refused, even before training.
+    """
     adaptor = ("retry",) if joined else STRATEGIES
     job = ScriptedJob(3, Policy(), strategies=adaptor)
     job.script.slow = {2}
@@ -911,8 +922,8 @@ def test_impossible_switch_is_refused_only_after_all_processes_have_joined(*, jo
 
 
 def test_plugins_are_not_asked_again_when_a_switch_is_cancelled_before_ready() -> None:
-    """When plugins are asked about another fault and a switch is cancelled whose successor is not
-    ready, then the plugins are not asked again."""
+    """When plugins are asked about a fault of another rank, and a switch is cancelled whose
+    successor is not ready, then the plugins are not asked again."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.script.slow = {3}
     job.switch(3)
@@ -926,8 +937,8 @@ def test_plugins_are_not_asked_again_when_a_switch_is_cancelled_before_ready() -
 
 
 def test_strategy_is_not_chosen_again_when_a_switch_is_cancelled_later() -> None:
-    """When `recover` was chosen while a successor was ready, and then the switch is cancelled, then
-    the strategy is not chosen again."""
+    """When a successor was ready for a switch but the job follows `recover` for another rank, and
+    the switch is then cancelled, then the strategy is not chosen again."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.switch(3)
     job.settle()
@@ -948,8 +959,8 @@ def test_strategy_is_not_chosen_again_when_a_switch_is_cancelled_later() -> None
 
 
 def test_plugins_are_asked_again_when_a_partly_ready_switch_is_cancelled() -> None:
-    """When plugins are asked about a ready successor, and its switch is cancelled together with a
-    successor that is not ready, then they are asked again."""
+    """When plugins are asked because one of two successors of a switch is ready, and the switch of
+    both ranks is cancelled, then the plugins are asked again."""
     job = trained(placement=WITH_ROOM, spare={2: 2}, advised=True)
     job.script.slow = {2}
     job.notice(2, "straggler")
@@ -964,8 +975,8 @@ def test_plugins_are_asked_again_when_a_partly_ready_switch_is_cancelled() -> No
 
 
 def test_completed_switch_is_not_cancelled() -> None:
-    """When a switch is cancelled after its successor has taken over, then the cancel request has no
-    effect."""
+    """When a request to cancel a switch comes after the successor has taken over the rank, then it
+    has no effect."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.switch(3)
     until(job, "repairing")
@@ -977,8 +988,8 @@ def test_completed_switch_is_not_cancelled() -> None:
 
 
 def test_switch_is_cancelled_when_one_of_its_successors_ends() -> None:
-    """When one successor of a switch ends before the takeover, then the other successors are ended
-    and the requester is told why. The switch is not tried again."""
+    """When two ranks are to be switched and one successor ends before the takeover, then the other
+    successor is ended too. The log gives the reason, and the switch is not tried again."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2}
     job.switch(2, 3)
@@ -995,8 +1006,8 @@ def test_switch_is_cancelled_when_one_of_its_successors_ends() -> None:
 
 
 def test_switch_continues_when_the_successor_of_a_straggler_ends() -> None:
-    """When the successor of a straggler ends while other ranks are being switched, then their
-    switch continues."""
+    """When the successor of a straggler ends while another rank is being switched, then the switch
+    of that rank continues."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {2, 3}
     job.notice(2, "straggler")
@@ -1012,8 +1023,8 @@ def test_switch_continues_when_the_successor_of_a_straggler_ends() -> None:
 
 
 def test_cancelled_switch_reports_why_its_successor_was_ended() -> None:
-    """When the node of a successor is excluded, then the switch is cancelled, and the reason of the
-    exclusion is reported."""
+    """When the node of a successor turns out to be faulty and is excluded, then the switch of the
+    rank is cancelled. The log gives the fault of the node as the reason."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1029,8 +1040,8 @@ def test_cancelled_switch_reports_why_its_successor_was_ended() -> None:
 
 
 def test_rank_lost_before_its_switch_is_replaced_and_the_switch_ends() -> None:
-    """When a rank that waits for a switch loses its process, then it gets a new process, and the
-    switch is done."""
+    """When a rank that is to be switched loses its process before a successor has started, then the
+    rank gets a new process, and its switch counts as done."""
     job = trained(placement=TWO_NODES)
     job.switch(3)
     job.kill(3)
@@ -1042,8 +1053,8 @@ def test_rank_lost_before_its_switch_is_replaced_and_the_switch_ends() -> None:
 
 @pytest.mark.parametrize("state", ["healthy", "choosing"])
 def test_node_can_end_when_all_its_ranks_are_being_switched(state: str) -> None:
-    """When the launcher of a node is told to end and all its ranks are being switched, then the job
-    continues. The successors get the captured state of the old processes."""
+    """When the launcher of a node gets SIGTERM and all ranks of the node are being switched, then
+    the job continues. The successors get the rank-local state that the old processes captured."""
     places = {0: (0, 1, 2), 1: (3,), 2: ()}
     job = trained(placement=places, spare={2: 1}, derives=False, advised=state == "choosing")
     job.script.slow = {3} if state == "healthy" else set()
@@ -1069,8 +1080,8 @@ def test_node_can_end_when_all_its_ranks_are_being_switched(state: str) -> None:
 
 
 def test_left_node_is_reported_and_not_used_again() -> None:
-    """When a node ends whose ranks are all being switched, then the log names these ranks, the
-    report has a fault for each, and the node is not used again."""
+    """When a node ends while all its ranks are being switched, then the log names these ranks, and
+    the report has a fault for each of them. The node is not used again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1091,8 +1102,7 @@ def test_left_node_is_reported_and_not_used_again() -> None:
 
 
 def test_end_of_the_launcher_of_an_unknown_node_ends_the_job() -> None:
-    """When the launcher of a node is told to end and that node has never joined, then the job is
-    cancelled."""
+    """When the launcher of a node that has never joined gets SIGTERM, then the job is cancelled."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.stop(node=7)
     job.settle()
@@ -1102,8 +1112,8 @@ def test_end_of_the_launcher_of_an_unknown_node_ends_the_job() -> None:
 
 @pytest.mark.parametrize("recovered", [True, False])
 def test_end_of_the_launcher_of_a_lost_node_does_not_end_the_job(*, recovered: bool) -> None:
-    """When a node is lost and its launcher is then told to end, then the job continues, because its
-    ranks get another place."""
+    """When a node is lost and its launcher then gets SIGTERM, then the job continues, because the
+    ranks of the node get a place on another node."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     if recovered:
@@ -1118,7 +1128,7 @@ def test_end_of_the_launcher_of_a_lost_node_does_not_end_the_job(*, recovered: b
 
 
 def test_end_of_the_launcher_of_a_node_without_ranks_does_not_end_the_job() -> None:
-    """When the launcher of a node without ranks is told to end, then the job trains on. If the node
+    """When the launcher of a node without ranks gets SIGTERM, then the job trains on. If the node
     returns, it has room again."""
     job = trained(placement={0: (0, 1, 2), 1: (3,), 2: ()}, spare={2: 1})
     job.switch(3)
@@ -1139,8 +1149,8 @@ def test_end_of_the_launcher_of_a_node_without_ranks_does_not_end_the_job() -> N
 
 
 def test_end_of_the_launcher_of_a_node_with_a_remaining_rank_ends_the_job() -> None:
-    """When the launcher of a node is told to end and one of its ranks is not being switched, then
-    the job is dumped."""
+    """When the launcher of a node gets SIGTERM and one of its ranks is not being switched, then the
+    job writes a last checkpoint and ends."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.switch(3)
     job.stop(node=1)
@@ -1149,8 +1159,8 @@ def test_end_of_the_launcher_of_a_node_with_a_remaining_rank_ends_the_job() -> N
 
 
 def test_switch_continues_after_the_repair_of_another_rank() -> None:
-    """When the memory of another rank fails while a successor starts, then that rank is repaired
-    first. The successor takes over when it is ready."""
+    """When the memory of one rank fails while the successor of another rank starts, then the faulty
+    rank is repaired first. The successor takes over when it is ready."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.script.slow = {3}
     job.switch(3)
@@ -1180,8 +1190,8 @@ def test_impossible_switch_is_refused_with_the_reason(
     ranks: tuple[int, ...],
     why: str,
 ) -> None:
-    """When the policy, the adaptor or the named ranks do not allow a switch, then the requester is
-    told why, and no successor is started."""
+    """When the policy or the adaptor does not allow to switch a rank, or a named rank is no member,
+    then the request is refused with the reason, and no successor is started."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, **facts)
     job.switch(*ranks)
     job.settle()
@@ -1190,8 +1200,8 @@ def test_impossible_switch_is_refused_with_the_reason(
 
 
 def test_successor_that_dies_after_the_takeover_is_replaced() -> None:
-    """When a successor dies in the repair after it has taken the rank, then another process starts
-    on the same node."""
+    """When a successor has taken over a rank and dies during the repair, then another process
+    starts on the same node."""
     job = trained(placement=WITH_ROOM, spare={2: 1})
     job.notice(3, "straggler")
     while job.ranks[3].incarnation == 0:
@@ -1231,7 +1241,7 @@ def test_successor_takes_the_rank_of_a_straggler_that_dies() -> None:
 
 def test_shard_of_a_lost_rank_is_known_before_its_successor_is_ready() -> None:
     """When the only holder of a shard dies during a last checkpoint and its successor is not ready,
-    then the checkpoint is not committed without that shard."""
+    then no checkpoint is committed, because it would lack that shard."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, groups={"a": (0, 1, 2), "b": (3,)})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1247,7 +1257,7 @@ def test_shard_of_a_lost_rank_is_known_before_its_successor_is_ready() -> None:
 
 def test_column_of_a_lost_rank_is_known_before_its_successor_is_ready() -> None:
     """When a rank dies while its successor starts and `recover` is not enabled, then its whole
-    column leaves, and the other ranks continue."""
+    model replica leaves the job, and the other ranks continue."""
     job = trained(
         placement=WITH_ROOM, spare={2: 1}, columns={2: (2, 3), 3: (2, 3)},
         enable=frozenset({"migrate", "scale_in", "dump"}),
@@ -1281,8 +1291,9 @@ def test_end_of_a_successor_counts_for_the_limit_of_new_processes(
 
 
 def test_place_of_a_dead_straggler_is_free_for_another_rank() -> None:
-    """When a straggler dies and its successor takes the rank on another node, then the old place is
-    free. When the node of the successor is then lost, that rank starts in the old place."""
+    """When a straggler dies and its successor takes the rank on another node, then the straggler's
+    place on its node is free. When the node of the successor is then lost, that rank starts in the
+    free place."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1408,8 +1419,8 @@ def test_operator_is_told_why_a_straggler_gets_no_successor(
     facts: dict[str, Any],  # Any: as in `trained`
     why_not: str,
 ) -> None:
-    """When no node has room for a successor or `migrate` is not possible, then the operator is told
-    about the straggler and the reason. The job continues."""
+    """When no node has room for a successor or `migrate` is not possible, then the log names the
+    straggler and the reason. The job continues."""
     job = trained(**facts)
     job.notice(3, "straggler", "its clock is throttled")
     assert job.said == []
@@ -1420,8 +1431,8 @@ def test_operator_is_told_why_a_straggler_gets_no_successor(
 
 
 def test_no_successor_starts_while_all_ranks_are_stopped() -> None:
-    """When a rank is noticed as a straggler during an incident, then no successor starts, and the
-    operator is told why."""
+    """When a rank is reported as a straggler during an incident, then no successor starts, and the
+    log says why."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -1432,7 +1443,7 @@ def test_no_successor_starts_while_all_ranks_are_stopped() -> None:
 
 
 def test_straggler_gets_only_one_successor() -> None:
-    """When a rank is noticed as a straggler twice, then only one successor starts."""
+    """When a rank is reported as a straggler twice, then only one successor starts."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1443,7 +1454,8 @@ def test_straggler_gets_only_one_successor() -> None:
 
 
 def test_successor_is_ended_when_its_node_is_excluded() -> None:
-    """When the node of a successor is excluded, then the successor is ended."""
+    """When the node of a successor is reported as faulty, then the node is excluded, and the
+    successor is ended."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: (4,)}, world=5, spare={2: 1, 0: 2})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1467,8 +1479,8 @@ def test_other_ranks_keep_their_processes_in_a_takeover() -> None:
 
 
 def test_late_report_about_an_earlier_agent_is_ignored() -> None:
-    """When a node has a new agent and the end of the earlier agent is reported late, then the job
-    stays healthy."""
+    """When a node has a new agent and a late report says that an earlier agent of the node has
+    ended, then the job stays healthy."""
     came = ScriptedJob(4).now
     job = trained(placement={1: (2, 3), 0: (0, 1)})
     job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came))
@@ -1478,8 +1490,8 @@ def test_late_report_about_an_earlier_agent_is_ignored() -> None:
 
 
 def test_end_of_a_later_unknown_agent_means_that_the_node_is_lost() -> None:
-    """When the end of an agent is reported that started after the known agent of the node, then the
-    node is lost."""
+    """When a report says that an agent has ended which started after the known agent of its node,
+    then the node counts as lost."""
     came = ScriptedJob(4).now
     job = trained(placement={1: (2, 3), 0: (0, 1)})
     job.report(NodeLost(node=1, pid=77, why="its agent has ended", at=came + 1e-3))
@@ -1488,8 +1500,8 @@ def test_end_of_a_later_unknown_agent_means_that_the_node_is_lost() -> None:
 
 
 def test_recover_is_not_followed_when_a_node_has_room_for_one_of_two_ranks() -> None:
-    """When a node joins with room for one of the two lost ranks, then the advice `recover` is not
-    followed, and the job is dumped."""
+    """When a node joins with room for only one of the two lost ranks, then the advice `recover` is
+    not followed. The job writes a last checkpoint and ends."""
     job = trained(placement=TWO_NODES, spare={2: 1}, advised=True, enable={"recover", "dump"})
     job.lose_node(1)
     while job.doing != "choosing":
@@ -1506,8 +1518,8 @@ def test_recover_is_not_followed_when_a_node_has_room_for_one_of_two_ranks() -> 
 
 
 def test_job_ends_when_an_agent_restarts_during_the_exit() -> None:
-    """When all steps are done and an agent restarts before its ranks have left, then the job does
-    not wait for these ranks."""
+    """When all steps are done and an agent restarts before the ranks of its node have left, then
+    the job does not wait for these ranks."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.muted = {(rank, "complete") for rank in range(4)}
     job.finish(0, 1, 2, 3)
@@ -1522,8 +1534,8 @@ def test_job_ends_when_an_agent_restarts_during_the_exit() -> None:
 
 
 def test_job_ends_when_a_rank_does_not_leave_while_a_successor_starts() -> None:
-    """When all steps are done and a rank does not leave, then it is ended. The job does not wait
-    for the successor of another rank, and fails."""
+    """When all steps are done and the process of a rank does not exit in time, then it is ended and
+    the job fails. The job does not wait for the successor of another rank."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -1549,8 +1561,8 @@ def parked(
     """
     Return a job that rank 1 left 200 seconds ago because its memory had failed twice.
 
-    The process of rank 1 is still alive. `enable` adds strategies to those of the job. With
-    `trains`, the job has trained one step without the rank.
+    The process of rank 1 is still alive: it is parked outside the training loop. `enable` adds
+    strategies to those of the job. With `trains`, the job has trained one step without the rank.
     """
     job = trained(
         flaps=1, flap_window=100.0, enable=frozenset({"retry", "scale_in", *enable}), **facts
@@ -1568,8 +1580,8 @@ def parked(
 
 
 def test_parked_rank_rejoins_when_its_failure_window_has_passed() -> None:
-    """When a rank has left the job after too many failures and the failure window has passed, then
-    its parked process takes part again."""
+    """When a rank has left the job after too many failures, its process is still alive, and the
+    failure window has passed, then the rank takes part again in that process."""
     job = parked("scale_out")
     job.checkpointed(3)  # after any event the job checks whether rank 1 may rejoin
     job.settle()
@@ -1579,8 +1591,8 @@ def test_parked_rank_rejoins_when_its_failure_window_has_passed() -> None:
 
 
 def test_no_rank_is_stopped_for_a_parked_process_when_scale_out_is_disabled() -> None:
-    """When a parked process could rejoin but `scale_out` is not enabled, then no order is sent and
-    the other ranks keep training."""
+    """When the living process of a rank outside the job could rejoin but `scale_out` is not
+    enabled, then no order is sent, and the members keep training."""
     job = parked()
     job.checkpointed(3)
     job.settle()
@@ -1590,8 +1602,8 @@ def test_no_rank_is_stopped_for_a_parked_process_when_scale_out_is_disabled() ->
 
 
 def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
-    """When a parked process does not answer `Save` during a last checkpoint, then it is ended and
-    the report names no hang, because the process was not a member."""
+    """When the living process of a rank outside the job does not answer `Save` during a last
+    checkpoint, then it is ended. The report names no hang, because the rank was not a member."""
     job = parked("dump", trains=False)
     job.script.muted = {(1, "save")}
     job.stop(0)
@@ -1608,9 +1620,9 @@ def test_parked_process_that_does_not_save_is_ended_without_a_fault() -> None:
 
 
 def test_parked_process_saves_no_rank_local_state_of_a_step_trained_without_it() -> None:
-    """When a last checkpoint has a step that the job has trained without a parked process, then
-    that process saves nothing: its data position of that step belongs to an attempt that was given
-    up."""
+    """When a last checkpoint has a step that the job has trained without a rank, then the parked
+    process of that rank saves nothing. Its data position of that step belongs to an attempt that
+    was given up."""
     job = parked("dump")
     job.stop(0)
     job.settle()
@@ -1621,7 +1633,7 @@ def test_parked_process_saves_no_rank_local_state_of_a_step_trained_without_it()
 
 def test_checkpoint_is_committed_again_when_a_successor_replaces_the_committing_process() -> None:
     """When the process that has to commit a last checkpoint is lost and its rank has a successor,
-    then the checkpoint is planned again, and the job does not end before one is committed."""
+    then the checkpoint is planned again. The job does not end before a checkpoint is committed."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, max_incidents=0)
     job.script.muted = {(0, "commit")}
     job.notice(0, "straggler")
@@ -1639,8 +1651,8 @@ def test_checkpoint_is_committed_again_when_a_successor_replaces_the_committing_
 
 
 def test_parked_process_on_an_excluded_node_is_ended_without_a_fault() -> None:
-    """When a node with one member and one parked rank is excluded, then both processes are ended,
-    and the report names only the member."""
+    """When a faulty node with one member and one parked process of a rank outside the job is
+    excluded, then both processes are ended. The report names only the member."""
     job = parked("dump", placement={0: (0, 2), 1: (1, 3)})
     job.notice(3, "node", "its fan has failed")
     job.settle()
@@ -1651,8 +1663,8 @@ def test_parked_process_on_an_excluded_node_is_ended_without_a_fault() -> None:
 
 
 def test_process_that_is_ready_after_it_was_told_to_end_does_not_rejoin() -> None:
-    """When a new process of a rank outside the job becomes ready after it was told to end, then no
-    order is sent and the job stays healthy."""
+    """When a rank outside the job gets a new process, and this process becomes ready after it was
+    told to end, then no order is sent and the job stays healthy."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.lose_node(1)
     job.settle()

@@ -36,14 +36,14 @@ from tft.testing.scripted import (
 
 def not_taken(job: ScriptedJob) -> list[object]:
     """
-    Return the reasons for which the job refused notices.
+    Return the reasons that the log gives for notices that had no effect.
     """
     return [facts["why_not"] for facts in job.facts("notice_not_taken")]
 
 
 def test_notice_about_a_rank_outside_the_job_is_only_logged() -> None:
-    """When a fault is noticed of a rank outside the world, or of a rank that has left with its
-    column, then nothing happens, and the log says why."""
+    """When a notice reports a fault of a rank outside the world, or of a rank that has left with
+    its model replica, then no order is sent, and the log says why."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"scale_in", "dump"}))
     job.kill(3)
     job.settle()
@@ -65,8 +65,8 @@ def test_notice_about_a_rank_outside_the_job_is_only_logged() -> None:
 
 
 def test_notice_about_a_starting_process_is_only_logged() -> None:
-    """When a fault is noticed of a rank whose new process is still starting, then that process is
-    kept, and the log says why."""
+    """When a notice reports a fault of a rank whose new process is still starting, then that
+    process is kept, and the log says why."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -78,8 +78,8 @@ def test_notice_about_a_starting_process_is_only_logged() -> None:
 
 
 def test_faulty_node_is_given_up_while_its_process_starts() -> None:
-    """When the notice says that the node is faulty, then the process that starts there is ended and
-    started on another node. No member's state is lost."""
+    """When a notice says that a node is faulty while a process starts there, then both processes of
+    the node are ended. Its ranks start on another node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     job.kill(3)
@@ -107,7 +107,7 @@ def test_notice_about_a_rank_without_a_process_is_only_logged() -> None:
 
 
 def test_second_notice_about_a_terminating_process_is_only_logged() -> None:
-    """When the same fault is noticed again while the process is being ended, then the process is
+    """When the same fault is reported again while the process is being ended, then the process is
     not ended twice, and there is one fault."""
     job = trained()
     job.notice(1, "process", "its card is gone")
@@ -122,8 +122,8 @@ def test_second_notice_about_a_terminating_process_is_only_logged() -> None:
 
 @pytest.mark.parametrize("kind", ["process", "hang"])
 def test_notice_during_the_start_counts_against_the_rank(kind: FaultKind) -> None:
-    """When a rank may cause no incident and a fault of it is noticed while other ranks still start,
-    then it gets no other process."""
+    """When the policy allows a rank no incident, and a notice reports a fault of a rank while other
+    ranks still start, then that rank gets no other process."""
     job = ScriptedJob(3, Policy(flaps=0))
     job.script.slow = {2}
     job.lead(1)
@@ -184,8 +184,8 @@ def told(job: ScriptedJob) -> list[object]:
 
 
 def test_same_exception_on_two_ranks_is_one_fault() -> None:
-    """When two ranks raise the same exception in the same step, with different tracebacks, then the
-    report has one fault."""
+    """When two ranks raise the same exception in the same step, even with different tracebacks,
+    then the report has one fault."""
     job = trained()
     raised(job, 0)
     raised(job, 1, traceback="Traceback\n  File b\n  File c\nBoom: it broke")
@@ -196,7 +196,8 @@ def test_same_exception_on_two_ranks_is_one_fault() -> None:
 
 
 def test_different_exceptions_on_two_ranks_are_two_faults() -> None:
-    """When the second exception has another step, kind or text, then the log names both ranks."""
+    """When the exception of a second rank has another step, kind or text, then the log names both
+    ranks."""
     for change in (
         {"step": 5},
         {"traceback": "Traceback\n  File a\nCrack: it broke"},
@@ -211,7 +212,7 @@ def test_different_exceptions_on_two_ranks_are_two_faults() -> None:
 
 def test_software_fault_ends_the_job_when_a_memory_fault_has_the_same_text() -> None:
     """When one rank has a memory fault and another rank has a software fault with the same text,
-    then both are logged, and the job is dumped."""
+    then both are logged. The job writes a last checkpoint and ends."""
     job = trained()
     raised(job, 0, kind="memory")
     raised(job, 1)
@@ -234,8 +235,8 @@ def test_exception_without_a_traceback_is_reported_by_its_summary() -> None:
 
 @pytest.mark.parametrize("kind", ["software", "memory"])
 def test_exception_of_a_successor_is_not_a_fault_of_the_job(kind: FaultKind) -> None:
-    """When a successor raises before it takes over, then no fault is logged, and the ranks that
-    train get no order."""
+    """When a successor raises an exception before it takes over, then no fault is logged, and the
+    ranks that train get no order."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -249,8 +250,8 @@ def test_exception_of_a_successor_is_not_a_fault_of_the_job(kind: FaultKind) -> 
 
 
 def test_lost_rank_has_the_step_of_its_last_exception() -> None:
-    """When a rank has raised and its node is lost before it answers, then the node fault has the
-    step that the exception named."""
+    """When a rank has reported an exception and its node is then lost, then the node fault of that
+    rank has the step that the exception named."""
     job = trained(placement=TWO_NODES)
     raised(job, 3, kind="network")
     job.report(NodeLost(node=1, why="its agent has ended", at=job.now))
@@ -259,8 +260,8 @@ def test_lost_rank_has_the_step_of_its_last_exception() -> None:
 
 
 def test_kept_copies_of_a_rank_with_corrupt_memory_are_not_used() -> None:
-    """When a rank has a polluted corruption fault, then its kept copies are not used, and it
-    fetches from the other ranks."""
+    """When a rank has a corruption fault that may have polluted its state, then its kept copies are
+    not used. It fetches from the other ranks."""
     job = trained(keeps=1)
     job.fault(1, "corruption", polluted=True)
     job.settle()
@@ -287,7 +288,7 @@ def after(job: ScriptedJob) -> None:
 @pytest.mark.parametrize("kind", ["memory", "network", "process"])
 def test_rank_with_a_lost_device_context_is_replaced(kind: FaultKind) -> None:
     """When an exception has destroyed the device context of a rank, then its process is ended and
-    replaced. The report has one fault with the kind and the words of the exception."""
+    replaced. The report has one fault, with the kind and the text of the exception."""
     job = trained()
     job.fault(1, kind, ECC, context_lost=True)
     after(job)
@@ -302,7 +303,7 @@ def test_rank_with_a_lost_device_context_is_replaced(kind: FaultKind) -> None:
 
 
 def test_rank_with_an_intact_device_context_is_retried() -> None:
-    """When the same exception leaves the device context intact, then the process is kept."""
+    """When the device context of a rank is intact after a memory fault, then the process is kept."""
     job = trained()
     job.fault(1, "memory", ECC)
     after(job)
@@ -311,8 +312,8 @@ def test_rank_with_an_intact_device_context_is_retried() -> None:
 
 
 def test_connection_error_with_a_lost_context_replaces_the_rank() -> None:
-    """When a rank reports, while all ranks stop for another fault, that a broken connection has
-    destroyed its device context, then this rank is replaced too."""
+    """When all ranks stop for a fault, and another rank then reports a broken connection that has
+    destroyed its device context, then this rank is replaced."""
     job = trained()
     job.fault(0, "memory")
     assert job.doing == "freezing"
@@ -324,8 +325,9 @@ def test_connection_error_with_a_lost_context_replaces_the_rank() -> None:
 
 
 def test_context_found_lost_in_a_rebuild_replaces_the_rank_at_once() -> None:
-    """When a rank finds during a rebuild that its device context is lost, then the order is not
-    tried again. Its process is replaced, and the report names the order."""
+    """When a rank finds during a rebuild that its device context is lost, then the rebuild is not
+    tried again in that process. The process is replaced, and the fault says that it could not
+    rebuild."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
     job.fault(1, "memory")
@@ -343,8 +345,8 @@ def test_context_found_lost_in_a_rebuild_replaces_the_rank_at_once() -> None:
 
 
 def test_rank_with_a_lost_context_is_no_source() -> None:
-    """When the rank with the lost device context has a copy that another rank needs, then that rank
-    fetches from a third rank."""
+    """When a rank with a lost device context holds a copy that another rank needs, then the other
+    rank fetches from a third rank."""
     job = trained(groups={"a": (0, 1, 2), "b": (3,)})
     job.fault(0, "memory")
     job.fault(1, "memory", ECC, context_lost=True)
@@ -386,7 +388,7 @@ def test_context_lost_while_saving_starts_no_process() -> None:
 
 def test_job_waits_while_a_rank_with_a_lost_context_is_ended() -> None:
     """When the process of a rank with a lost device context does not end at once, then the fault
-    and its step are known, and the other ranks wait."""
+    and its step are already logged, and the other ranks wait."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)})
     job.ranks[2].context_lost = True
     job.script.deaf = {0}
@@ -425,8 +427,8 @@ def test_context_lost_after_the_last_step_does_not_fail_the_job() -> None:
 
 
 def test_one_bug_that_destroys_two_contexts_ends_both_processes() -> None:
-    """When the same bug has destroyed two device contexts, then both processes are ended and there
-    is one `software` fault. Neither rank writes a part of the last checkpoint."""
+    """When the same bug has destroyed two device contexts, then both processes are ended, and the
+    report has only one `software` fault. Neither rank writes a part of the last checkpoint."""
     job = trained()
     for rank in (0, 2):
         job.fault(rank, "software", "CUDA error: device-side assert triggered", context_lost=True)
@@ -459,8 +461,9 @@ def fails(job: ScriptedJob, kind: FaultKind, rank: int = 1) -> None:
 
 @pytest.mark.parametrize("kind", ["process", "memory", "numeric"])
 def test_job_is_dumped_when_a_rank_fails_too_often_and_it_cannot_shrink(kind: FaultKind) -> None:
-    """When a rank caused more incidents than allowed and the job cannot shrink, then the rank is
-    not repaired again. The report gives the reason, and the job is dumped."""
+    """When a rank has caused more incidents than allowed and the job cannot shrink, then the rank
+    is not repaired again. The job writes a last checkpoint and ends, and the report gives the
+    reason."""
     job = trained(flaps=2, enable=NO_SHRINKING)
     for _ in range(3):
         assert job.over is None
@@ -477,7 +480,7 @@ def test_job_is_dumped_when_a_rank_fails_too_often_and_it_cannot_shrink(kind: Fa
 
 @pytest.mark.parametrize("kind", ["process", "memory"])
 def test_rank_that_fails_too_often_leaves_when_the_job_can_shrink(kind: FaultKind) -> None:
-    """When a rank fails too often and the job can shrink, then the rank leaves, also when its
+    """When a rank fails too often and the job can shrink, then the rank leaves the job, even if its
     process is alive. The other ranks continue."""
     job = trained(flaps=2)
     for _ in range(3):
@@ -490,8 +493,8 @@ def test_rank_that_fails_too_often_leaves_when_the_job_can_shrink(kind: FaultKin
 
 
 def test_rank_that_left_after_too_many_failures_rejoins_only_after_the_window() -> None:
-    """When a rank has left after too many failures, then no process is started for it. After the
-    failure window, the rank rejoins."""
+    """When a rank has left after too many failures, then no process is started for it until the
+    failure window has passed. After the window, the rank rejoins."""
     job = trained(flaps=1)
     for _ in range(2):
         fails(job, "process")
@@ -556,7 +559,7 @@ def test_two_deaths_of_a_rank_in_one_incident_count_once() -> None:
 
 def test_flapping_rank_leaves_when_another_rank_fails_with_it() -> None:
     """When a rank that fails too often and another rank die together, then the job follows
-    `scale_in`, and the first rank leaves."""
+    `scale_in`, and the rank that fails too often leaves."""
     job = trained(flaps=1)
     fails(job, "process")
     job.script.slow = {2}
@@ -570,8 +573,8 @@ def test_flapping_rank_leaves_when_another_rank_fails_with_it() -> None:
 
 
 def test_rank_leaves_when_it_loses_its_node_too_often() -> None:
-    """When a rank loses its node more often than allowed, then the rank is not moved again, and
-    leaves the job."""
+    """When the node of a rank is lost more often than allowed, then the rank is not moved to
+    another node again, and leaves the job."""
     job = trained(
         flaps=1, placement={0: (0, 1, 2), 1: (3,), 2: (), 3: (), 4: ()}, spare={2: 1, 3: 1, 4: 1}
     )

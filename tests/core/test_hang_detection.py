@@ -61,15 +61,15 @@ def learnt(seconds: float) -> tuple[HangDetection, float]:
 
 
 def test_limit_is_learnt_from_the_step_times() -> None:
-    """When steps take half a second, then the limit is twenty steps. For short steps the limit has
-    a minimum."""
+    """When steps take half a second, then a stall is reported after the time of twenty steps. For
+    short steps this limit has a minimum."""
     assert learnt(0.5)[0].limit() == 10.0
     assert learnt(0.001)[0].limit() == 1.0
 
 
 def test_limit_is_three_times_the_longest_recent_step() -> None:
-    """When one of the last 64 steps was long, then the limit is three times its length. After 64
-    more steps the long step no longer counts."""
+    """When one of the last 64 steps was long, then the limit for a stall is three times its length.
+    After 64 more steps the long step no longer counts."""
     watch = HangDetection(POLICY)
     watch.heard(beat(0.0, 0), 0.0)
     for step in range(1, 65):
@@ -109,8 +109,8 @@ def test_limit_is_learnt_after_five_steps() -> None:
 
 
 def test_time_of_a_replacement_is_not_learnt_as_a_step_time() -> None:
-    """When a rank continues in another process after 50 s, then these 50 s are not learnt, but the
-    next step of the new process is."""
+    """When a rank continues in another process after 50 s, then these 50 s are not learnt as a step
+    time. The next step of the new process is learnt."""
     watch = HangDetection(POLICY)
     for step in range(5):
         watch.heard(beat(step * 0.5, step), step * 0.5)
@@ -149,8 +149,8 @@ def test_no_hang_is_reported_when_the_node_was_paused() -> None:
 
 
 def test_silence_begins_anew_after_two_seconds_without_a_beat() -> None:
-    """When two beats of a node with shorter steps are two seconds apart, then its silence counts
-    from the second beat. The result is the same for any node clock."""
+    """When two beats of a node are two seconds apart, then the silence of its ranks counts from the
+    second beat. The result is the same for any node clock."""
     for ours in (0.0, 1_000_000.0, -1_000_000.0):
         watch = HangDetection(POLICY)
         for step in range(100, 112):
@@ -163,8 +163,8 @@ def test_silence_begins_anew_after_two_seconds_without_a_beat() -> None:
 
 
 def test_late_or_repeated_beat_does_not_hide_a_hang() -> None:
-    """When a beat arrives 500 s after it was sent, or is repeated after 30 s, then the hang that
-    follows is detected as early as the limit allows."""
+    """When a beat arrives 500 s after it was sent, or the same beat arrives again after 30 s, then
+    a hang that follows is still detected at the usual limit."""
     late, at = learnt(0.1)
     assert late.heard(beat(at + 0.5, 11, moved=at), at + 500.0) is None
     twice, at = learnt(0.1)
@@ -278,8 +278,8 @@ def test_no_node_is_lost_before_the_first_beat() -> None:
 
 
 def test_limit_for_a_silent_node_comes_from_the_policy() -> None:
-    """When the policy sets the limit for a silent node, then the hang detection returns this limit,
-    which the report of a lost node states."""
+    """When the policy sets the limit for a silent node, then the hang detection gives this limit to
+    callers. The report of a lost node states it."""
     assert HangDetection(Policy(node_silence=7.0)).node_silence == 7.0
 
 
@@ -308,7 +308,7 @@ def test_no_node_is_lost_when_all_beats_stopped_over_a_second_ago() -> None:
 
 def test_hang_is_detected_with_any_node_clock() -> None:
     """When the clock of a node differs from the controller's clock, then a hang is detected at the
-    usual limit, also after a resume. A reset of the node's clock is no hang."""
+    usual limit, before and after a resume. A reset of the node's clock is no hang."""
     for ours in (1_000_000.0, -1_000_000.0):
         watch = HangDetection(POLICY)
         for step in range(12):
@@ -338,8 +338,8 @@ def test_all_silent_nodes_are_found_in_order() -> None:
 
 
 def test_computing_rank_is_ended_together_with_a_silent_rank() -> None:
-    """When no rank moves, one rank is silent and only one of the others does not wait, then both
-    are ended. The silent rank does not count as a waiting rank."""
+    """When no rank makes progress, one rank is silent and only one other rank computes instead of
+    waiting, then both are ended. The silent rank does not count as a waiting rank."""
     job = trained(3)
     job.ranks[2].hung = True
     job.ranks[0].loop.waiting = False
@@ -353,8 +353,8 @@ def test_computing_rank_is_ended_together_with_a_silent_rank() -> None:
 
 
 def test_only_the_silent_rank_is_ended_when_no_other_rank_waits() -> None:
-    """When no rank moves, one rank is silent and none of the others waits for another rank, then
-    only the silent rank is ended."""
+    """When no rank makes progress, one rank is silent and none of the other ranks waits for another
+    rank, then only the silent rank is ended."""
     job = trained(3)
     job.ranks[2].hung = True
     for rank in (0, 1):
@@ -369,8 +369,8 @@ def test_only_the_silent_rank_is_ended_when_no_other_rank_waits() -> None:
 
 
 def test_earlier_stall_of_all_ranks_does_not_affect_the_next_suspicion() -> None:
-    """When no rank moves and none waits, then no rank is ended. When the next stall has only one
-    rank that does not wait, then this rank is ended."""
+    """When no rank makes progress and none waits for another, then no rank is ended. When in the
+    next stall only one rank does not wait, then this rank is ended."""
     job = trained(3)
     for rank in range(3):
         job.ranks[rank].loop.waiting = False
@@ -387,8 +387,9 @@ def test_earlier_stall_of_all_ranks_does_not_affect_the_next_suspicion() -> None
 
 @pytest.mark.parametrize(("window", "step"), [(False, 4), (True, 5)])
 def test_stall_without_a_suspect_is_reported_as_a_network_fault(*, window: bool, step: int) -> None:
-    """When no rank moves and all ranks wait, then the report has a network fault without a rank.
-    Its step follows the last updated step, and its evidence is the silence."""
+    """When no rank makes progress and all ranks wait, then the report has a network fault without a
+    rank. Its step is the one after the last updated step, and its evidence is the time of silence.
+    """
     job = trained(3)
     if window:
         job.window(1)
@@ -403,8 +404,8 @@ def test_stall_without_a_suspect_is_reported_as_a_network_fault(*, window: bool,
 
 
 def test_no_rank_is_suspected_when_only_a_lost_rank_could_have_waited() -> None:
-    """When no rank moves, one rank is lost and none of the others waits for another rank, then no
-    rank is ended as a hang."""
+    """When no rank makes progress, one rank is lost and none of the other ranks waits for another
+    rank, then no rank is ended as hung."""
     job = trained(3)
     job.script.slow = {2}
     for rank in (0, 1):

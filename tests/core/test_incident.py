@@ -50,8 +50,8 @@ def open_one(**facts: Any) -> Incident:  # Any: the fields have different types
 
 
 def test_new_incident_is_empty() -> None:
-    """When an incident opens, then it has no facts, decisions or actions, and `retry` is the base
-    of its first strategy."""
+    """When an incident opens, then it has no faults, decisions or actions yet. The base of its
+    first strategy is `retry`."""
     incident = open_one()
     assert incident.is_open
     assert (incident.decision.strategy, incident.decision.base, incident.round, incident.decision.attempts) == (
@@ -73,7 +73,7 @@ def test_new_incident_is_empty() -> None:
 
 
 def test_start_of_the_job_is_no_open_incident() -> None:
-    """When the job has just started, or an incident is closed, then no incident is open."""
+    """When the job starts (number 0), or an incident is closed, then no incident is open."""
     assert not Incident(number=0, opened=1.0).is_open
     assert not open_one(closed=2.0).is_open
     assert open_one().is_open
@@ -81,7 +81,8 @@ def test_start_of_the_job_is_no_open_incident() -> None:
 
 def test_network_faults_are_causes_only_without_another_fault() -> None:
     """When connections break and there is no other fault, then the network faults are the causes.
-    With another fault they are its consequences, and no rank is at fault for them."""
+    When another fault is added, they count as its consequences, and no rank is at fault because of
+    them."""
     network = fault("network", 0)
     incident = open_one(faults=[network])
     assert incident.roots() == [network]
@@ -118,8 +119,8 @@ def test_ceiling_is_only_lowered() -> None:
 
 
 def test_step_in_its_update_counts_as_reached_but_not_as_completed() -> None:
-    """When a rank is in the update of step 4, then step 3 is completed and step 4 is reached. A
-    rank that is further behind changes neither number."""
+    """When a rank is in the update window of step 4, then step 3 is its furthest completed step,
+    and step 4 is reached. A rank that is further behind changes neither number."""
     incident = open_one()
     incident.progress.saw(Position(step=3, window=True))
     incident.progress.saw(Position(step=2, window=True))
@@ -152,8 +153,8 @@ def phases(job: ScriptedJob) -> list[str]:
 
 
 def test_report_has_the_phases_of_a_replacement() -> None:
-    """When a rank is replaced, then the report has the phases by name. Orders that bring state are
-    one phase, and forming groups and building wrappers is another."""
+    """When a rank is replaced, then the report has the phases by name. All orders that bring state
+    are the phase `repair`. Orders to form groups and to build wrappers are the phase `rebuild`."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -177,7 +178,8 @@ def test_restoring_and_loading_count_as_repair(way: str) -> None:
 
 
 def test_writing_and_committing_are_one_phase() -> None:
-    """When a last checkpoint is written, then writing and committing are one phase of the incident."""
+    """When a last checkpoint is written, then writing and committing are together the phase `save`
+    of the incident."""
     job = ScriptedJob(4, Policy(enable=frozenset({"dump"}))).start()
     job.train(3)
     job.fault(1, "network")

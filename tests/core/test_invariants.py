@@ -23,7 +23,7 @@ from tft.protocol.messages import Rebuild, Rollback
 
 def somewhere(state: State) -> Job:
     """
-    Return a job of three ranks in this state that satisfies all invariants.
+    Return a job of three ranks that is in this state and satisfies all invariants.
     """
     job = Job(3, Policy(), Origin(job="job", checkpoints="/c"), at=0.0)
     job.state = state
@@ -99,8 +99,8 @@ def test_invariant_is_checked_in_its_states(
 
 
 def test_rank_outside_the_job_must_not_train() -> None:
-    """When a rank trains that is no member, then this is reported in every state, for that rank
-    only."""
+    """When a rank that is no member trains, then the check names this rank in every state, and no
+    other rank."""
     for state in State:
         job = somewhere(state)
         trains_outside(job)

@@ -12,8 +12,8 @@ CAN_ONLY_DUMP = frozenset({"dump"})
 
 
 def test_job_fails_when_the_last_holder_of_a_shard_cannot_write() -> None:
-    """When the only remaining holder of a shard cannot write, then the other ranks write nothing
-    more. The reason names the missing shard and why."""
+    """When the only remaining holder of a shard cannot write it, then no other rank is asked to
+    write it. The reason names the missing shard and the error of the rank."""
     job = trained(groups={"a": (0, 1), "b": (2, 3)}, enable=CAN_ONLY_DUMP)
     job.script.failures[2, "save"] = ["OSError: no space left on device"]
     job.kill(3)
@@ -28,8 +28,8 @@ def test_job_fails_when_the_last_holder_of_a_shard_cannot_write() -> None:
 
 
 def test_missing_shard_is_the_reason_before_a_missing_committer() -> None:
-    """When the only remaining rank cannot write, then the reason is the shard that no other rank
-    has, and not that no rank can commit."""
+    """When the only remaining rank cannot write, then the reason is the missing shard, which no
+    other rank has. The reason is not that no rank is left to commit."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[1, "save"] = ["OSError: no space left on device"]
     job.kill(0)
@@ -64,8 +64,8 @@ def test_ranks_that_restore_copies_to_save_are_listed_in_order() -> None:
 
 
 def test_commit_lists_only_files_of_the_new_plan() -> None:
-    """When a node is lost that had written its part, then the commit lists only the files that the
-    other ranks have written since then."""
+    """When a node is lost after its ranks have written their parts, then the commit lists only the
+    files that the other ranks have written since then."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=CAN_ONLY_DUMP)
     job.script.muted = {(2, "save")}
     job.stop(0)
@@ -78,8 +78,8 @@ def test_commit_lists_only_files_of_the_new_plan() -> None:
 
 
 def test_unfinished_recovery_is_reported_as_exit() -> None:
-    """When all processes are lost and the end is requested before a new one is ready, then nothing
-    is saved. The report has the strategy `exit` and not `recover`."""
+    """When all processes are lost and a stop request comes before a new process is ready, then
+    nothing is saved. The report has the strategy `exit` and not `recover`."""
     job = trained(2)
     job.checkpointed(2)
     job.script.slow = {0, 1}
@@ -97,7 +97,7 @@ def test_unfinished_recovery_is_reported_as_exit() -> None:
 
 def test_last_checkpoint_has_no_reservation_about_a_later_step() -> None:
     """When a copy was unreadable at the end of a step and an earlier step is saved, then the report
-    does not mention this copy. It lists what the loops draw in their tails."""
+    does not mention this copy. It still lists the loops that draw random numbers in their tails."""
     job = trained(keeps=2)
     job.ranks[2].state.content = ""
     job.kill(1)
@@ -115,7 +115,7 @@ def test_last_checkpoint_has_no_reservation_about_a_later_step() -> None:
 
 def test_replaced_rank_saves_its_own_rank_local_state() -> None:
     """When a rank has a new process and a last checkpoint is written, then the rank saves its own
-    RNG and data position. No other rank saves the captures of the lost process."""
+    RNG and data position. No other rank saves those that were captured from the lost process."""
     job = trained()
     job.kill(3)
     while not job.orders(Rebuild):
@@ -174,8 +174,8 @@ def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
     """
     Return a job that is writing its last checkpoint, in which rank 0 takes part.
 
-    Rank 0 left the job with its model replica when rank 1 was lost, but its process is alive. The
-    orders in `muted` are not answered by their ranks.
+    Rank 0 left the job with its model replica when rank 1 was lost, but its process is alive.
+    `muted` names orders that the given ranks do not answer.
     """
     job = trained(
         placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
@@ -193,8 +193,8 @@ def outside(*muted: tuple[int, OrderName]) -> ScriptedJob:
 
 @pytest.mark.parametrize("goes", ["it is late", "it ends", "its node is lost"])
 def test_members_save_for_a_lost_rank_outside_the_job(goes: str) -> None:
-    """When a rank outside the job is lost while it saves, then a member writes its shard. The
-    member also writes its captured rank-local state if this is known."""
+    """When a rank outside the job is lost while it saves, then a member writes the shard of that
+    rank. The member also writes the captured rank-local state of the rank if it is known."""
     job = outside((0, "save"))
     match goes:
         case "it is late":
@@ -216,7 +216,7 @@ def test_members_save_for_a_lost_rank_outside_the_job(goes: str) -> None:
 
 def test_member_commits_when_a_rank_outside_is_lost() -> None:
     """When a rank outside the job ends before it has committed the last checkpoint, then a member
-    commits it, and the job is `dumped`."""
+    commits it, and the result of the job is `dumped`."""
     job = outside((0, "commit"))
     job.kill(0)
     job.settle()
@@ -263,8 +263,8 @@ def test_no_save_order_follows_when_a_shard_cannot_be_saved() -> None:
 
 
 def test_no_save_order_follows_when_the_last_holder_outside_ends() -> None:
-    """When no member can write a shard and its last holder, a rank outside the job, ends, then the
-    job ends. No order to save follows the first order to end."""
+    """When no member can write a shard, and the last holder of it, a rank outside the job, ends,
+    then the job ends. No order to save follows the first order to end."""
     job = trained(
         placement={0: (0,), 1: (1,), 2: (2, 3)}, columns={0: (0, 1), 1: (0, 1)},
         enable=frozenset({"scale_in", "dump"}),
@@ -320,8 +320,8 @@ def test_job_fails_when_no_rank_can_restore_its_copy() -> None:
 
 
 def test_rank_local_state_of_the_step_before_is_saved() -> None:
-    """When the only rank with the last step cannot write it, then another rank saves the step
-    before. The first rank's local state, captured at that step, is saved too."""
+    """When the only rank that holds the last step cannot write it, then another rank saves the step
+    before. The RNG and data position of the first rank, captured at that step, are saved too."""
     job = trained(world=2, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.script.stuck = {1}
@@ -339,8 +339,8 @@ def test_rank_local_state_of_the_step_before_is_saved() -> None:
 
 @pytest.mark.parametrize("all_of_them", [False, True])
 def test_all_sound_copies_are_saved_when_enabled(*, all_of_them: bool) -> None:
-    """When all copies are to be saved, then each rank with sound memory also writes shards that
-    another rank has to write. Without this setting each shard is written once."""
+    """When all copies are to be saved, then each rank with sound memory also writes copies of
+    shards that other ranks write. Without this setting each shard is written once."""
     job = trained(
         groups={"a": (0, 1, 2), "b": (2, 3), "c": (3,)},
         save_copies=all_of_them,
@@ -357,8 +357,8 @@ def test_all_sound_copies_are_saved_when_enabled(*, all_of_them: bool) -> None:
 
 
 def test_second_plan_of_a_last_checkpoint_has_no_further_copies() -> None:
-    """When a rank cannot write its part of a last checkpoint, then it is planned again without
-    further copies, because these may have filled the disk."""
+    """When a rank cannot write its part of a last checkpoint, then the checkpoint is planned again.
+    The new plan has each shard only once, because further copies may have filled the disk."""
     job = trained(save_copies=True, enable=CAN_ONLY_DUMP)
     job.script.failures[0, "save"] = ["OSError: no space left on device"]
     job.kill(3)

@@ -38,8 +38,8 @@ from tft.testing.scripted import (
 
 
 def test_new_leader_repeats_open_orders_in_its_epoch() -> None:
-    """When another controller leads, then it repeats the unanswered orders to ranks and agents in
-    its own epoch."""
+    """When another controller becomes the leader, then it repeats the unanswered orders to ranks
+    and agents in its own epoch."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.gone = {1}  # the agent of node 1 receives no orders
     job.kill(3)
@@ -61,7 +61,7 @@ def test_new_leader_repeats_open_orders_in_its_epoch() -> None:
 
 def waits_for_groups() -> ScriptedJob:
     """
-    Return a job in which rank 2 has not answered the order to form groups.
+    Return a job in which rank 2 has not answered the order to form process groups.
     """
     job = trained()
     job.script.muted = {(2, "regroup")}
@@ -83,8 +83,7 @@ def waits_for_a_process() -> ScriptedJob:
 
 def waits_for_an_end() -> ScriptedJob:
     """
-    Return a job in which an agent has not confirmed the end of a process that it was ordered to
-    end.
+    Return a job in which an agent was ordered to end a process and has not confirmed its end.
     """
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
@@ -128,8 +127,8 @@ def waits_for_a_node() -> ScriptedJob:
 def test_full_limit_starts_again_with_a_new_leader(
     waits: Callable[[], ScriptedJob], limit: float
 ) -> None:
-    """When another controller leads just before a deadline, then the full limit starts again. No
-    order is sent before the new deadline."""
+    """When another controller becomes the leader just before a deadline, then the full limit starts
+    again. No order is sent before the new deadline."""
     job = waits()
     state, orders = job.state, len(job.said)
     job.now += limit - 1.0
@@ -144,8 +143,8 @@ def test_full_limit_starts_again_with_a_new_leader(
 
 
 def test_new_leader_waits_until_the_ranks_have_left() -> None:
-    """When another controller leads while the ranks leave, then the job is over when they have
-    left, and not before."""
+    """When another controller becomes the leader while the ranks leave, then the job is over when
+    the ranks have left, and not before."""
     job = trained(enable=set())
     job.script.muted = {(2, "end")}
     job.kill(1)
@@ -161,8 +160,8 @@ def test_new_leader_waits_until_the_ranks_have_left() -> None:
 
 
 def test_new_leader_of_a_finished_job_repeats_its_end() -> None:
-    """When the controller is lost just after the job is over, then the next controller repeats
-    this, and ends the nodes in its own epoch."""
+    """When the controller is lost just after the job is over, then the next controller repeats the
+    result and the orders to end the nodes, in its own epoch."""
     job = trained()
     job.finish()
     assert job.over is not None
@@ -174,8 +173,8 @@ def test_new_leader_of_a_finished_job_repeats_its_end() -> None:
 
 
 def test_new_leader_of_a_healthy_job_asks_nothing() -> None:
-    """When another controller leads while all ranks train, then no order is sent and no deadline is
-    set."""
+    """When another controller becomes the leader while all ranks train, then no order is sent and
+    no deadline is set."""
     job = trained()
     job.lead(2)
     assert (job.orders(Freeze), job.orders(Kill)) == ([], [])
@@ -187,7 +186,7 @@ def test_new_leader_of_a_healthy_job_asks_nothing() -> None:
 
 
 def test_no_epoch_is_claimed_while_the_leader_is_heard() -> None:
-    """When the leader is heard again and again, then no epoch is claimed."""
+    """When messages of the leader arrive again and again, then no controller claims a new epoch."""
     lease = Lease(patience=3.0, at=0.0)
     for at in (1.0, 2.0, 4.5, 7.0):
         lease.heard(1, at)
@@ -213,8 +212,9 @@ def test_leader_of_an_older_epoch_is_ignored() -> None:
 
 
 def test_first_of_two_claims_is_accepted() -> None:
-    """When two controllers claim the same epoch, then the story accepts the first claim. The second
-    controller waits for the patience again and then claims the next epoch."""
+    """When two controllers claim the same epoch, then the story, the shared record of events,
+    accepts the first claim. The second controller waits for the patience again and then claims the
+    next epoch."""
     story, second = SharedStory(), Lease(patience=3.0, at=0.0)
     assert story.append(Led(at=3.0, epoch=1), 1)
     epoch = second.claim(3.0)
@@ -226,7 +226,8 @@ def test_first_of_two_claims_is_accepted() -> None:
 
 
 def test_story_refuses_events_of_an_older_epoch() -> None:
-    """When another epoch has begun, then the story accepts no event of the older epoch."""
+    """When another epoch has begun, then the story, the shared record of events, accepts no event
+    of the older epoch."""
     story = SharedStory()
     assert story.append(Led(at=0.0, epoch=1), 1)
     assert story.append(Led(at=1.0, epoch=2), 2)

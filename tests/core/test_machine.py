@@ -58,8 +58,8 @@ def test_job_starts_trains_and_completes() -> None:
 
 @pytest.mark.parametrize("victim", range(4))
 def test_killed_rank_is_replaced_and_fetches_its_state(victim: int) -> None:
-    """When any rank dies between steps, then one process is started. Only this rank fetches, from
-    the others, and all ranks continue at the interrupted step."""
+    """When any rank dies between steps, then one new process is started for it. Only this rank
+    fetches its state from the other ranks, and all ranks continue at the interrupted step."""
     job = trained()
     job.kill(victim)
     job.settle()
@@ -76,7 +76,7 @@ def test_killed_rank_is_replaced_and_fetches_its_state(victim: int) -> None:
 
 def test_step_is_finished_when_a_rank_dies_in_its_update() -> None:
     """When a rank dies in the update of step 4, then all all-reduces of step 4 are complete. The
-    others finish step 4, and the job continues at step 5 with no step lost."""
+    other ranks finish step 4, and the job continues at step 5 with no step lost."""
     job = trained()
     job.window(2)
     job.kill(2)
@@ -89,8 +89,8 @@ def test_step_is_finished_when_a_rank_dies_in_its_update() -> None:
 
 
 def test_step_that_only_the_dead_rank_completed_is_lost() -> None:
-    """When only the dead rank had completed step 4 and no other rank can, then step 4 is computed
-    again, and one step is lost."""
+    """When only the dead rank had completed step 4 and no other rank can complete it, then step 4
+    is computed again, and one step is lost."""
     job = trained()
     job.window(2)
     job.close(2)
@@ -104,8 +104,8 @@ def test_step_that_only_the_dead_rank_completed_is_lost() -> None:
 
 
 def test_rank_that_cannot_finish_the_step_fetches_it() -> None:
-    """When one survivor cannot finish the step that the others finish, then only this survivor
-    fetches the state, and no rank goes back."""
+    """When one survivor cannot finish a step that the other survivors finish, then it fetches the
+    state, like the replacement of the dead rank. No rank goes back to an earlier step."""
     job = trained()
     job.window(2)
     job.script.stuck = {1}
@@ -118,8 +118,8 @@ def test_rank_that_cannot_finish_the_step_fetches_it() -> None:
 
 
 def test_memory_fault_is_repaired_without_a_new_process() -> None:
-    """When a rank reports a device memory fault, then it fetches its state, every process is kept,
-    and the strategy is `retry`."""
+    """When a rank reports a device memory fault, then it fetches its state from other ranks. Every
+    process is kept, and the strategy is `retry`."""
     job = trained()
     job.fault(1, "memory")
     job.settle()
@@ -182,8 +182,8 @@ def test_connection_errors_beside_a_dead_process_are_one_fault() -> None:
 
 
 def test_network_fault_alone_is_retried_without_a_copy() -> None:
-    """When connections break and no process has died, then groups are formed anew, no process is
-    replaced, and nothing is copied."""
+    """When connections break and no process has died, then process groups are formed anew, no
+    process is replaced, and no state is copied."""
     job = trained()
     job.fault(0, "network")
     job.settle()
@@ -214,8 +214,8 @@ def test_second_death_joins_the_incident(order: type, second: int) -> None:
 
 
 def test_each_round_has_a_new_name_for_its_groups() -> None:
-    """When groups are formed again, then their name was never used before, so that new ranks do not
-    find old keys in the store."""
+    """When process groups are formed again, then they get a name that was never used before, so
+    that new ranks do not find old keys in the rendezvous store."""
     job = trained()
     job.kill(1)
     job.script.failures[(2, "regroup")] = ["the store is gone"]
@@ -226,8 +226,8 @@ def test_each_round_has_a_new_name_for_its_groups() -> None:
 
 
 def test_replaced_store_during_a_regroup_begins_a_new_round() -> None:
-    """When the rendezvous store is replaced during a regroup, then a new round begins with the new
-    store."""
+    """When the rendezvous store is replaced while process groups are formed, then a new round
+    begins with the new store."""
     job = trained()
     job.script.muted = {(r, "regroup") for r in range(4)}
     job.kill(1)
@@ -265,8 +265,9 @@ def test_strategy_that_fails_three_times_is_given_up() -> None:
 
 
 def test_dead_process_ends_in_a_last_checkpoint_without_recover() -> None:
-    """When `recover` is not enabled and a process dies, then the lowest-placed holder saves each
-    shard, a survivor saves the dead rank's rank-local state, and the job is `dumped`."""
+    """When `recover` is not enabled and a process dies, then the lowest remaining holder saves the
+    shard, and a survivor saves the dead rank's rank-local state. The result of the job is `dumped`.
+    """
     job = trained(enable=frozenset({"dump"}))
     job.kill(0)
     job.settle()
@@ -283,8 +284,8 @@ def test_dead_process_ends_in_a_last_checkpoint_without_recover() -> None:
 
 
 def test_savers_are_the_lowest_placed_holders() -> None:
-    """When rank 1 of eight is lost and the optimizer shards are on [0,4] [1,5] [2,6] [3,7], then
-    ranks 0, 2, 3 and 5 save."""
+    """When rank 1 of eight is lost and the optimizer shards are on ranks [0,4] [1,5] [2,6] [3,7],
+    then ranks 0, 2, 3 and 5 save: the first remaining holder of each shard."""
     groups = {f"s{i}": (i, i + 4) for i in range(4)}
     job = ScriptedJob(8, Policy(enable=frozenset({"dump"})), groups=groups).start()
     job.train(2)
@@ -295,8 +296,8 @@ def test_savers_are_the_lowest_placed_holders() -> None:
 
 
 def test_job_fails_when_both_holders_of_a_shard_are_lost() -> None:
-    """When both holders of a shard are lost and no strategy can bring them back, then no checkpoint
-    is begun, the reason names the shard, and the job has failed."""
+    """When both holders of a shard are lost and no strategy can bring the shard back, then no
+    checkpoint is begun. The job fails, and the reason names the shard."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = ScriptedJob(4, Policy(enable=frozenset({"dump"})), groups=groups).start()
     job.train(2)
@@ -310,7 +311,7 @@ def test_job_fails_when_both_holders_of_a_shard_are_lost() -> None:
 
 
 def test_another_holder_saves_when_the_saver_dies() -> None:
-    """When the saver dies while it writes, then another holder writes the shard."""
+    """When the rank that saves a shard dies while it writes, then another holder writes the shard."""
     job = trained(enable=frozenset({"dump"}))
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -327,7 +328,7 @@ def test_another_holder_saves_when_the_saver_dies() -> None:
 
 def test_bug_of_the_script_is_not_retried() -> None:
     """When all ranks raise the same exception, then there is one fault of kind `software`. The job
-    is dumped at the last agreed step, and no rank is restarted."""
+    writes a last checkpoint of the last step that all ranks completed, and no rank is restarted."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "software", "ValueError: no such layer")
@@ -342,8 +343,9 @@ def test_bug_of_the_script_is_not_retried() -> None:
 
 
 def test_hanging_rank_is_ended_and_replaced() -> None:
-    """When no rank moves and one rank does not wait for the others, then this rank is ended with
-    its last words and replaced. The fault is a hang with its stack."""
+    """When no rank makes progress and one rank does not wait for the others, then this rank is
+    ended and replaced. The fault is a hang, with the stack that the process wrote before its end.
+    """
     job = trained()
     job.ranks[2].loop.waiting = False
     job.stall()
@@ -359,8 +361,8 @@ def test_hanging_rank_is_ended_and_replaced() -> None:
 
 
 def test_rank_that_does_not_answer_a_freeze_is_reported_as_hanging() -> None:
-    """When no rank moves and a stopped rank does not answer the freeze, then the fault is a hang of
-    this rank. Its step comes from its last recorded position."""
+    """When no rank makes progress and one rank does not answer the freeze, then the fault is a hang
+    of this rank. Its step comes from its last recorded position."""
     job = trained()
     job.ranks[2].hung = True
     job.stall()
@@ -375,7 +377,8 @@ def test_rank_that_does_not_answer_a_freeze_is_reported_as_hanging() -> None:
 
 
 def test_stall_without_a_suspect_is_retried() -> None:
-    """When every rank waits in a collective, then no rank is killed, and groups are formed anew."""
+    """When every rank waits in a collective, then no rank is killed, and process groups are formed
+    anew."""
     job = trained()
     job.stall()
     job.settle()
@@ -386,7 +389,8 @@ def test_stall_without_a_suspect_is_retried() -> None:
 
 
 def test_repeated_deaths_of_the_replacement_end_in_a_last_checkpoint() -> None:
-    """When the replacement dies again and again, then the job is dumped."""
+    """When the replacement of a rank dies again and again, then the job writes a last checkpoint
+    and ends."""
     job = trained()
     for _ in range(4):
         job.kill(1)
@@ -410,7 +414,7 @@ def test_incident_beyond_the_limit_ends_in_a_last_checkpoint() -> None:
 
 
 def test_requested_stop_writes_a_last_checkpoint() -> None:
-    """When the launcher gets SIGTERM, then a last checkpoint is committed. The result is
+    """When the launcher gets SIGTERM, then a last checkpoint is committed. The job ends as
     `cancelled` with exit code 143."""
     job = trained()
     job.stop()
@@ -430,7 +434,7 @@ def test_stop_before_any_rank_is_ready_cancels_the_job() -> None:
 
 
 def test_loss_of_the_only_node_fails_the_job() -> None:
-    """When the only node is lost, then no holder is left, and the job has failed."""
+    """When the only node is lost, then no holder of any shard is left, and the job fails."""
     job = trained()
     job.lose_node(0)
     job.settle()
@@ -449,8 +453,8 @@ def test_ranks_of_the_other_node_save_when_a_node_is_lost() -> None:
 
 
 def test_second_process_for_a_rank_is_refused() -> None:
-    """When another process claims a rank that is held, then the refusal names the holder, and the
-    job continues unchanged."""
+    """When a second process claims a rank, then it is refused with a reason that names both
+    processes, and the job continues unchanged."""
     job = trained()
     job.report(
         Joined(
@@ -474,7 +478,8 @@ def test_second_process_for_a_rank_is_refused() -> None:
 
 
 def test_late_report_of_a_replaced_process_is_ignored() -> None:
-    """When the end of a replaced incarnation is reported again, then nothing happens."""
+    """When the end of a process that was already replaced is reported again, then no order is sent,
+    and the job stays healthy."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -490,8 +495,8 @@ def test_late_report_of_a_replaced_process_is_ignored() -> None:
 
 
 def test_unanswered_orders_are_repeated_to_the_missing_ranks() -> None:
-    """When one rank has not answered, then the order is repeated to this rank only, in the present
-    epoch."""
+    """When one rank has not answered an order, then the order is repeated to this rank only, in the
+    present epoch."""
     job = trained()
     job.script.muted = {(0, "freeze")}
     job.kill(1)
@@ -503,7 +508,7 @@ def test_unanswered_orders_are_repeated_to_the_missing_ranks() -> None:
 
 def test_rank_killed_before_the_first_step_is_replaced() -> None:
     """When a rank dies before any step is done, then its replacement fetches the initial state of
-    the others, and all ranks begin at step 1."""
+    the other ranks, and all ranks begin at step 1."""
     job = ScriptedJob(4).start()
     job.kill(3)
     job.settle()
@@ -514,8 +519,8 @@ def test_rank_killed_before_the_first_step_is_replaced() -> None:
 
 
 def test_resumed_job_continues_after_its_checkpoint() -> None:
-    """When a job is resumed, then every rank loads the checkpoint, and the first step is the one
-    after it."""
+    """When a job is resumed from a checkpoint of step 7, then every rank loads the checkpoint, and
+    the first step is 8."""
     job = ScriptedJob(2, resume=("/run/checkpoints/step-00000007", 7)).start()
     (load,) = job.orders(Load)
     assert load.to == (0, 1)
@@ -537,8 +542,8 @@ def test_script_without_tft_sets_the_outcome() -> None:
 
 
 def test_end_of_the_job_is_sent_to_ranks_and_agents() -> None:
-    """When a job is dumped, then the ranks leave with exit code 3, and the agents get the order to
-    end."""
+    """When a job ends with a last checkpoint, then the ranks get the order to leave with exit code
+    3, and the agents get the order to end."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(0)
     job.settle()
@@ -548,7 +553,7 @@ def test_end_of_the_job_is_sent_to_ranks_and_agents() -> None:
 
 
 def test_script_that_fails_after_training_fails_the_job() -> None:
-    """When training is complete and a script then fails, then the outcome is not `completed`."""
+    """When all steps are done and a script then fails, then the job fails with exit code 4."""
     job = trained(world=1)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -558,8 +563,8 @@ def test_script_that_fails_after_training_fails_the_job() -> None:
 
 
 def test_every_state_has_a_row_and_leads_to_the_end() -> None:
-    """When the table of transitions is read, then every state has a row, and the end can be reached
-    from every state."""
+    """When the table of transitions is read, then every state has a row, and the state `ended` can
+    be reached from every state."""
     assert set(TRANSITIONS) == set(State)
     for state in State:
         seen, todo = {state}, [state]
@@ -580,7 +585,7 @@ def test_move_outside_the_table_raises_and_changes_nothing() -> None:
 
 
 def test_same_events_give_the_same_orders() -> None:
-    """When the same script of events is run twice, then the orders are the same."""
+    """When the same sequence of events is run twice, then the orders are the same."""
     said = []
     for _ in range(2):
         job = trained()
@@ -597,8 +602,8 @@ def _store() -> StoreOpened:
 
 
 def test_rank_that_fails_in_its_update_saves_only_its_rank_local_state() -> None:
-    """When a bug of the script occurs in the update of one rank, then this rank saves no shard. It
-    saves its RNG and data position, because a job cannot be resumed without them."""
+    """When a bug of the script raises an exception in the update of one rank, then this rank saves
+    no shard. It saves its RNG and data position, because a job cannot be resumed without them."""
     job = trained(world=3)
     for rank in range(3):
         job.window(rank)
@@ -616,8 +621,8 @@ def test_rank_that_fails_in_its_update_saves_only_its_rank_local_state() -> None
 
 
 def test_commit_waits_for_the_end_of_a_hanging_saver() -> None:
-    """When a saver does not answer, then another holder writes its shard, and the commit waits for
-    the end of the first saver."""
+    """When a rank that saves a shard does not answer, then another holder writes the shard. The
+    checkpoint is committed only after the process of the first rank has ended."""
     groups: dict[str, tuple[int, ...]] = {"a": (0, 1), "b": (2, 3)}
     job = ScriptedJob(4, groups=groups).start()
     job.train(3)
@@ -632,8 +637,8 @@ def test_commit_waits_for_the_end_of_a_hanging_saver() -> None:
 
 
 def test_all_ranks_with_broken_links_are_saved_instead_of_replaced() -> None:
-    """When every rank has reported a broken link, then replacing them all would lose the state, so
-    it is saved instead."""
+    """When every rank has reported a broken link, then no rank is replaced, because that would lose
+    all state. The job writes a last checkpoint instead."""
     job = trained()
     for rank in (0, 1, 2, 3, 0):
         job.fault(rank, "network")
@@ -644,8 +649,8 @@ def test_all_ranks_with_broken_links_are_saved_instead_of_replaced() -> None:
 
 
 def test_ranks_are_asked_again_by_a_new_controller() -> None:
-    """When the controller was away for longer than a limit, then the ranks are asked again and not
-    killed, because no rank could have answered."""
+    """When the controller was away for longer than the limit of an order, then the ranks get the
+    order again and are not killed, because no rank could have answered."""
     job = trained()
     job.script.muted = {(r, "freeze") for r in range(4)}
     job.kill(1)
@@ -669,8 +674,8 @@ def test_new_controller_repeats_the_end_of_the_job() -> None:
 
 
 def test_third_attempt_waits_for_two_seconds_or_the_store() -> None:
-    """When groups cannot be formed twice in a row, then the third attempt waits for two seconds, or
-    until the rendezvous store is open again."""
+    """When process groups cannot be formed twice in a row, then the third attempt waits for two
+    seconds, or until the rendezvous store is open again."""
     for comes_back in (False, True):
         job = trained()
         job.fault(1, "memory")
@@ -691,8 +696,8 @@ def test_third_attempt_waits_for_two_seconds_or_the_store() -> None:
 @pytest.mark.parametrize("order", ["freeze", "stop"])
 @pytest.mark.parametrize("late", [(0, 1, 2, 3), (1, 2, 3)])
 def test_missing_answers_of_most_ranks_end_no_rank(order: OrderName, late: tuple[int, ...]) -> None:
-    """When most ranks do not answer a freeze or a stop, then the bus or the controller may be away.
-    The ranks are ended only after four limits."""
+    """When most ranks do not answer a freeze or a stop, then the ranks are ended only after four
+    times the limit, because the bus or the controller may have been away."""
     job = trained()
     job.script.muted = {(rank, order) for rank in late}
     job.fault(1, "network")
@@ -711,7 +716,7 @@ def test_missing_answers_of_most_ranks_end_no_rank(order: OrderName, late: tuple
 
 
 def test_short_loss_of_the_bus_ends_no_process() -> None:
-    """When the bus is lost after the first rank has answered and is back soon, then the others
+    """When the bus is lost after the first rank has answered and is back soon, then the other ranks
     answer the repeated order, and every process is kept."""
     job = trained()
     job.script.muted = {(rank, "freeze") for rank in (1, 2, 3)}
@@ -742,8 +747,8 @@ def test_missing_answers_of_at_most_half_of_the_ranks_end_them(
 
 
 def test_node_with_most_ranks_that_hangs_is_replaced_later() -> None:
-    """When all ranks of a node hang and they are most of the job, then their limit is restarted
-    several times. In the end they are ended and replaced, and the job continues."""
+    """When all ranks of a node hang and they are most ranks of the job, then their limit is
+    restarted several times. After that they are ended and replaced, and the job continues."""
     job = ScriptedJob(4, Policy(), placement={0: (0, 1, 2), 1: (3,)}).start()
     job.train(3)
     for rank in (0, 1, 2):
@@ -762,7 +767,8 @@ def test_node_with_most_ranks_that_hangs_is_replaced_later() -> None:
 
 
 def test_repeated_stall_without_a_suspect_ends_in_a_last_checkpoint() -> None:
-    """When a stall without a suspected rank comes back after each retry, then the job is dumped."""
+    """When the job stalls again after each retry and no rank can be suspected, then the job writes
+    a last checkpoint and ends."""
     job = trained()
     for _ in range(10):
         if job.over is None:
@@ -776,8 +782,8 @@ def test_repeated_stall_without_a_suspect_ends_in_a_last_checkpoint() -> None:
 
 
 def test_suspicion_ends_when_the_hanging_rank_is_replaced() -> None:
-    """When a hanging rank has been replaced and another rank is killed, then a rank that computes
-    is not suspected."""
+    """When a hanging rank is being replaced and another rank is killed, then a rank that computes
+    is not suspected of a hang and is not ended."""
     job = trained()
     job.ranks[1].loop.waiting = False
     job.stall()
@@ -790,7 +796,7 @@ def test_suspicion_ends_when_the_hanging_rank_is_replaced() -> None:
 
 def test_job_fails_when_a_rank_does_not_answer_complete() -> None:
     """When all steps are done and a rank does not answer the order `complete` in time, then the job
-    has failed."""
+    fails."""
     job = trained()
     job.script.muted = {(2, "complete")}
     job.finish()
@@ -801,8 +807,8 @@ def test_job_fails_when_a_rank_does_not_answer_complete() -> None:
 
 
 def test_node_lost_during_the_start_ends_the_job_once() -> None:
-    """When a node with several ranks is lost while the job starts, then the first rank ends the
-    job, and the others add no faults."""
+    """When a node with several ranks is lost while the job starts, then the loss of its first rank
+    ends the job. The loss of its other ranks changes nothing."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.lose_node(1)
     job.settle()
@@ -817,8 +823,8 @@ def test_node_lost_during_the_start_ends_the_job_once() -> None:
 
 
 def test_announced_outcome_does_not_change() -> None:
-    """When the job is over as completed, then the end of a process that is reported later does not
-    change the exit code."""
+    """When the job is over as `completed` and the end of a process is reported later, then the exit
+    code does not change."""
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -831,8 +837,8 @@ def test_announced_outcome_does_not_change() -> None:
 
 
 def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
-    """When a rank does not leave after training and its agent cannot end it, then the job ends in
-    time, and the outcome is not `completed`."""
+    """When a rank does not leave after training and its agent cannot end its process, then the job
+    still ends within the limits, and it has failed."""
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
@@ -848,8 +854,8 @@ def test_unkillable_rank_after_training_does_not_block_the_end() -> None:
 
 
 def test_node_lost_after_training_fails_the_job() -> None:
-    """When all steps are done and a node is lost before its ranks have left, then the job has
-    failed. These ranks may have had a model to save."""
+    """When all steps are done and a node is lost before its ranks have left, then the job fails,
+    because the scripts of these ranks may still have had a model to save."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.script.muted = {(2, "complete"), (3, "complete")}
     job.finish()
@@ -861,8 +867,8 @@ def test_node_lost_after_training_fails_the_job() -> None:
 
 @pytest.mark.parametrize("lost", ["rank", "node"])
 def test_loss_after_training_ends_the_job_within_a_limit(lost: str) -> None:
-    """When a rank or node is lost after all steps are done, and the other scripts wait for it, then
-    the job has failed within a limit."""
+    """When a rank or node is lost after all steps are done, and the scripts of the other ranks do
+    not end, then the job fails when a limit is over."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}).start()
     job.train()
     job.script.stuck = {0, 1, 2, 3}  # the scripts are still running after the last step

@@ -92,34 +92,34 @@ def test_page_has_the_transitions_of_the_code() -> None:
 
 def test_page_has_the_reaction_to_every_event_in_every_state() -> None:
     """When a reaction to an event changes in the code, then the page has to change too. The failure
-    shows the whole table, to be pasted there."""
+    message shows the whole table, to be pasted into the page."""
     assert f"\n{matrix()}\n\n" in section("Every event in every state"), f"paste this:\n{matrix()}"
 
 
 def test_page_has_the_impossible_events_with_their_reasons() -> None:
     """When an event becomes possible or impossible in a state, then the page has to change too. The
-    failure shows the whole table, to be pasted there."""
+    failure message shows the whole table, to be pasted into the page."""
     there = f"\n{unreachable()}\n\n" in section("Every event in every state")
     assert there, f"paste this:\n{unreachable()}"
     assert {kind for kind, _ in UNREACHABLE} <= REACTIONS.keys()
 
 
 def test_page_explains_every_reaction() -> None:
-    """When the machine gets another reaction, then the page explains it."""
+    """When the machine gets another kind of reaction, then the page has to explain it."""
     explained = {row[0] for row in rows("Every event in every state") if len(row) == 2}
     assert explained == {str(reaction) for reaction in Reaction}
 
 
 def test_page_has_the_rule_of_every_order() -> None:
-    """When the rule of an order changes, then the page has to change too. The failure shows the
-    whole table, to be pasted there."""
+    """When the rule of an order changes, then the page has to change too. The failure message shows
+    the whole table, to be pasted into the page."""
     assert f"\n{orders()}\n\n" in section("Orders"), f"paste this:\n{orders()}"
     assert set(ORDERS) == set(get_args(OrderName))
 
 
 def test_page_has_the_reaction_of_a_rank_to_every_order() -> None:
     """When the reaction of a rank to an order changes, then the page has to change too. The failure
-    shows the whole table, to be pasted there."""
+    message shows the whole table, to be pasted into the page."""
     drawn = section("What a rank does with an order")
     assert f"\n{rank_orders()}\n\n" in drawn, f"paste this:\n{rank_orders()}"
     assert set(rank.REACTIONS) == set(get_args(OrderName))
@@ -127,8 +127,8 @@ def test_page_has_the_reaction_of_a_rank_to_every_order() -> None:
 
 
 def test_page_explains_the_stages_and_reactions_of_a_rank() -> None:
-    """When a training thread gets another stage, or an order another effect, then the page explains
-    it."""
+    """When a training thread gets another stage, or orders get another kind of reaction, then the
+    page has to explain it."""
     two = [row for row in rows("What a rank does with an order") if len(row) == 2]
     three = [row for row in rows("What a rank does with an order") if len(row) == 3]
     assert [row[0] for row in two] == [*map(str, rank.Reaction)]
@@ -138,13 +138,15 @@ def test_page_explains_the_stages_and_reactions_of_a_rank() -> None:
 
 
 def test_page_explains_every_reaction_to_an_answer() -> None:
-    """When there is another reaction to a late or failed answer, then the page explains it."""
+    """When the machine gets another reaction to a late or failed answer, then the page has to
+    explain it."""
     explained = [row[0] for row in rows("Orders") if len(row) == 2]
     assert explained == [*map(str, Late), *map(str, Failed)]
 
 
 def test_page_names_the_strategies_and_their_limits() -> None:
-    """When a strategy changes, or a limit that the text quotes, then the text has to change too."""
+    """When a strategy changes, or a limit that the page quotes in its text, then the page has to
+    change too."""
     named = [row[0].strip("`") for row in rows("Strategies")]
     assert named == [*STRATEGIES, "exit"]
     policy = Policy()

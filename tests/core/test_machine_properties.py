@@ -79,8 +79,9 @@ def _all_have_reduced(job: ScriptedJob, rank: int) -> bool:
 def test_random_events_keep_the_invariants_and_every_incident_ends(
     world: int, schedule: list[tuple[str, int]], respawns: int
 ) -> None:
-    """When random events come, then no move is outside the table, no rank trains during a repair,
-    and no rank resumes with a wrong state. In the end the job is healthy or over."""
+    """When random events come, then every transition is in the table of transitions, no rank trains
+    during a repair, and no rank resumes with a wrong state. In the end the job is healthy or over.
+    """
     job = ScriptedJob(world, Policy(respawns=respawns)).start()
     for action, number in schedule:
         if job.over is not None:

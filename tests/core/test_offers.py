@@ -1,5 +1,5 @@
 """
-The strategies that an incident offers, and the sentence that rules out each of the others.
+The strategies that an incident offers, and the sentence that says why a strategy is ruled out.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from tft.core.plan.standing import Standing, Terms
 from tft.core.plan.topology import Topology
 
 SHARED = Topology(groups={"a": (0, 1, 2, 3)})
-"""Four ranks that all have everything."""
+"""Four ranks that all hold the same shard."""
 
 
 def offered(
@@ -35,16 +35,16 @@ def ruled_out(standings: dict[int, Standing], what: Terms | None = None) -> dict
 
 
 def test_offers_are_in_the_order_of_trial() -> None:
-    """When there is an incident, then the strategy that changes least is offered first, and `exit`
-    last."""
+    """When strategies are offered, then the strategy that changes least comes first, and `exit`
+    comes last."""
     assert list(offered(everybody(4))) == [
         "migrate", "scale_out", "retry", "recover", "scale_in", "dump", "exit",
     ]  # fmt: skip
 
 
 def test_retry_is_possible_when_all_ranks_live() -> None:
-    """When all ranks live, then `retry` can work. `recover` needs a faulty rank, and no rank has to
-    leave."""
+    """When all processes live and no rank is faulty, then `retry` is offered. `recover` is ruled
+    out without a faulty rank, and `scale_in` because no rank has to leave."""
     offer = offered(everybody(4))
     assert offer["retry"] == Offer(
         strategy="retry",
@@ -59,7 +59,8 @@ def test_retry_is_possible_when_all_ranks_live() -> None:
 
 
 def test_dump_and_exit_are_the_last_offers() -> None:
-    """When a step is covered, then `dump` can save it. `exit` is always possible."""
+    """When all shards of a step are held, then `dump` can save this step. `exit` is always
+    possible."""
     offer = offered(everybody(4))
     assert offer["dump"] == Offer(
         strategy="dump", why_not=None, why="a last checkpoint of step 4 is written", step=4
@@ -69,7 +70,7 @@ def test_dump_and_exit_are_the_last_offers() -> None:
 
 def test_recover_replaces_a_lost_rank() -> None:
     """When a rank is lost, then `retry` is ruled out, `recover` continues from the copies of the
-    others, and `scale_in` continues without the rank."""
+    other ranks, and `scale_in` continues without the lost rank."""
     offer = offered(without(everybody(4), [2]))
     assert offer["retry"].why_not == "ranks [2] have lost their process"
     assert offer["recover"] == Offer(
@@ -88,7 +89,8 @@ def test_recover_replaces_a_lost_rank() -> None:
 
 
 def test_ready_replacement_still_counts_as_recover() -> None:
-    """When the replacement is ready already, then the offer is still `recover` and not `retry`."""
+    """When the new process of a lost rank is already ready, then the offer is still `recover` and
+    not `retry`."""
     offer = offered(replaced(everybody(4), [2]), terms(replaced=frozenset({2})))
     assert offer["retry"].why_not == "ranks [2] have lost their process"
     assert offer["recover"].why == "ranks [2] get another process; training goes on after step 4"
@@ -99,7 +101,7 @@ def test_ready_replacement_still_counts_as_recover() -> None:
 
 
 def test_member_without_a_standing_counts_as_lost() -> None:
-    """When a member has never reported its position, then it counts as without a process."""
+    """When a member has never reported its position, then it counts as a rank without a process."""
     standings = everybody(4)
     del standings[3]
     assert offered(standings)["retry"].why_not == "ranks [3] have lost their process"
@@ -107,8 +109,8 @@ def test_member_without_a_standing_counts_as_lost() -> None:
 
 
 def test_recover_can_replace_a_living_faulty_rank() -> None:
-    """When a faulty rank lives, then `recover` can replace its process from the copies of the
-    others. A faulty rank outside the members is not replaced."""
+    """When the process of a faulty rank is alive, then `recover` can replace it from the copies of
+    the other ranks. A faulty rank outside the job is not replaced."""
     offer = offered(everybody(5), terms(faulty=frozenset({1, 4})))["recover"]
     assert offer == Offer(
         strategy="recover",
@@ -123,8 +125,8 @@ def test_recover_can_replace_a_living_faulty_rank() -> None:
 
 
 def test_recover_is_ruled_out_for_the_only_holder_of_a_shard() -> None:
-    """When replacing a process would lose a shard, then `recover` is ruled out, and the sentence
-    says why."""
+    """When replacing a process would lose a shard, then `recover` is ruled out, and the reason
+    names the shard."""
     offer = offered(
         everybody(4),
         terms(faulty=frozenset({1})),
@@ -136,8 +138,8 @@ def test_recover_is_ruled_out_for_the_only_holder_of_a_shard() -> None:
 
 
 def test_recover_is_ruled_out_without_a_place_for_a_process() -> None:
-    """When no node has a place for another process, then `recover` is ruled out with the reason,
-    and `scale_in` remains."""
+    """When no node has a place for the new process of a lost rank, then `recover` is ruled out with
+    the reason, and `scale_in` can still be chosen."""
     standings = without(everybody(4), [1, 2])
     standings[2] = Standing(rank=2, alive=False, unplaceable="node 1 is gone", strategies=ALL)
     assert offered(standings)["recover"].why_not == "node 1 is gone"
@@ -147,8 +149,8 @@ def test_recover_is_ruled_out_without_a_place_for_a_process() -> None:
 
 
 def test_flapping_rank_is_neither_kept_nor_started_again() -> None:
-    """When a rank is flapping, then every strategy that keeps it or starts it again is ruled out.
-    It may leave."""
+    """When a rank has failed too often (it is flapping), then every strategy that keeps it or
+    starts it again is ruled out. `scale_in` and `dump` remain possible."""
     often = terms(flapping={2: "rank 2 was the cause of 4 incidents"}, faulty=frozenset({2}))
     why = ruled_out(everybody(4), often)
     assert why["retry"] == why["recover"] == "rank 2 was the cause of 4 incidents"
@@ -157,22 +159,24 @@ def test_flapping_rank_is_neither_kept_nor_started_again() -> None:
 
 
 def test_whole_column_leaves() -> None:
-    """When a rank of tp 2 and dp 2 is lost, then its whole replica leaves, and the other replica
-    continues."""
+    """When a rank is lost with tensor parallelism of 2 and data parallelism of 2, then its whole
+    model replica leaves, and the other replica continues."""
     offer = offered(without(everybody(4), [3]), topology=grid(2, 1, 2, copies=2))
     assert offer["scale_in"].leaving == (2, 3)
     assert offer["scale_in"].why_not is None
 
 
 def test_only_members_of_a_column_leave() -> None:
-    """When a column contains ranks outside the job, then only its members leave."""
+    """When a model replica contains ranks that are outside the job, then `scale_in` lists only its
+    members as leaving."""
     topology = Topology(groups={"a": (0, 1, 2, 3, 4)}, columns={3: (3, 4)})
     offer = offered(without(everybody(5), [3]), topology=topology)
     assert offer["scale_in"].leaving == (3,)
 
 
 def test_scale_in_is_ruled_out_when_a_shard_would_be_lost() -> None:
-    """When all ranks that hold a shard would leave, then `scale_in` is ruled out."""
+    """When all holders of a shard would leave, or all ranks would leave, then `scale_in` is ruled
+    out with that reason."""
     standings = without(everybody(4), [1, 3])
     offer = offered(standings, topology=optimizer(4, 2))
     assert offer["scale_in"].why_not == "shard 'optimizer.1' is held only by ranks that leave"
@@ -180,7 +184,8 @@ def test_scale_in_is_ruled_out_when_a_shard_would_be_lost() -> None:
 
 
 def test_lost_shard_rules_out_all_strategies_but_exit() -> None:
-    """When a shard is lost, then every strategy but `exit` is ruled out with the same sentence."""
+    """When no copy of a shard is left, then `retry` and `dump` are ruled out with the same
+    sentence. `exit` remains possible."""
     torn = everybody(4, r0=None, r1=None, r2=None, r3=None)
     why = ruled_out(torn)
     sentence = "no sound copy of shard 'a' is left on ranks [0, 1, 2, 3]"
@@ -189,8 +194,8 @@ def test_lost_shard_rules_out_all_strategies_but_exit() -> None:
 
 
 def test_existing_checkpoint_allows_recovery_but_no_dump() -> None:
-    """When the state in memory is lost and a checkpoint exists, then training can continue from it.
-    `dump` is ruled out, because it would save nothing new."""
+    """When the state in memory is lost and a checkpoint exists, then training can continue from the
+    checkpoint. `dump` is ruled out, because it would save nothing new."""
     torn = everybody(4, r0=None, r1=None, r2=None, r3=None)
     offer = offered(torn, terms(checkpoints={2: "/ckpt/2"}))
     assert (offer["retry"].why_not, offer["retry"].step) == (None, 2)
@@ -228,8 +233,9 @@ def test_strategy_that_is_not_enabled_is_ruled_out() -> None:
 
 
 def test_strategy_without_the_adaptor_of_a_living_member_is_ruled_out() -> None:
-    """When an adaptor of a living member does not support a strategy, then the reason names its
-    rank. Lost ranks and ranks outside are not considered."""
+    """When the adaptor of a living member does not support a strategy, then the strategy is ruled
+    out, and the reason names the rank. Adaptors of lost ranks and of ranks outside the job do not
+    count."""
     standings = without(everybody(6), [3])
     standings[3] = Standing(rank=3, alive=False)
     standings[4] = standings[5] = Standing(rank=5, held=4)
@@ -241,8 +247,8 @@ def test_strategy_without_the_adaptor_of_a_living_member_is_ruled_out() -> None:
 
 
 def test_forced_end_leaves_only_a_last_checkpoint() -> None:
-    """When the end is forced, then only `dump` and `exit` remain, and all others are ruled out with
-    the same reason."""
+    """When the job is forced to end, for example by a signal, then only `dump` and `exit` can be
+    chosen. All other strategies are ruled out with the same reason."""
     why = ruled_out(everybody(4), terms(forced="a signal"))
     assert {name for name, reason in why.items() if reason == "a signal"} == {
         "migrate", "scale_out", "retry", "recover", "scale_in",
@@ -251,11 +257,11 @@ def test_forced_end_leaves_only_a_last_checkpoint() -> None:
 
 
 WIDE = Topology(groups={"a": tuple(range(9))})
-"""Nine ranks: with a single-digit world, a set happens to be in order."""
+"""Nine ranks, because a set of less than nine small numbers happens to be iterated in order."""
 
 
 def test_sentences_name_ranks_in_order() -> None:
-    """When several ranks are concerned, then every sentence and every list names them in order."""
+    """When a sentence or a list of an offer names several ranks, then it names them in rank order."""
     standings = without(everybody(9), [8, 1])
     chance = terms(successors=frozenset({3}), returning=frozenset({9}))
     offer = offered(standings, chance, topology=WIDE, members=9)
@@ -272,8 +278,8 @@ def test_sentences_name_ranks_in_order() -> None:
 
 
 def test_reason_of_the_lowest_rank_is_given() -> None:
-    """When several ranks rule a strategy out, then the sentence gives the reason of the lowest
-    rank."""
+    """When several ranks are a reason against a strategy, then the sentence gives the reason of the
+    lowest rank."""
     standings = everybody(9) | {
         rank: Standing(rank=rank, alive=False, unplaceable=f"no place for {rank}")
         for rank in (8, 1)
@@ -297,7 +303,7 @@ def test_reason_of_the_lowest_rank_is_given() -> None:
 
 def test_leaving_rank_needs_no_rank_local_state() -> None:
     """When the RNG and data position of a rank were lost with its node, then no strategy can
-    continue with this rank, but `scale_in` can continue without it."""
+    continue with this rank. `scale_in` can continue without it."""
     without_local_state = terms(without_local_state={2: frozenset()}, replaced=frozenset({2}))
     offer = offered(without(everybody(4), [2]), without_local_state)
     assert offer["recover"].why_not == (
@@ -311,15 +317,15 @@ def test_leaving_rank_needs_no_rank_local_state() -> None:
 
 
 def test_dump_saves_the_newest_covered_step() -> None:
-    """When two steps are covered, then the last checkpoint is of the later one."""
+    """When all shards of two steps are held, then the last checkpoint is of the later step."""
     standings = {0: Standing(rank=0, held=4, backups=(3,), strategies=ALL)}
     offer = offered(standings, topology=Topology(groups={"a": (0,)}), members=1)
     assert offer["dump"].step == 4
 
 
 def test_scale_in_waits_for_a_rank_that_starts_with_the_job() -> None:
-    """When a rank has not joined yet at the start of the job, then `scale_in` does not exclude it.
-    When it starts again after a loss, then `scale_in` may exclude it."""
+    """When a rank has not joined yet at the start of the job, then `scale_in` does not exclude it
+    from the job. When the rank is started again after a loss, then `scale_in` may exclude it."""
     standings = without(everybody(4), [1, 2])
     standings[1] = Standing(rank=1, alive=False, coming=True, strategies=ALL)
     assert offered(standings)["scale_in"].leaving == (2,)
@@ -331,8 +337,8 @@ def test_scale_in_waits_for_a_rank_that_starts_with_the_job() -> None:
 
 
 def test_migrate_is_offered_when_a_successor_is_ready() -> None:
-    """When a successor is ready for a slow rank, then it can take the rank over, with the state of
-    the other ranks."""
+    """When a successor of a slow rank is ready, then `migrate` is offered: the successor takes the
+    rank over with state from the other ranks. It is ruled out if no other rank holds the state."""
     offer = offered(everybody(5), terms(successors=frozenset({2, 1, 4})))["migrate"]
     assert offer == Offer(
         strategy="migrate",
@@ -351,7 +357,8 @@ def test_migrate_is_offered_when_a_successor_is_ready() -> None:
 
 
 def test_scale_out_is_offered_when_ranks_outside_are_ready() -> None:
-    """When ranks outside the job are ready again, then they can come back."""
+    """When ranks outside the job are ready again, then `scale_out` is offered, by which they become
+    members again."""
     offer = offered(everybody(6), terms(returning=frozenset({5, 4})))["scale_out"]
     assert offer == Offer(
         strategy="scale_out",

@@ -1,5 +1,5 @@
 """
-Orders: the ranks and incarnations they name, and what follows when one fails.
+Orders: the ranks and incarnations that they name, and what the job does when an order fails.
 """
 
 from dataclasses import replace
@@ -66,8 +66,8 @@ def test_orders_name_ranks_in_order() -> None:
 
 
 def test_job_without_a_leader_waits_for_nothing() -> None:
-    """When a job is created and no event has come, then no order is open, there is no deadline, and
-    the epoch is 0."""
+    """When a job is created and no event has come yet, then no order is open, there is no deadline,
+    and the epoch is 0."""
     machine = ScriptedJob(2).machine
     assert (machine.epoch, machine.outstanding(), machine.next_deadline()) == (0, [], None)
 
@@ -76,8 +76,8 @@ def test_job_without_a_leader_waits_for_nothing() -> None:
 
 
 def test_rank_whose_rebuild_failed_fetches_its_state_again() -> None:
-    """When a rebuild that brings the state of a rank fails, then that rank fetches its state again
-    and is not a source."""
+    """When a rank gets state in a rebuild and the rebuild fails, then that rank fetches its state
+    again and is not a source for other ranks."""
     job = trained(promises=True)
     job.script.failures[1, "rebuild"] = ["its sender raised"]
     job.fault(1, "memory")
@@ -92,8 +92,8 @@ def test_rank_whose_rebuild_failed_fetches_its_state_again() -> None:
 
 
 def test_pause_is_given_up_when_a_rank_cannot_hold() -> None:
-    """When one rank cannot hold at the boundary, then the pause is given up with that rank's
-    reason, and all ranks continue."""
+    """When one rank cannot wait at the step boundary of a pause, then the pause is given up with
+    that rank's reason, and all ranks continue."""
     job = trained()
     job.script.failures[2, "hold"] = ["it has left the loop"]
     job.pause()
@@ -106,8 +106,8 @@ def test_pause_is_given_up_when_a_rank_cannot_hold() -> None:
 
 
 def test_failed_release_of_a_rank_is_a_network_fault_without_a_rank() -> None:
-    """When one rank cannot continue after a pause, then the job follows `retry`. The report has the
-    step, the kind and the reason, but names no rank, because the cause is unknown."""
+    """When one rank cannot continue after a pause, then the job follows `retry`. The fault in the
+    report has a step, a kind and the reason, but no rank, because the cause is unknown."""
     job = trained()
     job.script.failures[2, "release"] = ["a peer has closed the connection"]
     job.pause()
@@ -127,7 +127,7 @@ def test_failed_release_of_a_rank_is_a_network_fault_without_a_rank() -> None:
 
 
 def test_older_checkpoint_is_loaded_when_the_newest_cannot_be_read() -> None:
-    """When the ranks cannot load the newest checkpoint twice, then all ranks load the checkpoint
+    """When the ranks fail twice to load the newest checkpoint, then all ranks load the checkpoint
     before it."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(1)
@@ -149,8 +149,8 @@ RESUME = ("/run/checkpoints/step-00000005", 5)
 
 
 def test_resume_checkpoint_is_loaded_at_the_third_try() -> None:
-    """When no rank can load the checkpoint of a resumed job twice and all can at the third try,
-    then the job continues from it."""
+    """When all ranks of a resumed job fail twice to load the checkpoint, and succeed at the third
+    try, then the job continues from it."""
     job = ScriptedJob(2, resume=RESUME)
     job.script.failures = {(rank, "load"): ["OSError: the disk is away"] * 2 for rank in range(2)}
     job.start()
@@ -203,8 +203,8 @@ def test_resumed_job_does_not_start_from_step_0_when_loading_fails() -> None:
 
 
 def test_report_gives_the_failed_load_as_the_reason_against_the_strategy() -> None:
-    """When loading a checkpoint has failed in every attempt, then the incident names the rank and
-    its error as the reason against the strategy."""
+    """When loading a checkpoint has failed in every attempt, then the report names the rank and its
+    error as the reason why `recover` was not followed."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)}, attempts=1)
     job.checkpointed(2)
     job.script.failures[2, "load"] = ["a file is damaged"]
@@ -219,7 +219,7 @@ def test_report_gives_the_failed_load_as_the_reason_against_the_strategy() -> No
 
 def test_report_gives_the_failed_restore_as_the_reason_against_the_strategy() -> None:
     """When a rank cannot restore its kept copy in the last attempt, then the report names the rank
-    and its error as the reason against the strategy."""
+    and its error as the reason why `retry` was not followed."""
     job = trained(keeps=1, attempts=1, enable=frozenset({"retry", "dump"}))
     job.script.failures[1, "restore"] = ["its digest is another"]
     job.fault(2, "numeric", polluted=True)
@@ -228,8 +228,8 @@ def test_report_gives_the_failed_restore_as_the_reason_against_the_strategy() ->
 
 
 def test_finished_rank_does_not_count_as_hung() -> None:
-    """When no rank makes progress, one rank has finished and another rank does not wait for the
-    others, then only that other rank counts as hung and is ended."""
+    """When no rank makes progress, one rank has finished and one other rank does not wait for the
+    others, then only the rank that has not finished counts as hung and is ended."""
     job = trained()
     job.finish(0)
     job.ranks[0].loop.waiting = job.ranks[2].loop.waiting = False
@@ -299,8 +299,8 @@ def test_check_passes_when_a_rank_adds_a_remark() -> None:
 
 
 def test_rank_that_restored_its_own_copy_is_a_source_again() -> None:
-    """When all ranks restored their kept copies after a polluted numeric fault, and a rank dies
-    later, then the rank that had the numeric fault is its source."""
+    """When all ranks have restored their kept copies after a numeric fault of one rank, and another
+    rank dies later, then the rank of the numeric fault can be the source of its state."""
     job = trained(keeps=1, groups={"a": (0, 1), "b": (2, 3)})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -320,8 +320,8 @@ def test_rank_that_restored_its_own_copy_is_a_source_again() -> None:
     ("keep", "steps"), [(0, [3, 3, 2, 2, 1, 1]), (2, [3, 3, 2, 2]), (1, [3, 3])]
 )
 def test_removed_checkpoints_are_not_loaded(keep: int, steps: list[int]) -> None:
-    """When the ranks keep a limited number of checkpoints, then older, removed checkpoints are not
-    loaded. Without a limit all are tried, the newest step first."""
+    """When the job keeps only a limited number of checkpoints, then older, removed checkpoints are
+    not loaded. Without a limit all checkpoints are tried, the newest step first."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = trained(groups=groups, keep_checkpoints=keep, attempts=9, enable=frozenset({"recover"}))
     for step in (1, 3, 2):
@@ -337,7 +337,7 @@ def test_removed_checkpoints_are_not_loaded(keep: int, steps: list[int]) -> None
 
 def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> None:
     """When ranks cannot write periodic checkpoints, then the log has each rank and reason once, and
-    the report counts them all. The job trains on."""
+    the report counts all failures. The job trains on."""
     job = trained()
     job.said.clear()
     for rank, step, why in ((1, 2, "full"), (1, 4, "full"), (2, 4, "full"), (1, 6, "a bug")):
@@ -360,9 +360,9 @@ def test_failed_periodic_checkpoints_are_reported_and_the_job_trains_on() -> Non
 
 
 def test_checkpoints_that_ranks_did_not_finish_are_reported_when_a_later_one_is_complete() -> None:
-    """When ranks end before they have written their part of a periodic checkpoint, then the report
-    has its step once a later checkpoint is complete. A step whose reason is known, before or
-    afterwards, is counted once. A checkpoint that is complete after all is not counted."""
+    """When a periodic checkpoint was never completed, then the report lists its step once a later
+    checkpoint is complete. If a rank reports why the checkpoint failed, then the step is counted
+    once, with that reason. A checkpoint that is completed late is not counted."""
     job = trained(checkpoint_every=2)
     job.checkpointed(2)
     full = CheckpointFailed(rank=1, incarnation=0, step=4, why="full", at=job.now)
