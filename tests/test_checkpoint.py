@@ -128,7 +128,8 @@ def test_newest_checkpoint_is_the_one_with_the_highest_step(tmp_path: Path) -> N
 
 def test_checkpoints_of_abandoned_steps_are_set_aside(tmp_path: Path) -> None:
     """When a job continues from an earlier step, then the first rank that looks sets the
-    checkpoints of later steps aside. This also holds when it happened before."""
+    checkpoints of later steps aside. This also holds if an earlier rollback has already set
+    checkpoints of these steps aside."""
     for content in (b"one way", b"another"):
         for step in (5, 10, 15):
             committed(tmp_path, step, content)
@@ -301,7 +302,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
 
 def test_rank_local_state_under_the_name_of_another_rank_is_refused(tmp_path: Path) -> None:
     """When the rank-local state files of two ranks are exchanged, also in the manifest, then
-    neither rank takes the generators of the other."""
+    neither rank loads the random generators of the other."""
     for rank in (0, 1):
         checkpoint.write_local_state(tmp_path, rank, f"of {rank}".encode())
     (tmp_path / "local-state-rank0.bin").rename(tmp_path / "kept")
@@ -434,8 +435,8 @@ def test_checkpoint_is_whole_when_only_a_further_copy_is_damaged(tmp_path: Path)
 def test_only_checkpoints_older_than_the_newest_whole_ones_are_removed(
     tmp_path: Path, name: str
 ) -> None:
-    """When a number of checkpoints is kept, then older ones and set-aside ones of earlier steps are
-    removed. A user's copy and other files stay."""
+    """When only a number of checkpoints is to be kept, then older ones and set-aside ones of
+    earlier steps are removed. A user's copy and other files stay."""
     own = store(tmp_path, name)
     for step in (1, 2, 3, 4, 5):
         committed(tmp_path, step, name=name)
@@ -564,7 +565,7 @@ def test_files_with_other_names_are_not_touched(tmp_path: Path) -> None:
 
 def test_commit_does_not_replace_a_directory_that_is_no_checkpoint(tmp_path: Path) -> None:
     """When a user's directory has the name of a checkpoint, then the commit fails and names the
-    complete checkpoint's path. Renamed by the user, that checkpoint is valid."""
+    complete checkpoint's path. If the user renames the complete checkpoint, it is valid."""
     final = write(tmp_path, 5)
     (final / "mine").mkdir(parents=True)
     partial = checkpoint.partial(final)

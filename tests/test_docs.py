@@ -221,10 +221,12 @@ def anchors(page: Path) -> set[str]:
 
 def sentences(text: str) -> list[str]:
     """
-    The sentences of a page's paragraphs and list items, without code blocks, tables and headings.
+    Return the sentences of a page's paragraphs and list items, without code blocks, tables and
+    headings.
 
-    A link counts as its text, a span of code as one word. A sentence ends at `.`, `!` or `?` before a space and a new
-    beginning, at the end of a list item, and at the end of a paragraph.
+    A link counts as its text, and a span of code counts as one word. A sentence ends at `.`, `!` or
+    `?` before a space and a new beginning, at the end of a list item, and at the end of a
+    paragraph.
     """
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", without_code(text))
     text = re.sub(r"``.+?``|`[^`]+`", "Code", text, flags=re.DOTALL)

@@ -99,7 +99,7 @@ def group_of_one() -> Iterator[None]:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_tiny_model_fills_two_buckets_of_ddp() -> None:
-    """When DDP has rebuilt its buckets, after the first step, then the tiny model fills two
+    """When DDP has rebuilt its buckets after the first step, then the tiny model fills two
     buckets."""
     size = SIZES["tiny"]
     wrapped = DDP(GPT(size))

@@ -48,7 +48,7 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def found(text: str, old: dict[str, str]) -> list[str]:
     """
-    Return the given-up words in a text.
+    Return the words of a text that are no longer used.
     """
     words = re.findall(r"[A-Za-z]+", text.lower())
     return sorted(old.keys() & set(words))

@@ -1,5 +1,5 @@
 """
-The page of a rank: what a reader finds, whenever the writer was killed.
+The page of a rank: the values that a reader finds, at whatever moment the writer was killed.
 """
 
 import os

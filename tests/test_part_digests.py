@@ -57,7 +57,7 @@ def test_several_threads_compute_the_same_digests_as_one(monkeypatch: pytest.Mon
 
 
 def test_batches_have_the_same_digests_as_a_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a state is larger than what is read at a time, then the digests are the same, and each
+    """When a state is larger than one batch of reads, then the digests are the same, and each
     buffer of a device is copied once."""
     sizes = (LARGE, 0, 999, LARGE, 1001, LARGE)
     held = payload(*sizes)

@@ -78,8 +78,8 @@ def test_an_adaptor_without_its_framework_is_refused_with_the_reason(install: In
 
 
 def test_an_adaptor_without_any_hook_is_refused(install: Install) -> None:
-    """When the object of the entry point has no hook, such as a module whose hooks are now in an
-    object, then it is refused."""
+    """When the object of the entry point has no hook, then it is refused. An example is a module
+    whose hooks have moved into an object."""
     install("stranger_a", "", "tft.adaptors")
     with pytest.raises(UnknownAdaptor, match=r"'stranger_a' has no hooks: reinstall"):
         load_adaptor("stranger_a")
@@ -126,7 +126,8 @@ def test_unknown_hook_is_refused_by_name(install: Install) -> None:
 
 
 def test_unknown_hook_argument_is_refused(install: Install) -> None:
-    """When a hook asks for an argument that it does not get, then the message names the argument."""
+    """When a hook implementation asks for an argument that the hook does not have, then the message
+    names the argument."""
     install("stranger_a", HOOK + "def tft_rollback(privat): pass\n", "tft.adaptors")
     with pytest.raises(UsageError, match=r"tft_rollback.*privat"):
         load_adaptor("stranger_a")
@@ -291,8 +292,8 @@ class Short:
     ("adaptor", "plain", "told"), [(Full(), True, b"closing"), (Short(), False, b"same")]
 )
 def test_hook_of_every_step_is_called_directly(adaptor: object, plain: bool, told: bytes) -> None:
-    """When an adaptor takes all arguments of a hook, then its function is called directly,
-    otherwise through the hook. The result is the same."""
+    """When an adaptor takes all arguments of a hook, then its function is called directly. If the
+    function leaves an argument out, it is called through the hook. The result is the same."""
     manager = pluggy.PluginManager("tft")
     manager.add_hookspecs(AdaptorSpecs)
     add(manager, adaptor, "one")

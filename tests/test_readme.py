@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 
 
 EXAMPLES = {"gpt": README, "megatron_gpt": (ROOT / "docs/howto/megatron.md").read_text()}
-"""Example to the page that shows its difference."""
+"""For each example, the text of the page that shows its difference."""
 PICTURE = ROOT / "docs" / "pictures" / "incident.svg"
 
 

@@ -17,13 +17,13 @@ SOURCES = {
     ROOT / "adaptors/mindio_ttp/src": ("mindio_ttp", "taskd"),
     ROOT / "plugins": ("tft_chaos",),
 }
-"""By directory: the packages in it."""
+"""The packages in each directory."""
 
 Rule = Literal["lines", "parameters", "fields"]
 LIMITS: Mapping[Rule, int] = {"lines": 60, "parameters": 7, "fields": 15}
 """The most lines and parameters of a function, and the most fields of a class that can change."""
 MANY_FIELDS = ("tft/config.py", "tft/protocol/")
-"""Where the number of fields is free: settings, and messages on the wire."""
+"""The files in which classes may have any number of fields: settings, and messages on the wire."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -120,7 +120,8 @@ def _keywords(decorator: ast.expr) -> list[ast.keyword]:
 
 def too_large(rule: Rule, tree: ast.AST, file: str) -> Iterator[tuple[str, int]]:
     """
-    Yield what is over the limit of a rule in a file: its name, `FILE NAME`, and its number.
+    Yield each function or class of a file that is over the limit of a rule: its name, as `FILE
+    NAME`, and its number of lines, parameters or fields.
     """
     for name, node in defined(tree):
         if isinstance(node, ast.ClassDef):

@@ -19,7 +19,7 @@ from tft.errors import UsageError
 from tft.spi.launcher import Answer, Ask, BrokerAddress, Node, Service, hear_answer, say, written
 
 WAITS = "import signal; signal.pause()"
-"""A process that lives until it is killed."""
+"""The code of a process that lives until it is killed."""
 
 
 class Starts:
@@ -57,7 +57,8 @@ class Starts:
 
 class Asking:
     """
-    The agent's side: a service on a thread, and the process whose end it waits for.
+    The test in the role of the agent: it sends requests to a service on a thread, which also waits
+    for the end of a process.
     """
 
     def __init__(self, code: str) -> None:

@@ -1,5 +1,6 @@
 """
-The imports of extensions. import-linter has the forbidden imports; this list has the allowed ones.
+The imports of extensions. import-linter lists the forbidden imports, and this test lists the
+allowed ones.
 """
 
 import ast
@@ -20,7 +21,7 @@ PUBLIC = {"tft", "tft.spi", "tft.errors"}
 MORE = {
     "mindio_ttp": {"tft.spi.launcher"},
 }
-"""What a package may import beyond that."""
+"""The modules that a package may import in addition."""
 
 
 def imported(path: Path) -> Iterator[str]:

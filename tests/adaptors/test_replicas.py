@@ -109,7 +109,7 @@ class Fleet:
         return list(self.models[rank].parameters())
 
 
-# ---------------------------------------------------------------- optimizers of one process without a job
+# ---------------------------------------------------------- optimizers of one process without a job
 
 
 OPTIMIZERS = (

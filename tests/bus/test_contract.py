@@ -228,7 +228,7 @@ async def test_publish_after_the_bus_is_closed_causes_no_error(
     assert await epochs(controller, 1) == [2]
 
 
-# ---------------------------------------------------------------- notices that participants join and leave
+# --------------------------------------------------------- notices that participants join and leave
 
 
 async def test_participants_are_told_who_joins_and_leaves(
@@ -277,7 +277,7 @@ async def test_wait_for_a_listener_uses_the_current_listeners(
         await waiting
 
 
-# ---------------------------------------------------------------- messages of other jobs, versions and programs
+# ---------------------------------------------------- messages of other jobs, versions and programs
 
 
 def frame(*, job: str = "job", epoch: int = 1, **changes: object) -> bytes:

@@ -68,7 +68,7 @@ class Desk:
 
     def says(self, state: str, *, incident: int = 0, heard: str = "", check: str = "") -> None:
         """
-        Publish the state of the job, and the sender whose first report is acknowledged.
+        Publish the state of the job, and acknowledge the first report of a sender.
         """
         lead = Lead(
             epoch=1,
@@ -94,7 +94,7 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path, broker: str) -> AsyncIterator[Desk]:
     """
-    Return a job that runs as far as a command can see.
+    Return a job that looks to a command like a running job.
     """
     job = tmp_path.name
     write_job(JobSettings(job=job, run_dir=tmp_path, broker=broker), ["train.py"])

@@ -1,5 +1,5 @@
 """
-`tft replay` on a run directory, on a damaged story, and on a story to be pasted into a test.
+`tft replay` on a run directory, on a damaged story, and on a story that is printed as a test.
 """
 
 import json

@@ -197,7 +197,7 @@ def test_plugin_is_asked_by_a_test_without_a_controller() -> None:
     assert followed(job) == "recover"
 
 
-# ---------------------------------------------------------------- advice that is followed or ignored
+# --------------------------------------------------------------- advice that is followed or ignored
 
 
 def test_first_strategy_is_followed_when_plugins_answer_without_advice() -> None:
@@ -492,7 +492,7 @@ def test_strategy_named_with_a_wait_is_not_followed_before_the_wait_ends() -> No
     assert followed(job) == "recover"
 
 
-# ---------------------------------------------------------------- advice that is late or no longer valid
+# ----------------------------------------------------------- advice that is late or no longer valid
 
 
 def test_advice_to_an_earlier_round_is_ignored() -> None:

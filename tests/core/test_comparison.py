@@ -846,7 +846,7 @@ def test_draw_in_the_tail_is_reported_only_after_the_first_step(
     assert job.reports()[0]["inexact"] == inexact
 
 
-# ---------------------------------------------------------------- the rule that finds the right copy
+# --------------------------------------------------------------- the rule that finds the right copy
 
 
 def copy_of(rank: int, **facts: Any) -> Copy:  # Any: the fields have different types

@@ -298,7 +298,7 @@ def again(job: ScriptedJob) -> list[bool]:
     return [order.again for order in job.orders(Resume)]
 
 
-# ---------------------------------------------------------------- time limits of functions after a step
+# ------------------------------------------------------------ time limits of functions after a step
 
 
 def test_rank_that_evaluates_is_not_treated_as_hung() -> None:
@@ -377,7 +377,7 @@ def test_ranks_that_evaluate_together_get_the_longest_announced_time() -> None:
     assert [order.rank for order in job.orders(Kill)] == [0, 1]
 
 
-# ---------------------------------------------------------------- repeated calls of functions after a step
+# --------------------------------------------------------- repeated calls of functions after a step
 
 
 def test_after_step_function_is_not_repeated_when_all_ranks_completed_it() -> None:

@@ -828,7 +828,8 @@ def test_announced_outcome_does_not_change() -> None:
     job = trained(world=2)
     job.script.muted = {(0, "complete")}
     job.finish()
-    job.machine._job.processes.running.clear()  # as for a new leader, which does not know the process
+    # as for a new leader, which does not know the process
+    job.machine._job.processes.running.clear()
     job.let_pass(1.0)
     assert job.over is not None
     job.kill(0, code=-15)

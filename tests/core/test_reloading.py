@@ -121,7 +121,7 @@ def test_ranks_load_an_earlier_own_checkpoint_after_a_polluted_fault() -> None:
     assert strategies(job) == ["retry"]
 
 
-# ---------------------------------------------------------------- own checkpoints among the other strategies
+# ------------------------------------------------------- own checkpoints among the other strategies
 
 
 def test_copy_in_memory_is_used_before_own_checkpoints() -> None:
@@ -272,7 +272,7 @@ def test_job_ends_when_scale_in_would_need_own_checkpoints() -> None:
     assert "no sound copy of shard 'first'" in tried(job)["scale_in"]
 
 
-# ---------------------------------------------------------------- checkpoints that do not fit together
+# ------------------------------------------------------------- checkpoints that do not fit together
 
 
 def test_job_fails_when_the_ranks_find_checkpoints_of_different_steps() -> None:
@@ -435,7 +435,7 @@ def test_report_omits_a_cut_tail_after_own_checkpoints_are_loaded() -> None:
     assert (incident["step"], incident["inexact"]) == (3, [])
 
 
-# ---------------------------------------------------------------- further faults during and after the load
+# --------------------------------------------------------- further faults during and after the load
 
 
 def test_failed_load_of_an_own_checkpoint_is_repeated_and_reported() -> None:

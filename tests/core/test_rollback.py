@@ -578,7 +578,7 @@ def test_two_batches_are_skipped_when_a_numeric_fault_repeats() -> None:
     assert [(r.step, r.skip) for r in job.orders(Rollback)] == [(3, 0), (2, 2)]
 
 
-# ---------------------------------------------------------------- kept copies that cannot be restored
+# -------------------------------------------------------------- kept copies that cannot be restored
 
 
 def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
@@ -595,7 +595,7 @@ def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
     assert job.facts("order_failed") == [{"rank": 1, "order": "restore", "why": "digest differs"}]
 
 
-# ---------------------------------------------------------------- steps that are recorded for faults
+# --------------------------------------------------------------- steps that are recorded for faults
 
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process", "hang", "node"])

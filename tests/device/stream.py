@@ -67,7 +67,7 @@ class Stream:
             self._pause.wait(LAG)
             try:
                 call()
-            except BaseException as error:  # noqa: BLE001  # `synchronize` raises any exception on the host
+            except BaseException as error:  # noqa: BLE001  # the host gets any exception, in `synchronize`
                 self._error = self._error or error
             with self._done:
                 self._open -= 1

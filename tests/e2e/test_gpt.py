@@ -260,7 +260,7 @@ def test_the_losses_are_those_of_the_ordinary_script(
     assert plain.rows() == gpt_undisturbed.rows()
 
 
-# ---------------------------------------------------------------- all phases, ranks and faults, in `make soak`
+# ----------------------------------------------------- all phases, ranks and faults, in `make soak`
 
 
 @pytest.mark.soak

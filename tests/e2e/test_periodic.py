@@ -85,7 +85,8 @@ def test_a_job_that_lost_all_holders_returns_to_its_newest_checkpoint(
     assert {incident["strategy"] for incident in outcome.incidents} == {"recover"}
     lost = sum(incident["steps_lost"] for incident in outcome.incidents)
     # The newest checkpoint is that of step 10, or of step 5 if step 10 was not yet written to disk.
-    # If several ranks are killed, one may be replaced before the last one dies. No step is lost then.
+    # If several ranks are killed, one may be replaced before the last one dies. Then no step is
+    # lost.
     assert lost in ((2, 7) if what == "no replica" else (0, 2, 7))
     assert f"{lost} steps lost" in outcome.output
     assert whole(tmp_path / "run") == list(range(5, GPT_STEPS + 1, 5))

@@ -104,7 +104,7 @@ def trail(outcome: Outcome, rank: int, incarnation: int = 0) -> list[str]:
     return (outcome.run_dir / f"trail-rank{rank}.{incarnation}").read_text().splitlines()
 
 
-# ---------------------------------------------------------------- kills in the phase `tail` of chaos
+# --------------------------------------------------------------- kills in the phase `tail` of chaos
 
 
 @pytest.mark.soak
@@ -124,7 +124,7 @@ def test_a_rank_killed_in_phase_tail_has_completed_its_tail(tmp_path: Path, calm
     identical(outcome, calm("schedules"))
 
 
-# ---------------------------------------------------------------- kills in updates, tails and evaluations
+# ---------------------------------------------------------- kills in updates, tails and evaluations
 
 HABITS = ("schedules", "averages", "plateaus", "scales")
 COVERING = [

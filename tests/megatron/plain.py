@@ -59,8 +59,8 @@ def load(built: Built, checkpoints: Path) -> dict[str, Any]:
         if isinstance(each, DistributedOptimizer)
     ]
     for each in distributed:
-        # Without TransformerEngine and Apex, megatron-core 0.16 can only load into an optimizer that
-        # already has state.
+        # Without TransformerEngine and Apex, megatron-core 0.16 can only load into an optimizer
+        # that already has state.
         for group in each.param_groups:
             for p in group["params"]:
                 kept = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}

@@ -523,7 +523,7 @@ def test_valid_arguments_are_accepted(words: tuple[str, ...], others: dict[str, 
     check(parsed(*words, **others))
 
 
-# ---------------------------------------------------------------- the documentation of the arguments
+# --------------------------------------------------------------- the documentation of the arguments
 
 
 def test_every_argument_and_word_is_on_the_pages() -> None:

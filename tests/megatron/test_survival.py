@@ -35,8 +35,8 @@ def test_kills_in_each_phase_and_memory_faults_leave_the_losses_unchanged(
     state are those of the undisturbed run."""
     specs = [f"kill:rank={rank},step={rank + 2},phase={phase}" for rank, phase in enumerate(PHASES)]
     specs += [
-        # Step 7 follows a step that all ranks have repeated. An earlier fault might interrupt rank 3
-        # before it is killed.
+        # Step 7 follows a step that all ranks have repeated. An earlier fault might interrupt
+        # rank 3 before it is killed.
         "raise:rank=0,step=7,phase=backward,kind=memory",
         "raise:rank=1,step=8,phase=update,kind=memory",
     ]

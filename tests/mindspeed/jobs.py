@@ -18,17 +18,18 @@ from tests.e2e.jobs import Job, Outcome, job, left_behind
 
 PROGRAM = Path(__file__).parent / "program.py"
 SOURCE = os.environ.get("MINDSPEED_LLM", "")
-"""A directory of MindSpeed-LLM; empty: the stand-in for it is used."""
+"""A directory of MindSpeed-LLM. If empty, the jobs use the stand-in for MindSpeed-LLM."""
 LIMIT = 240.0
-"""Seconds a job may take: each rank imports torch and megatron-core, and each replacement does once more."""
+"""The time limit of a job in seconds. Each rank and each replacement imports torch and
+megatron-core."""
 
 Options = Mapping[str, Any]
-"""What the program takes, as JSON."""
+"""Options of the program, as JSON."""
 MODELS: Mapping[str, Options] = {
     "dense": {},
     "moe": {"num_experts": 4, "expert_model_parallel_size": 2},
 }
-"""Optimizers chained: of one, and of two."""
+"""Two models: `dense` has one chained optimizer, and `moe` has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

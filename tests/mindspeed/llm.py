@@ -24,13 +24,13 @@ TAKEN = {
     "mindspeed_llm.training.training": ("num_floating_point_operations_wrapper",),
     "mindspeed_llm.training.utils": ("is_last_rank_wrapper", "print_rank_last_wrapper"),
 }
-"""By module, the functions that are taken out of its file."""
+"""The functions that are extracted from the file of each module."""
 PATCHING = (
     "mindspeed_llm.core.distributed.param_and_grad_buffer",
     "mindspeed_llm.core.distributed.distributed_data_parallel", "mindspeed_llm.core.optimizer",
     "mindspeed_llm.core.optimizer.clip_grads", "mindspeed_llm.core.optimizer.distrib_optimizer",
 )  # fmt: skip
-"""Where `mindspeed_llm.core` has its names from, as far as they are of the high availability."""
+"""The modules from which `mindspeed_llm.core` takes the names that the high availability needs."""
 HIGH_AVAILABILITY = "mindspeed_llm.core.high_availability"
 
 

@@ -332,7 +332,7 @@ def write(name: str, **facts: Any) -> None:
 
 def begins(model: Any, optimizer: Any, scheduler: Any) -> None:
     """
-    Note the objects that the loop trains, at the begin of a step, and wait `pace` seconds.
+    Note the objects that the loop trains, at the beginning of a step, and wait `pace` seconds.
     """
     trained.model, trained.optimizer, trained.scheduler = model, optimizer, scheduler
     local.clear()

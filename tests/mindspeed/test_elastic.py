@@ -11,7 +11,8 @@ from tests.mindspeed.jobs import LIMIT, Trained, training
 
 pytestmark = pytest.mark.timeout(600)
 BATCH = 12
-"""Samples of a step: three micro-batches of each of four ranks, or four of each of three."""
+"""The samples of a step: three micro-batches on each of four ranks, or four micro-batches on each
+of three ranks."""
 
 
 def _steps(directory: Path, rank: int) -> list[tuple[int, int]]:
@@ -38,9 +39,9 @@ def _end(running: Job, directory: Path) -> Trained:
 def test_an_elastic_job_trains_with_three_ranks_until_the_fourth_returns(
     tmp_path: Path, lost: int
 ) -> None:
-    """When a process is killed and lost ones are not to be replaced, then three ranks train on with
-    all samples of each step, and four when another process is ready. In the end all replicas are
-    equal, and no sample is left out or counted twice."""
+    """When a process is killed and lost processes are not to be replaced, then three ranks train on
+    with all samples of each step. When another process is ready, four ranks train again. In the end
+    all replicas are equal, and no sample is left out or counted twice."""
     directory = tmp_path / "job"
     options = {
         "enable_elastic_training": True, "enable_worker_reboot": False, "train_iters": 10_000,

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 LEFT_OUT: dict[str, str] = {}
-"""Tests of MindSpeed-LLM's that are not run, with a reason each."""
+"""Tests of MindSpeed-LLM that are not run, each with the reason."""
 
 
 def _run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -34,8 +34,8 @@ def _run(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_high_availability_modules_can_be_imported(tmp_path: Path) -> None:
-    """When every module of its high availability is imported, then each name that it takes from
-    `mindio_ttp` exists."""
+    """When every module of MindSpeed-LLM's high availability is imported, then each name that it
+    takes from `mindio_ttp` exists."""
     modules = llm.modules(SOURCE)
     assert len(modules) > 15
     code = f"from tests.mindspeed import upstream; import importlib; [importlib.import_module(m) for m in {modules}]"

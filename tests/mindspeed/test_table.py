@@ -24,7 +24,7 @@ class Row:
 
     name: str
     faults: tuple[tuple[int, int, str, str], ...]
-    """Rank, step, place in the step, text."""
+    """The rank, the step, the place in the step and the text of each fault."""
     strategies: tuple[str, ...]
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -75,7 +75,8 @@ OWN_FAULTS = {
     "precision-newest": "MindSpeed-LLM up to 2.3.0 knows no PRECISION ERROR",
     "precision-step": "MindSpeed-LLM up to 2.3.0 knows no PRECISION ERROR",
 }
-"""Rows that older versions of MindSpeed-LLM fail by themselves, and why."""
+"""The rows that fail with older versions of MindSpeed-LLM because of a fault in these versions,
+with the reason."""
 
 
 def _named(value: Any) -> str | None:
@@ -86,8 +87,8 @@ def _named(value: Any) -> str | None:
 def test_a_job_with_a_fault_ends_as_the_undisturbed_job(
     tmp_path: Path, undisturbed: Callable[[str], Trained], model: str, row: Row
 ) -> None:
-    """When ranks are struck, then the job recovers by the expected strategy, and ends as the job
-    without a fault."""
+    """When a row's faults happen, then the job recovers by the expected strategy, and ends as the
+    job without a fault."""
     if row.name in OWN_FAULTS and SOURCE and llm.is_old(SOURCE):
         pytest.skip(OWN_FAULTS[row.name])
     calm = undisturbed(model)

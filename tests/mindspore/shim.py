@@ -15,8 +15,7 @@ from mindspore.train.callback import _train_fault_tolerance as stock
 from mindspore.utils import utils
 
 
-# replaces the function of mindspore.context in two files, so that the device is an Ascend device
-def get_context(key: str) -> Any:
+def get_context(key: str) -> Any:  # replaces mindspore.context's, to name Ascend as the device
     return "Ascend" if key == "device_target" else mindspore.get_context(key)
 
 
@@ -33,8 +32,7 @@ def install(link: Any) -> None:
     stock._stop_device = lambda device: link.stop()  # replaces the abort of the device's work
     stock._repair_device = lambda device: None  # replaces the remapping of lost memory
     stock._get_uce_mem_info = lambda device: None  # replaces the query for lost addresses
-    # replaces the query that says who owned the lost addresses
-    stock._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"
+    stock._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"  # replaces the query for owners
     stock.clean_tdt_channel = lambda: None  # replaces the clearing of a data sink: there is none
     stock.reset_params = len  # replaces the reset of accumulated gradients: there are none
     stock.send_recv = link.send_recv  # replaces HCCL's send and receive between two ranks
@@ -42,7 +40,7 @@ def install(link: Any) -> None:
     stock.CollectiveManager = SimpleNamespace(get_instance=lambda: hccl)  # replaces HCCL's manager
 
 
-def started() -> None:  # raises the runtime's error of the first call in a new process
+def started() -> None:  # replaces the runtime's error at the first call of a new process
     if processor.session.incarnation > 0 and not processor.begun:
         raise RuntimeError("ARF FINISH")
 

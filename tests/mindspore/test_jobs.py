@@ -212,7 +212,7 @@ def test_a_users_own_bug_is_shown_once_and_dumped(tmp_path: Path) -> None:
     assert outcome.output.count("ValueError: chaos") == 1
 
 
-# ---------------------------------------------------------------- all phases, ranks and faults, in `make soak`
+# ----------------------------------------------------- all phases, ranks and faults, in `make soak`
 
 
 @pytest.mark.soak

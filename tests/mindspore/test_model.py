@@ -43,9 +43,9 @@ def test_the_loop_of_mindspore_survives_lost_memory_links_and_processes(
     tmp_path: Path, calm_pair: Outcome
 ) -> None:
     """When ranks lose memory in a forward pass and in the middle of an update, a link fails, and
-    both ranks are killed, one of them after the other one has finished, then the loop is entered
-    again at the agreed step, with the data in the order of its epoch, and losses and final
-    parameters are those of the undisturbed job."""
+    both ranks are killed in different epochs, the second one after the other rank has finished,
+    then the loop is entered again at the agreed step, with the data in the order of its epoch, and
+    losses and final parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 3, "forward", UCE], [0, 6, "update", UCE], [1, 8, "forward", HCCE],
         [1, 9, "forward", "kill"], [0, 12, "end", "kill"],
@@ -145,7 +145,7 @@ def test_an_optimizer_without_the_wrapper_is_refused(tmp_path: Path) -> None:
     assert outcome.rows() == {}
 
 
-# ---------------------------------------------------------------- all ranks and points of a step, in `make soak`
+# --------------------------------------------------- all ranks and points of a step, in `make soak`
 
 
 @pytest.mark.soak

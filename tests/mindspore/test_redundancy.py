@@ -101,8 +101,8 @@ def test_a_card_resumes_from_the_checkpoint_of_its_replica(
 def test_all_cards_resume_from_a_last_checkpoint(
     tmp_path: Path, undisturbed: tuple[Path, dict[int, list[str]]]
 ) -> None:
-    """When card 1 is lost after step 3 and one card of each group saves, from a callback of
-    MindSpore's, then the files are those of the guide, and all eight cards resume from them with
+    """When card 1 is lost after step 3 and one card of each group saves from a MindSpore callback,
+    then the files have the names of MindSpore's guide, and all eight cards resume from them with
     the losses of the undisturbed run, bit for bit."""
     _, seen = undisturbed
     ended = losses(run(CARDS, "end", tmp_path))
@@ -131,8 +131,8 @@ def test_a_card_cannot_resume_without_the_recovered_files(tmp_path: Path) -> Non
     ],
 )
 def test_mindspore_reads_the_group_info_file_of_tft(tmp_path: Path, info: GroupInfo) -> None:
-    """When tft has written a file, then MindSpore reads it, and it has the bytes of MindSpore's
-    own."""
+    """When tft has written a file, then MindSpore reads the file, and it has the same bytes as the
+    file that MindSpore writes."""
     file = tmp_path / "group_info.pb"
     write_group_info(file, info)
     assert mindspore.restore_group_info_list(str(file)) == list(info.replicas)

@@ -71,8 +71,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def test_the_shim_is_small_and_gives_a_reason_for_each_replacement() -> None:
-    """When the shim is read, then it has at most 60 lines, and each replaced name of MindSpore's
-    and each definition has its reason beside it, except the two functions that install the shim."""
+    """When the shim is read, then it has at most 60 lines, and a comment gives the reason for each
+    replaced name of MindSpore and for each definition, except the two functions that install the
+    shim."""
     lines = SHIM.read_text().splitlines()
     assert len(lines) <= 60
     replaced = [line for line in lines if re.match(r"\s+(stock|utils)\.\w+ = ", line)]
@@ -89,8 +90,8 @@ def test_the_shim_is_small_and_gives_a_reason_for_each_replacement() -> None:
 def test_mindspores_own_callback_survives_lost_memory_and_a_failed_link(
     tmp_path: Path, calm: Outcome
 ) -> None:
-    """When memory is lost before an update, and in one that the other rank completes, and a link
-    fails, then the loop is left as MindSpore leaves it, MindSpore's own repair moves all
+    """When memory is lost before an update, and also in an update that the other rank completes,
+    and a link fails, then the loop is left as MindSpore leaves it, MindSpore's own repair moves all
     parameters, and losses and final parameters are those of the undisturbed job."""
     faults: list[Fault] = [
         [1, 2, "loop", UCE], [0, 4, "update", "leaving"], [1, 4, "update", UCE],

@@ -44,7 +44,7 @@ def run(script: str, text: str) -> subprocess.CompletedProcess[str]:
 )
 def test_mindspore_enables_the_intended_strategies(text: str, before: str, after: str) -> None:
     """When the environment is settled before MindSpore is imported, then MindSpore enables the
-    intended strategies instead of its own reading of the text."""
+    intended strategies. Without tft, MindSpore would read the text differently."""
     for script, expected in ((IMPORTED, before), (SETTLED + IMPORTED, after)):
         ended = run(script, text)
         assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, expected), ended.stderr

@@ -127,8 +127,8 @@ def test_a_rank_that_received_a_shard_trains_like_its_source(optimizer: str, tra
 
 
 def test_a_shard_can_be_received_after_an_interrupted_forward_pass() -> None:
-    """When an exception has interrupted a forward pass, after which MindSpore still records, then
-    the state can be received, and the next steps are right."""
+    """When an exception has interrupted a forward pass, and MindSpore therefore still records
+    operations for the gradients, then the state can be received, and the next steps are right."""
     calm, struck = Training(), Training()
     giver, taker = calm.adopted(), struck.adopted()
     for _ in range(2):
@@ -150,8 +150,8 @@ def test_a_shard_can_be_received_after_an_interrupted_forward_pass() -> None:
 
 def test_running_statistics_are_rolled_back_as_rank_local_state() -> None:
     """When a forward pass has changed the running statistics of a norm and the step is given up,
-    then they are those of the last complete step again. Statistics received from another rank do
-    not stay."""
+    then the adaptor restores those of the last complete step. A rollback also replaces statistics
+    that were received from another rank."""
     here, other = Training(norm=True), Training(norm=True)
     adopted, peer = here.adopted(), other.adopted()
     other.position = 50
@@ -172,8 +172,8 @@ def test_running_statistics_are_rolled_back_as_rank_local_state() -> None:
 
 
 def test_named_generators_are_rolled_back() -> None:
-    """When Python's and numpy's generators are named, then they give the same draws again after a
-    rollback."""
+    """When the script names the generators of Python and numpy, then they give the same draws again
+    after a rollback."""
     training = Training()
     adopted = training.adopted(rng=("mindspore", "python", "numpy"))
     kept = adopted.capture(closing=True)
@@ -308,12 +308,12 @@ def test_parameters_of_all_types_and_shapes_are_transferred(tmp_path: Path) -> N
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
 
 
-# ---------------------------------------------------------------- parameters that only some ranks have
+# ------------------------------------------------------------- parameters that only some ranks have
 
 
 def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
-    """When the user names the parameters of this rank's part and its holders, then they are moved
-    apart from the rest, and parameters of other parts are in no shard."""
+    """When the user names the parameters of this rank's part and its holders, then they form a
+    shard of their own, and parameters of other parts are in no shard."""
     training = Training()
     names = [p.name for p in training.optimizer.get_parameters()]
     moments = [name for name in names if name.startswith("moment")]
@@ -378,8 +378,8 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 
 
 def test_more_running_statistics_than_can_be_kept_are_refused() -> None:
-    """When the norms keep more than fits into the rank-local state, then an error says so at
-    once."""
+    """When the norms of a model keep more statistics than fit into the rank-local state, then an
+    error says so at once."""
     norm = nn.SequentialCell(nn.BatchNorm1d(50_000))
     optimizer = nn.Momentum(norm.trainable_params(), 0.1, 0.9)
     with pytest.raises(UsageError, match="use a norm without them"):
@@ -387,8 +387,8 @@ def test_more_running_statistics_than_can_be_kept_are_refused() -> None:
 
 
 def test_mint_optimizers_are_accepted() -> None:
-    """When an optimizer of mint, whose kernels the CPU lacks, is handed over, then its state is
-    found."""
+    """When an optimizer of `mindspore.mint` is handed over, then its state is found, although the
+    CPU lacks its kernels."""
     training = Training()
     optimizer = mint.optim.AdamW(list(training.network.trainable_params()), 0.01)
     names = {b.name for b in training.adopted(optimizer=optimizer).give("dense").buffers}

@@ -273,7 +273,7 @@ def _quick_hypothesis() -> None:
     settings.load_profile("mutation")
 
 
-# ---------------------------------------------------------------- pytest plugins of the child processes
+# ------------------------------------------------------------ pytest plugins of the child processes
 
 
 class _Child:

@@ -438,7 +438,7 @@ def _without(node: ast.AST, field: str, index: int) -> ast.AST:
     return _with(node, **{field: left})
 
 
-# ---------------------------------------------------------------- changing the source and naming a mutant
+# ---------------------------------------------------------- changing the source and naming a mutant
 
 
 def _put(tree: ast.AST, path: Sequence[Step], substitute: ast.AST | None) -> None:

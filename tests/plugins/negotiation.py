@@ -36,7 +36,7 @@ class Orchestrator:
 
     heard: list[Said] = field(default_factory=list)
     answers: dict[str, Callable[["Negotiator"], None]] = field(default_factory=dict)
-    """What it calls back at once, by the name of what it hears."""
+    """The call with which the orchestrator answers a report at once, by the name of the report."""
     broken: bool = False
     partner: "Negotiator | None" = None
 

@@ -43,7 +43,7 @@ class Scene:
     orders: tuple[tuple[OrderName, int], ...] = ()
     """Orders, each with its incident, carried out before the first step."""
     groups: int = 2
-    """How many parameter groups the optimizer has."""
+    """The number of parameter groups of the optimizer."""
     evaluates: bool = False
     """The model is called after each step, too."""
 
@@ -89,7 +89,7 @@ class Scene:
 @dataclass(slots=True, kw_only=True)
 class View:
     """
-    The session as a plugin sees it.
+    The part of a session that a plugin sees.
     """
 
     rank: int
@@ -218,7 +218,7 @@ def trace_gradient(place: Tracer, name: str, _: Tensor) -> None:
 
 class Bystander:
     """
-    Stands for chaos in a rank that no spec concerns: does nothing.
+    The object that replaces chaos in a rank that no spec names. It does nothing.
     """
 
     def tft_on_adopted(self, **_: object) -> None: ...

@@ -1,5 +1,5 @@
 """
-The record of chaos: no fault is made twice, and the time of each fault is known.
+The record of chaos: no fault is injected twice, and the time of each fault is known.
 """
 
 import signal
@@ -23,7 +23,7 @@ from tests.plugins.stage import Scene
 Start = Callable[[Scene], ForkServerProcess]
 
 PATIENCE = 30.0
-"""Seconds a fact may take to come true on a busy machine."""
+"""The time limit of a wait on a busy machine, in seconds."""
 
 
 def endings(start: Start, scenes: list[Scene]) -> list[int | None]:

@@ -26,7 +26,7 @@ from tft.protocol.messages import OrderName
 Start = Callable[[Scene], ForkServerProcess]
 
 PATIENCE = 30.0
-"""Seconds a fact may take to come true on a busy machine."""
+"""The time limit of a wait on a busy machine, in seconds."""
 
 
 def firings(run_dir: Path) -> dict[str, dict[str, Any]]:  # Any: JSON

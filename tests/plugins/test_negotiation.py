@@ -15,7 +15,7 @@ TWO_NODES = {0: (0, 1), 1: (2, 3)}
 WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: ()}
 COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 ALL_LIVE = ["exit", "dump", "retry", "recover"]
-"""What is offered where every process lives; the last is the best."""
+"""The strategies that are offered when all processes are alive. The last one is the best."""
 
 
 def agreeable(choice: str, **facts: Any) -> Negotiation:  # Any: as in `trained`
@@ -211,7 +211,7 @@ def test_scheduler_downgrades_the_job_and_upgrades_it_later() -> None:
 
 def test_upgrade_chosen_before_the_ranks_return_needs_no_question() -> None:
     """When the scheduler chooses upgrade while ranks are missing, then the ranks return when they
-    are ready, without another question. Before a downgrade, upgrade has no effect."""
+    are ready, and the scheduler is not asked again. Before a downgrade, upgrade has no effect."""
     talk = agreeable("downgrade", placement=TWO_NODES, columns=COLUMNS)
     talk.negotiator.change_strategy("upgrade")
     assert not talk.negotiator.growing
@@ -230,8 +230,8 @@ def test_upgrade_chosen_before_the_ranks_return_needs_no_question() -> None:
 
 
 def test_downgrade_names_the_ranks_that_leave_with_a_lost_rank() -> None:
-    """When one rank is lost and its column leaves the job, then the scheduler gets both ranks of
-    the column."""
+    """When one rank is lost and its model replica leaves the job, then the scheduler gets both
+    ranks of this replica."""
     talk = agreeable("downgrade", placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=COLUMNS)
     talk.job.lose_node(2)
     talk.settle()
@@ -496,7 +496,7 @@ def test_scheduler_pauses_and_continues_the_job() -> None:
 
 def test_fault_during_a_pause_is_negotiated_and_the_pause_resumes() -> None:
     """When a process dies during a pause, then the scheduler is asked for a strategy. The job is
-    paused again afterwards, and continues when the scheduler says so."""
+    paused again afterwards, and continues when the scheduler resumes it."""
     talk = agreeable("recover")
     talk.negotiator.pause_train()
     talk.settle()

@@ -32,7 +32,8 @@ OPERATIONS = (
     "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter", "send",
 )  # fmt: skip
 SLICE = timedelta(milliseconds=50)
-"""Of a wait for the other members: between two slices a stop is seen."""
+"""The time of one wait for the other members. Between two such waits, a thread notices a stop of
+the device."""
 BROKEN = (
     "Connection closed",
     "Connection reset",
@@ -41,7 +42,8 @@ BROKEN = (
     "timed out",
     "Timed out",
 )
-"""Texts of gloo's errors about a peer that is gone. HCCL does not notice that: it waits until it is stopped."""
+"""Texts of gloo's errors about a peer that is gone. HCCL does not notice the loss of a peer, and
+waits until its device is stopped."""
 
 _groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
 
@@ -50,8 +52,8 @@ def repair_number() -> str:
     """
     Return the number of the repair that group names contain.
 
-    MindIO replaces torch's function for the names of groups. This call of it has no side effect.
-    Without MindIO there are no repairs, and the number is "0".
+    MindIO replaces torch's function for the names of groups. The call of this function here has no
+    side effect. Without MindIO there are no repairs, and the number is "0".
     """
     naming = distributed_c10d._process_group_name
     if naming.__module__ == distributed_c10d.__name__:

@@ -25,9 +25,10 @@ from megatron.training.one_logger_utils import track_app_tag
 from megatron.training.utils import print_rank_last
 
 begins: Callable[[Any, Any, Any], None] | None = None
-"""Called with what is trained when a step begins. For tests."""
+"""A function of the test, called with the trained objects at the beginning of a step."""
 told: Callable[[int, Any], None] | None = None
-"""Called with the number of a step and its losses, before its update. For tests."""
+"""A function of the test, called with the number of a step and its losses, before the update of the
+step."""
 
 
 def num_floating_point_operations(args: Any, batch_size: int) -> int:

@@ -5,7 +5,7 @@ The replacement of a tensor's lost memory by sound memory.
 import torch
 
 safe: list[int] = []
-"""For tests: how large the tensors were that were given sound memory."""
+"""For tests: the sizes of the tensors that got sound memory."""
 
 
 def update_npu_tensor_to_safe(tensor: torch.Tensor) -> None:

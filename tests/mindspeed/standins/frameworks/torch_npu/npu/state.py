@@ -9,13 +9,14 @@ DEVICES = 8
 FORCE_STOP = "FORCE STOP. the device was stopped [ERROR] ERR00100 PTA call acl api failed"
 
 LOW, HIGH = 2, 3
-"""What `check_uce_in_memory` says: nothing that is kept was lost, or some was."""
+"""Results of `check_uce_in_memory`. LOW: only memory that need not be kept was lost. HIGH: memory
+to keep was lost."""
 
 _here = threading.local()
 _lock = threading.Lock()
 _stopped: set[int] = set()
 _stops: list[Callable[[int], None]] = []
-"""What else is to be stopped with a device."""
+"""Functions that are called with each device that is stopped."""
 _lost: dict[int, int] = {}
 
 

@@ -17,7 +17,7 @@ from megatron.training import get_args
 REPLICAS = 2
 
 distributed: Any = dist
-"""With what torch_npu adds to it."""
+"""torch.distributed, with the functions that torch_npu adds."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Kind:
 
 kinds: list[Kind] = []
 repair: list[Any] = []
-"""The groups in which state is repaired: of the devices, and of gloo."""
+"""The groups in which state is repaired: a group of the devices, and a gloo group."""
 _reboot = False
 
 

@@ -38,7 +38,7 @@ class ReplicaOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron 
         }
         super().__init__(*arguments, **named)
         self.saves = False
-        """This rank writes what is saved of a last checkpoint."""
+        """Whether this rank writes the state of this optimizer in a last checkpoint."""
 
     @classmethod
     def _build_model_gbuf_range(cls, buffer: Any, bucket_index: int) -> Any:

@@ -20,7 +20,7 @@ from mindspeed_llm.core.high_availability import groups
 from mindspeed_llm.core.high_availability.utils import ha_constant
 
 load_step: int | None = None
-"""The checkpoint that an error of this rank has named."""
+"""The step of the checkpoint that an error of this rank has named."""
 _loaded = False
 _load: list[str | None] = []
 
