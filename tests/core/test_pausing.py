@@ -49,8 +49,8 @@ def paused(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
 
 
 def test_pause_holds_all_ranks_at_the_boundary_of_the_furthest_rank() -> None:
-    """When one rank is already in the update of step 4, then all ranks stop at the end of step 4.
-    Each rank gets one `Freeze` and one `Hold`."""
+    """When a pause is requested while one rank is already in the update of step 4, then all ranks
+    stop at the end of step 4. Each rank gets one `Freeze` and one `Hold`."""
     job = trained()
     job.window(2)
     job.pause()
@@ -69,8 +69,8 @@ def test_pause_holds_all_ranks_at_the_boundary_of_the_furthest_rank() -> None:
 
 
 def test_boundary_is_the_step_of_the_rank_that_is_one_step_ahead() -> None:
-    """When one rank has completed step 4 and the others have not, then the boundary is step 4 and
-    not step 5."""
+    """When one rank has completed step 4 and the other ranks have not, then all ranks pause at the
+    end of step 4 and not of step 5."""
     job = trained()
     job.window(1)
     job.close(1)
@@ -89,7 +89,7 @@ def test_no_rank_trains_during_a_pause() -> None:
 
 
 def test_job_is_healthy_one_step_after_a_pause_ends() -> None:
-    """When a pause ends, then all ranks are released, and no group is formed and no state is
+    """When a pause ends, then all ranks are released, no process group is formed and no state is
     copied. After one more step the job is healthy, and no incident is reported."""
     job = paused()
     job.said.clear()
@@ -112,8 +112,8 @@ def test_job_is_healthy_one_step_after_a_pause_ends() -> None:
 
 
 def test_pause_that_ends_before_all_ranks_hold_releases_all_ranks() -> None:
-    """When the pause is ended while a rank is still on its way to the boundary, then all ranks are
-    released from where they are."""
+    """When a pause is ended while a rank is still training on to the step boundary of the pause,
+    then all ranks continue from where they are."""
     job = trained()
     job.script.muted = {(2, "hold")}
     job.pause()
@@ -153,8 +153,8 @@ def test_pause_continues_before_its_time_limit() -> None:
 
 
 def test_second_pause_request_sends_no_further_orders() -> None:
-    """When a pause is requested again, before and after all ranks hold, then no further orders are
-    sent."""
+    """When a pause is requested again, before or after all ranks stand still, then no further
+    orders are sent."""
     job = trained()
     job.pause()
     job.pause("links")
@@ -174,8 +174,8 @@ def test_resume_request_without_a_pause_changes_nothing() -> None:
 
 
 def test_new_controller_repeats_hold_to_ranks_that_have_not_answered() -> None:
-    """When a new controller takes over while the ranks go to the boundary, then `Hold` is repeated
-    only to the ranks that have not answered."""
+    """When a new controller takes over while the ranks train on to the step boundary of a pause,
+    then `Hold` is repeated only to the ranks that have not answered."""
     job = trained()
     job.script.muted = {(2, "hold")}
     job.pause()
@@ -259,7 +259,8 @@ def test_pause_requested_during_the_start_begins_after_the_start() -> None:
 
 
 def test_check_that_all_ranks_pass_ends_the_pause() -> None:
-    """When a check is requested and all ranks pass, then the job resumes without a further request."""
+    """When a pause with a check is requested and all ranks pass the check, then the job resumes
+    without a further request."""
     job = trained()
     job.pause("links")
     job.settle()
@@ -275,8 +276,8 @@ def test_check_that_all_ranks_pass_ends_the_pause() -> None:
 
 
 def test_pause_with_a_check_waits_for_the_verdict_of_every_rank() -> None:
-    """When one rank has not reported its verdict, then no rank resumes, and the limit of a pause
-    without a check does not apply."""
+    """When one rank has not reported its verdict on a check, then no rank resumes. The time limit
+    of a pause without a check does not apply."""
     job = trained(pause=1.0, check=70.0)
     job.script.muted = {(3, "check")}
     job.pause("links")
@@ -289,8 +290,9 @@ def test_pause_with_a_check_waits_for_the_verdict_of_every_rank() -> None:
 
 
 def test_check_that_isolates_a_node_moves_its_ranks_to_a_spare_node() -> None:
-    """When a check isolates the node of one rank, then all ranks of that node move to a node with
-    room and copy the state at the boundary. The check runs once and the pause is over."""
+    """When a check demands to isolate the node of one rank, then all ranks of that node move to a
+    node with room and copy the state of the step boundary. The check runs once, and the pause is
+    over."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.verdicts = {2: ("isolate", "a link drops packets")}
     job.pause("links")
@@ -316,7 +318,8 @@ def test_check_that_isolates_a_node_moves_its_ranks_to_a_spare_node() -> None:
 
 
 def test_isolated_node_is_not_used_again() -> None:
-    """When the agent of an isolated node joins again, then no process is started on that node."""
+    """When a node is excluded because it is faulty and its agent joins again, then no process is
+    started on that node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.notice(2, "node", "its fan has failed")
     job.settle()
@@ -327,8 +330,8 @@ def test_isolated_node_is_not_used_again() -> None:
 
 
 def test_isolation_without_room_elsewhere_ends_in_a_last_checkpoint() -> None:
-    """When a check isolates a node, no other node has room and the job cannot shrink, then the
-    remaining ranks write a last checkpoint."""
+    """When a check demands to isolate a node, no other node has room and the job cannot shrink,
+    then the remaining ranks write a last checkpoint."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
     job.script.verdicts = {3: ("isolate", "memory is worn out")}
     job.pause("memory")
@@ -344,8 +347,8 @@ def test_isolation_without_room_elsewhere_ends_in_a_last_checkpoint() -> None:
 
 
 def test_isolated_node_with_the_only_copy_of_a_shard_saves_it_first() -> None:
-    """When a check isolates the only node that holds a shard, then its processes write their part
-    of a last checkpoint before they are ended."""
+    """When a check demands to isolate the only node that holds a shard, then the processes of that
+    node write their part of a last checkpoint before they are ended."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups=groups)
     job.script.verdicts = {2: ("isolate", "a link drops packets")}
@@ -454,8 +457,8 @@ def test_rank_that_does_not_answer_a_check_in_time_is_replaced() -> None:
 def test_fault_during_a_pause_is_recovered_and_then_the_pause_begins(
     state: str, kind: FaultKind
 ) -> None:
-    """When a fault occurs while the ranks go to the boundary or hold there, then the incident is
-    handled, and the requested pause begins after that."""
+    """When a fault occurs while the ranks train on to the step boundary of a pause, or stand still
+    there, then the incident is handled first. The requested pause begins after that."""
     job = trained()
     job.script.muted = {(3, "hold")} if state == "pausing" else set()
     job.pause()
@@ -515,8 +518,8 @@ def test_rank_that_cannot_freeze_is_replaced_before_any_hold_is_sent() -> None:
 
 
 def test_stall_on_the_way_to_the_boundary_is_handled_as_a_hang() -> None:
-    """When no rank moves on the way to the boundary, then the rank that does not wait for others is
-    ended, and the job pauses after that."""
+    """When no rank makes progress on the way to the step boundary of a pause, then the rank that
+    does not wait for others is ended. The job pauses after that."""
     job = trained()
     job.script.muted = {(r, "hold") for r in range(4)}
     job.ranks[1].loop.waiting = False
@@ -538,8 +541,8 @@ def test_stall_on_the_way_to_the_boundary_is_handled_as_a_hang() -> None:
 
 
 def test_pause_is_cancelled_when_the_boundary_is_not_reached_in_time() -> None:
-    """When the ranks do not reach the boundary in time, then the pause is cancelled with a reason,
-    and all ranks continue. No process is ended and no step is lost."""
+    """When the ranks do not reach the step boundary of a pause in time, then the pause is cancelled
+    with a reason, and all ranks continue. No process is ended and no step is lost."""
     job = trained(hold=20.0)
     job.window(0)
     job.close(0)
@@ -577,8 +580,8 @@ def test_missing_answer_to_release_is_recovered_by_a_retry() -> None:
 
 
 def test_rank_that_computes_while_a_release_is_unanswered_is_not_suspected() -> None:
-    """When one rank does not answer `Release` and some ranks compute at the freeze that follows,
-    then no rank is suspected of a hang and no process is ended."""
+    """When one rank does not answer `Release` and some ranks compute during the freeze that
+    follows, then no rank is suspected of a hang and no process is ended."""
     job = paused()
     job.script.muted = {(2, "release")}
     job.go_on()
@@ -596,8 +599,8 @@ def test_rank_that_computes_while_a_release_is_unanswered_is_not_suspected() -> 
 
 
 def test_rank_that_answers_neither_release_nor_freeze_is_ended() -> None:
-    """When a rank does not run and therefore does not answer `Release`, then it does not answer the
-    following `Freeze` either, and only this rank is ended."""
+    """When a rank hangs and answers neither `Release` nor the `Freeze` that follows, then only this
+    rank is ended."""
     job = paused()
     job.ranks[2].hung = True
     job.ranks[0].loop.waiting = False
@@ -613,8 +616,8 @@ def test_rank_that_answers_neither_release_nor_freeze_is_ended() -> None:
 
 
 def test_rank_that_dies_after_the_release_opens_an_incident() -> None:
-    """When a rank dies after the release and before its first step, then an incident opens and the
-    pause request is over."""
+    """When a rank dies after the release from a pause and before its first step, then an incident
+    opens, and the job does not pause again."""
     job = paused()
     job.go_on()
     job.settle()
@@ -627,8 +630,8 @@ def test_rank_that_dies_after_the_release_opens_an_incident() -> None:
 
 
 def test_stop_request_during_a_pause_writes_a_last_checkpoint() -> None:
-    """When the end of the job is requested during a pause, then a last checkpoint is written at the
-    boundary where the ranks hold."""
+    """When the end of the job is requested during a pause, then a last checkpoint is written of the
+    step after which the ranks stand still."""
     job = paused()
     job.stop()
     job.settle()
@@ -643,8 +646,8 @@ def test_stop_request_during_a_pause_writes_a_last_checkpoint() -> None:
 
 
 def test_job_pauses_when_a_rank_finishes_training_at_the_boundary() -> None:
-    """When `train` returns on the furthest rank while the others reach its last step, then the job
-    still pauses, and completes after the pause."""
+    """When a pause is requested and `train` returns on the furthest rank while the others train its
+    last step, then the job still pauses, and completes after the pause."""
     job = trained()
     job.window(0)
     job.close(0)
@@ -684,8 +687,8 @@ def test_pending_pause_does_not_begin_when_ranks_have_finished() -> None:
 
 
 def test_pause_is_cancelled_when_a_rank_left_the_loop_before_the_boundary() -> None:
-    """When a rank has left the loop before the boundary, then the pause is cancelled, its reason
-    names the rank and the step, and no incident is reported."""
+    """When a rank has left its loop before the step boundary of a pause, then the pause is
+    cancelled. The reason names the rank and the step, and no incident is reported."""
     job = trained()
     job.window(0)
     job.close(0)
@@ -717,7 +720,8 @@ def test_pause_in_a_shrunk_job_sends_orders_to_members_only() -> None:
 
 
 def test_no_update_window_is_open_when_all_ranks_hold() -> None:
-    """When all ranks hold, then every rank is at the same step and no update window is open."""
+    """When all ranks stand still for a pause, then every rank is at the same step and no update
+    window is open."""
     job = trained()
     for rank in range(4):
         job.window(rank)
@@ -749,8 +753,8 @@ def test_resume_requested_during_a_check_waits_for_all_verdicts() -> None:
 
 
 def test_check_that_ends_in_a_fault_is_not_repeated() -> None:
-    """When a check causes the loss of a process, then an incident opens, and the job continues
-    after it without a second run of the check."""
+    """When a process is lost during a check, then an incident opens. After it the job continues
+    without a second run of the check."""
     job = trained()
     job.script.muted = {(2, "check")}
     job.pause("links")
@@ -843,8 +847,8 @@ def test_lost_node_of_an_unfit_rank_is_not_used_again() -> None:
 
 
 def test_hung_rank_is_ended_and_the_node_of_an_unfit_rank_is_excluded() -> None:
-    """When a check has found one rank unfit and another rank never answers, then the silent rank is
-    ended. The node of the unfit rank is excluded."""
+    """When a check has found one rank unfit and another rank never answers, then the rank that does
+    not answer is ended, and the node of the unfit rank is excluded."""
     job = checking(check=30.0)
     job.wait()
     job.settle()

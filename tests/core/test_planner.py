@@ -50,13 +50,14 @@ from tft.errors import (
 
 def test_agreed_step_is_the_highest_step_that_every_shard_has() -> None:
     """When one shard is held at steps 5 and 4 and the other shard only at step 4, then the agreed
-    step is 4."""
+    step, from which all ranks continue, is 4."""
     groups = {"a": (0, 1), "b": (2, 3)}
     assert covered_step(groups, everybody(4, r0=5, r3=None)) == 4
 
 
 def test_kept_copies_count_for_the_agreed_step() -> None:
-    """When the ranks are at different steps, then a kept copy of one rank can complete a step."""
+    """When the ranks are at different steps, then the agreed step may be one that some rank has
+    only as a kept copy."""
     standings = {
         0: Standing(rank=0, held=5, backups=(3, 4)),
         1: Standing(rank=1, held=4, backups=(3,)),
@@ -66,7 +67,7 @@ def test_kept_copies_count_for_the_agreed_step() -> None:
 
 def test_state_in_use_of_a_faulty_rank_does_not_set_the_step() -> None:
     """When only a faulty rank is at step 5, then the agreed step is 4. A copy that the faulty rank
-    kept from before the fault counts."""
+    kept from before the fault can be used."""
     faulty = Standing(rank=0, held=5, sound=False, backups=(3,))
     sound = Standing(rank=1, held=4)
     assert covered_step({"a": (0, 1)}, {0: faulty, 1: sound}) == 4
@@ -75,7 +76,8 @@ def test_state_in_use_of_a_faulty_rank_does_not_set_the_step() -> None:
 
 def test_copy_that_other_ranks_outran_in_the_tail_does_not_set_the_step() -> None:
     """When the only holder of a shard at step 5 stopped in the tail of that step and other ranks
-    came further, then its state in use does not count. A kept copy of step 5 counts."""
+    came further in the tail, then its current state does not count. A kept copy of step 5 counts.
+    """
     outrun = Standing(rank=0, held=5, tail=True, outrun=frozenset({"a"}))
     groups = {"a": (0, 1)}
     assert covered_step(groups, {0: outrun, 1: Standing(rank=1, held=4)}) == 4
@@ -92,15 +94,15 @@ def test_rank_in_the_tail_of_a_later_step_can_give_its_kept_copy() -> None:
 
 
 def test_lost_rank_holds_no_usable_state() -> None:
-    """When a rank is lost, then neither its state in use nor its kept copies can be used."""
+    """When a rank is lost, then neither its current state nor its kept copies can be used."""
     lost = Standing(rank=0, alive=False, held=5, backups=(4,))
     assert isinstance(covered_step({"a": (0,)}, {0: lost}), str)
     assert not lost.uses(5, None)
 
 
 def test_copies_of_steps_after_the_ceiling_are_not_used() -> None:
-    """When no copy of a step later than 3 is sound, then the agreed step is 3, from a kept copy or
-    from the state in use. A rank at step 3 needs no repair."""
+    """When copies of steps later than 3 may be polluted, then the agreed step is 3, from a kept
+    copy or from the current state of a rank. A rank at step 3 needs no repair."""
     standings = {
         0: Standing(rank=0, held=5, backups=(3, 4)),
         1: Standing(rank=1, held=3),
@@ -112,7 +114,7 @@ def test_copies_of_steps_after_the_ceiling_are_not_used() -> None:
 
 
 def test_message_names_the_shard_that_has_no_sound_copy() -> None:
-    """When no sound rank holds a shard, then the result is a message that names this shard."""
+    """When no usable copy of a shard is left, then the result is a message that names this shard."""
     groups = {"a": (0,), "b": (1, 2)}
     assert covered_step(groups, without(everybody(2), [1])) == (
         "no sound copy of shard 'b' is left on ranks [1, 2]"
@@ -135,7 +137,8 @@ def test_message_names_only_some_of_many_ranks() -> None:
 
 
 def test_copies_of_different_steps_give_no_agreed_step() -> None:
-    """When one shard is at step 4 and the other shard is at step 5, then there is no agreed step."""
+    """When the only copies of one shard are of step 4 and those of another shard are of step 5,
+    then there is no agreed step."""
     assert covered_step({"a": (0,), "b": (1,)}, everybody(2, r1=5)) == (
         "no step is complete: the copies that are left are of different steps"
     )
@@ -147,8 +150,8 @@ def test_no_step_is_agreed_when_no_rank_has_reported_its_shards() -> None:
 
 
 def test_checkpoint_is_used_when_no_copy_in_memory_is_left() -> None:
-    """When the copies in memory do not cover any step, then the step of the checkpoint is agreed
-    on. When memory covers a step, then memory has priority."""
+    """When the copies in memory do not contain all shards of any step, then the agreed step is that
+    of the checkpoint. When they do, then memory has priority."""
     topology = Topology(groups={"a": (0, 1)})
     disk = terms(checkpoints={2: "/ckpt/2"})
     assert agreed_step(topology, without(everybody(2), [0, 1]), disk) == 2
@@ -157,7 +160,7 @@ def test_checkpoint_is_used_when_no_copy_in_memory_is_left() -> None:
 
 
 def test_checkpoint_of_a_polluted_step_is_not_loaded() -> None:
-    """When a checkpoint was written after the values went bad, then it is not loaded, and the
+    """When a checkpoint was written after the numbers went wrong, then it is not loaded, and the
     newest earlier checkpoint is used."""
     topology = Topology(groups={"a": (0, 1)})
     three = {1: "/c/1", 3: "/c/3", 2: "/c/2"}
@@ -168,7 +171,8 @@ def test_checkpoint_of_a_polluted_step_is_not_loaded() -> None:
 
 def test_agreed_step_needs_the_rng_and_data_position_of_every_rank() -> None:
     """When the RNG and data position of a rank were lost with its node, then the agreed step is one
-    for which they are known. Without one, the message names the first affected rank."""
+    for which they are still known. If there is none, then the message names the first affected
+    rank."""
     topology = Topology(groups={"a": (0, 1)})
     standings = {rank: Standing(rank=rank, held=4, backups=(2, 3)) for rank in (0, 1)}
     known = {8: frozenset({2, 3, 5}), 1: frozenset({2, 3})}
@@ -193,8 +197,8 @@ def test_no_state_is_copied_before_the_first_step() -> None:
 
 
 def test_rank_overwritten_before_the_first_step_is_repaired_by_a_retry() -> None:
-    """When no step was trained and a rank was partly overwritten, but another rank has its shard,
-    then the strategy `retry` is possible."""
+    """When no step was trained and the state of a rank was partly overwritten, but another rank
+    holds the same shard, then the strategy `retry` is possible."""
     torn = everybody(2, 0, r1=None)
     topology, members = Topology(groups={"a": (0, 1)}), frozenset({0, 1})
     chances = {o.strategy: o for o in offers(topology, torn, members, terms(checkpoints={0: ""}))}
@@ -202,7 +206,7 @@ def test_rank_overwritten_before_the_first_step_is_repaired_by_a_retry() -> None
 
 
 def test_rank_overwritten_before_the_first_step_may_leave_by_scale_in() -> None:
-    """When no step was trained, a shard has lost its holders and a partly overwritten rank leaves
+    """When no step was trained, and a rank whose state was partly overwritten would leave together
     with a lost rank, then `scale_in` is possible for the other ranks."""
     topology = Topology(groups={"a": (0, 1, 2, 3), "b": (1, 3)}, columns={2: (2, 3), 3: (2, 3)})
     late = Standing(rank=1, alive=False, coming=True, strategies=ALL)
@@ -214,8 +218,8 @@ def test_rank_overwritten_before_the_first_step_may_leave_by_scale_in() -> None:
 
 
 def test_ranks_overwritten_before_the_first_step_are_named_in_order() -> None:
-    """When no step was trained and several ranks were partly overwritten, then the message names
-    them in rank order. A rank without a reported standing is treated as new."""
+    """When no step was trained and the states of several ranks were partly overwritten, then the
+    message names them in rank order. A rank that has not reported anything counts as new."""
     topology = Topology(groups={"a": (0, 1, 8), "b": (9,)})
     torn = everybody(9, 0, r1=None, r8=None)
     found = plan_repair(topology, torn, frozenset({1, 8, 10}), terms(checkpoints={0: ""}))
@@ -224,8 +228,8 @@ def test_ranks_overwritten_before_the_first_step_are_named_in_order() -> None:
 
 
 def test_rank_overwritten_before_the_first_step_is_replaced() -> None:
-    """When no step was trained, a shard has lost its holders and a rank was partly overwritten,
-    then `recover` replaces this rank. The strategy `retry` is refused."""
+    """When no step was trained, a shard has lost its holders and the state of a rank was partly
+    overwritten, then `recover` replaces this rank. The strategy `retry` is refused."""
     beginning = terms(checkpoints={0: ""}, replaced=frozenset({2}))
     topology = Topology(groups={"a": (0, 1), "b": (2, 3)})
     torn = everybody(2, 0, r1=None)
@@ -247,8 +251,8 @@ def test_rank_overwritten_before_the_first_step_is_replaced() -> None:
 
 
 def test_every_rank_without_the_agreed_step_in_use_fetches_it() -> None:
-    """When ranks are torn, behind, new or touched by a fault, then each of them fetches from all
-    ranks that have the agreed step."""
+    """When a rank holds no complete step, is behind, or had a fault, then it fetches from all ranks
+    that hold the agreed step."""
     standings = everybody(5, r1=None, r2=3)
     standings[3] = Standing(rank=3, held=4, sound=False)
     plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3, 4)}), standings, range(6), terms())
@@ -278,8 +282,8 @@ def test_repair_plan_gives_the_address_of_each_source() -> None:
 
 
 def test_rank_that_kept_the_agreed_step_restores_it_and_serves_it() -> None:
-    """When the agreed step is one that a rank only keeps as a copy, then the rank restores the
-    copy, fetches nothing, and serves it to other ranks."""
+    """When a rank has the agreed step only as a kept copy, then the rank restores the copy, fetches
+    nothing, and is a source for other ranks."""
     standings = {
         0: Standing(rank=0, held=5, backups=(4,)),
         1: Standing(rank=1),
@@ -305,15 +309,15 @@ def test_repair_plan_lists_the_ranks_in_order() -> None:
 
 
 def test_rank_outside_the_job_is_a_source_but_is_not_repaired() -> None:
-    """When ranks have left the job, then the plan repairs members only. A rank outside that still
-    holds the state is a source for a member."""
+    """When ranks have left the job, then the plan repairs members only. A rank outside the job that
+    still holds the state is a source for a member."""
     standings = everybody(4, r1=None, r3=None)
     plan = plan_repair(Topology(groups={"a": (0, 1, 2, 3)}), standings, (0, 1), terms())
     assert fetched(plan) == {1: {"a": [0, 2]}}
 
 
 def test_repair_plan_is_empty_when_all_ranks_have_the_step_in_use() -> None:
-    """When all ranks have the agreed step in use, then the repair plan is empty."""
+    """When all ranks have the agreed step as their current state, then the repair plan is empty."""
     plan = plan_repair(Topology(groups={"a": (0, 1)}), everybody(2), range(2), terms())
     assert plan == Repair(step=4)
 
@@ -331,8 +335,8 @@ def test_no_rank_copies_from_another_rank_when_a_checkpoint_is_loaded() -> None:
 
 
 def test_receivers_use_different_sources_when_enough_ranks_have_the_shard() -> None:
-    """When more ranks have a shard than one receiver needs as sources, then the receivers use
-    different sources. No rank is a second-time source before every rank was a source once."""
+    """When more ranks hold a shard than one receiver needs as sources, then the receivers use
+    different sources. No rank is a source twice before every holder was a source once."""
     world = 4 * SOURCES
     standings = replaced(everybody(world), range(3))
     plan = fetched(
@@ -350,8 +354,8 @@ def test_next_shard_is_fetched_from_ranks_with_the_least_load() -> None:
 
 
 def test_rank_that_gives_half_a_shard_has_half_the_load() -> None:
-    """When two ranks give one shard together, then each of them has half the load of a rank that
-    gives a shard alone."""
+    """When two ranks are the sources of one shard together, then each of them counts half the load
+    of a rank that is the only source of a shard."""
     groups = {"a": (0, 9), "b": (1, 2, 9), "c": (0, *range(1, 10))}
     plan = fetched(plan_repair(Topology(groups=groups), everybody(10, r9=None), range(10), terms()))
     assert plan[9]["c"] == [3, 4, 5, 6, 7, 8, 1, 2]
@@ -361,7 +365,8 @@ def test_rank_that_gives_half_a_shard_has_half_the_load() -> None:
 
 
 def test_each_shard_is_saved_by_its_first_sound_holder() -> None:
-    """When a shard has several sound holders, then only the lowest-placed one saves it."""
+    """When a shard has several holders of the step to save, then only the first of them in its
+    group saves it."""
     topology = Topology(groups={"a": (0, 1), "b": (2, 1), "c": (2,)})
     plan = savers(topology, everybody(3, r0=3), 4, None, spread=False)
     assert plan == {1: ("a",), 2: ("b", "c")}
@@ -389,7 +394,8 @@ def test_shards_to_save_are_spread_over_nodes_and_ranks() -> None:
 
 
 def test_ranks_on_an_unknown_node_share_the_saving() -> None:
-    """When the nodes of the ranks are not known, then the ranks still take turns to save shards."""
+    """When it is not known on which nodes the ranks are, then the ranks still take turns to save
+    shards."""
     topology = Topology(groups=dict.fromkeys("abcd", (0, 1)), nodes={2: 0})
     plan = savers(topology, everybody(2), 4, None, spread=True)
     assert plan == {0: ("a", "c"), 1: ("b", "d")}
@@ -398,8 +404,8 @@ def test_ranks_on_an_unknown_node_share_the_saving() -> None:
 
 
 def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
-    """When a rank restores its copy because it alone has one shard, then it has the other shard in
-    use too. It then writes a further copy of the other shard."""
+    """When a rank restores its kept copy because it alone holds one shard, then it has also
+    restored the other shard. It then writes a second copy of the other shard."""
     topology = Topology(groups={"a": (0,), "b": (1, 0)})
     standings = {
         0: Standing(rank=0, sound=False, held=6, backups=(5,)),
@@ -412,8 +418,8 @@ def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
 
 
 def test_rank_without_the_step_in_use_writes_no_further_copy() -> None:
-    """When one rank only keeps the step and another rank stopped in its tail while the saver
-    completed the step, then neither of them writes a further copy."""
+    """When one rank has only a kept copy of the step and another rank stopped in the tail of the
+    step, then neither of them writes a second copy."""
     topology = Topology(groups={"a": (0, 1, 2)})
     standings = {
         0: Standing(rank=0, held=5),
@@ -440,8 +446,8 @@ def test_copies_of_a_shard_are_a_stride_apart() -> None:
 
 
 def test_ranks_of_a_group_need_not_be_consecutive() -> None:
-    """When the group is every eighth rank, then the copies are on these ranks, in the order of the
-    group."""
+    """When a group consists of every eighth rank, then the copies of a shard are on ranks of this
+    group, in the order of the group."""
     assert strided("o", (3, 11, 19, 27), 2) == {"o.0": (3, 19), "o.1": (11, 27)}
 
 
@@ -478,8 +484,8 @@ def test_impossible_number_of_copies_is_refused(copies: int) -> None:
 
 
 def test_ranks_of_a_column_leave_together() -> None:
-    """When the ranks of a model replica depend on each other, then they leave together. With tp 2
-    and dp 2, rank 2 leaves with rank 3."""
+    """When one rank of a model replica leaves, then all ranks of the replica leave. With tensor
+    parallelism of 2 and data parallelism of 2, rank 2 leaves with rank 3."""
     topology = grid(2, 1, 2, copies=1)
     assert topology.columns_of([3]) == {2, 3}
     assert topology.columns_of([3, 0]) == {0, 1, 2, 3}
@@ -487,5 +493,5 @@ def test_ranks_of_a_column_leave_together() -> None:
 
 
 def test_rank_without_a_column_leaves_alone() -> None:
-    """When a rank has no column, then no other rank leaves with it."""
+    """When a rank belongs to no listed model replica, then no other rank leaves with it."""
     assert Topology(groups={}, columns={1: (0, 1)}).columns_of([0, 2]) == {0, 2}

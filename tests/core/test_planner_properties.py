@@ -18,7 +18,8 @@ from tft.core.plan.topology import Topology, strided
 STEPS = st.integers(0, 4)
 
 unhurried = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.too_slow])
-"""A busy machine is no fault of a plan. About half of the situations have no covered step."""
+"""A slow example is no failure, because the machine may be busy. In about half of the situations,
+no step has all shards."""
 
 
 @st.composite
@@ -77,8 +78,8 @@ def good(standing: Standing, step: int, ceiling: int | None) -> bool:
 def test_agreed_step_is_the_highest_step_that_sound_ranks_cover(
     situation: tuple[Topology, dict[int, Standing], int | None],
 ) -> None:
-    """When ranks are at arbitrary steps, then the agreed step is the highest one whose shards all
-    have a sound holder. There is no agreed step only when no step is covered."""
+    """When ranks are at arbitrary steps, then the agreed step is the highest step of which every
+    shard has a usable copy. If there is no such step, then there is no agreed step."""
     topology, standings, ceiling = situation
     covered = [
         step
@@ -97,9 +98,9 @@ def test_agreed_step_is_the_highest_step_that_sound_ranks_cover(
 def test_every_member_has_the_agreed_step_after_the_repair(
     situation: tuple[Topology, dict[int, Standing], int | None],
 ) -> None:
-    """When a repair plan exists, then each rank has the step in use, restores its own copy, or
-    fetches all its shards. Every source has a sound copy. When no plan exists, then no step is
-    covered."""
+    """When a repair plan exists, then each rank has the agreed step already, restores its own copy,
+    or fetches all its shards from usable copies. When no plan exists, then there is no agreed step.
+    """
     topology, standings, ceiling = situation
     plan = plan_repair(topology, standings, topology.nodes, terms(ceiling=ceiling))
     if not isinstance(plan, Repair):
@@ -130,8 +131,8 @@ def test_every_member_has_the_agreed_step_after_the_repair(
 @unhurried
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_sources_of_one_shard_are_used_equally_often(givers: int, receivers: int) -> None:
-    """When some ranks have a shard and others fetch it, then the counts of how often two ranks are
-    a source differ by at most one."""
+    """When some ranks hold a shard and others fetch it, then all holders are sources equally often,
+    with a difference of at most one."""
     world = range(givers + receivers)
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in world}
     plan = plan_repair(Topology(groups={"a": tuple(world)}), standings, world, terms())
@@ -144,8 +145,8 @@ def test_sources_of_one_shard_are_used_equally_often(givers: int, receivers: int
 @unhurried
 @given(st.integers(1, 12), st.integers(1, 40))
 def test_sources_of_many_shards_are_used_equally_often(givers: int, shards: int) -> None:
-    """When one rank fetches many shards that the same ranks hold, then the numbers of shards that
-    two ranks give differ by at most one."""
+    """When one rank fetches many shards that the same ranks hold, then all holders give equally
+    many shards, with a difference of at most one."""
     topology = Topology(groups={f"s{n}": tuple(range(givers + 1)) for n in range(shards)})
     standings = {r: Standing(rank=r, held=4 if r < givers else None) for r in range(givers + 1)}
     plan = plan_repair(topology, standings, range(givers + 1), terms())
@@ -163,7 +164,7 @@ def test_every_shard_is_saved_once_by_a_sound_holder(
     situation: tuple[Topology, dict[int, Standing], int | None], spread: bool
 ) -> None:
     """When a last checkpoint is planned, then each shard is written exactly once, by a rank with a
-    sound copy."""
+    usable copy."""
     topology, standings, ceiling = situation
     step = covered_step(topology.groups, standings, ceiling)
     if isinstance(step, str):
@@ -181,8 +182,8 @@ def test_every_shard_is_saved_once_by_a_sound_holder(
 def test_savers_are_spread_evenly_when_every_rank_has_every_shard(
     nodes: int, width: int, shards: int
 ) -> None:
-    """When every rank has every shard, then the numbers of shards that two nodes write differ by at
-    most one. The same holds for the ranks of one node."""
+    """When every rank holds every shard, then all nodes write equally many shards, with a
+    difference of at most one. The same is true for the ranks of one node."""
     world = range(nodes * width)
     topology = Topology(
         groups={f"s{n}": tuple(world) for n in range(shards)},
@@ -203,8 +204,8 @@ def test_savers_are_spread_evenly_when_every_rank_has_every_shard(
 def test_every_offered_strategy_can_be_carried_out(
     situation: tuple[Topology, dict[int, Standing], int | None], data: st.DataObject
 ) -> None:
-    """When a strategy is offered, then it has a step and a reason, its state is covered, and no
-    rank that stays is lost. When it is refused, then a message says why."""
+    """When a strategy is offered, then it has a step and a reason, all shards have a usable copy,
+    and no rank that stays is lost. When a strategy is ruled out, then a message says why."""
     topology, standings, ceiling = situation
     ranks = st.frozensets(st.sampled_from(sorted(topology.nodes)))
     members = data.draw(ranks) | {data.draw(st.sampled_from(sorted(topology.nodes)))}

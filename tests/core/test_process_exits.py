@@ -1,5 +1,6 @@
 """
-Ends of processes: their causes, processes that cannot be killed, and the last ranks of a job.
+Ends of processes: their causes, processes that cannot be killed, and ranks that remain or finish
+last.
 """
 
 import pytest
@@ -115,7 +116,7 @@ def test_end_of_the_job_says_if_an_early_exit_had_called_tft_init(
     *, joins: bool, missed: str
 ) -> None:
     """When the second process of a rank exits with code 0 before it is ready, then the reason for
-    the end says whether it had called `tft.init`."""
+    the end of the job says whether the process had called `tft.init`."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -179,7 +180,8 @@ def test_rank_that_exits_with_code_0_during_training_is_not_replaced() -> None:
 
 def flappy(policy: Policy) -> ScriptedJob:
     """
-    Return a starting job of two ranks in which the process of rank 1 has joined and is not ready.
+    Return a starting job of two ranks in which the process of rank 1 has joined but is not ready
+    yet.
     """
     job = ScriptedJob(2, policy)
     job.script.slow = {1}
@@ -192,8 +194,8 @@ def flappy(policy: Policy) -> ScriptedJob:
 
 
 def test_process_death_during_the_start_counts_as_an_incident_of_its_rank() -> None:
-    """When no incident is allowed for a rank and its process dies while the job starts, then it is
-    not started again."""
+    """When the policy allows a rank no incident and its process dies while the job starts, then it
+    is not started again."""
     job = flappy(Policy(flaps=0))
     job.kill(1)
     job.settle()
@@ -202,7 +204,7 @@ def test_process_death_during_the_start_counts_as_an_incident_of_its_rank() -> N
 
 
 def test_slow_start_does_not_count_as_an_incident_of_its_rank() -> None:
-    """When no incident is allowed for a rank and its process is ended because it is not ready in
+    """When the policy allows a rank no incident and its process is ended because it is not ready in
     time, then another process is started."""
     job = flappy(Policy(flaps=0))
     job.wait()
@@ -240,8 +242,8 @@ def test_report_names_a_process_that_could_not_be_stopped_or_ended() -> None:
 
 
 def test_late_reports_of_an_ended_process_are_ignored() -> None:
-    """When reports of a process arrive after its end, then the rank counts neither as ready nor as
-    finished. The other ranks save without it."""
+    """When reports of a process arrive after its end, then its rank counts neither as ready nor as
+    finished. The other ranks write the last checkpoint without it."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(3)
     job.ready(job.ranks[3])
@@ -279,8 +281,8 @@ def test_rank_that_died_before_its_node_was_lost_is_one_fault() -> None:
 
 
 def test_captured_state_is_kept_when_a_process_end_is_reported_again() -> None:
-    """When the end of a process is reported again without its captured state, then the last
-    checkpoint still contains this captured state."""
+    """When the end of a process is reported again, this time without the rank-local state captured
+    from it, then the last checkpoint still contains this rank-local state."""
     job = trained(enable=frozenset({"dump"}))
     job.kill(3)
     job.report(
@@ -323,7 +325,7 @@ def test_stopped_process_that_a_signal_ends_is_reported_as_ended() -> None:
 
 def test_copy_that_was_lost_with_its_process_is_no_rollback_target() -> None:
     """When a numeric fault occurs again at the same step and the only earlier copy was lost with
-    its process, then no third attempt is made. The job ends with `dump`."""
+    its process, then `retry` is not tried again. The job ends with `dump`."""
     job = trained(enable=frozenset({"scale_in", "retry", "dump"}))
     job.ranks[3].state.keeps = 1
     job.train(2)
@@ -344,7 +346,7 @@ def test_copy_that_was_lost_with_its_process_is_no_rollback_target() -> None:
 
 def test_new_agent_on_a_node_gets_no_kill_orders_of_the_old_agent() -> None:
     """When a new agent replaces another agent on its node, then the `Kill` orders to the old agent
-    are not repeated to it."""
+    are not repeated to the new one."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -355,7 +357,7 @@ def test_new_agent_on_a_node_gets_no_kill_orders_of_the_old_agent() -> None:
 
 def test_node_lost_while_the_job_exits_starts_and_ends_no_process() -> None:
     """When a node is lost while all ranks leave at the end of the job, then no process is started
-    on a node with room, and no process is ended."""
+    on another node, and no process is ended."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 4}, groups=groups)
     job.script.muted = {(rank, "end") for rank in range(4)}
@@ -372,8 +374,8 @@ def test_node_lost_while_the_job_exits_starts_and_ends_no_process() -> None:
 
 
 def test_job_continues_without_a_process_that_does_not_end_in_ten_seconds() -> None:
-    """When an agent does not report within ten seconds that a process has ended, then the job
-    continues without its last words. The rank moves to another node."""
+    """When an agent does not report within ten seconds that a process has ended, then the job does
+    not wait longer for its last report. The rank moves to another node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -406,8 +408,8 @@ def test_strategy_is_chosen_again_when_a_process_cannot_be_ended() -> None:
 
 
 def test_last_checkpoint_is_written_without_a_process_that_cannot_be_ended() -> None:
-    """When a process cannot be ended while a last checkpoint is written, then the checkpoint is
-    written without this process."""
+    """When a process cannot be ended while a last checkpoint is written, then the other ranks write
+    the checkpoint without this process."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     job.script.deaf = {1}
     job.stop(0)
@@ -420,8 +422,8 @@ def test_last_checkpoint_is_written_without_a_process_that_cannot_be_ended() -> 
 
 
 def test_captured_state_of_a_process_that_ends_late_is_saved() -> None:
-    """When a process ends after its time limit, then its captured state is still in the last
-    checkpoint."""
+    """When a process ends only after its time limit, then the rank-local state captured from it is
+    still saved in the last checkpoint."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -435,7 +437,7 @@ def test_captured_state_of_a_process_that_ends_late_is_saved() -> None:
 
 def test_process_that_ends_late_makes_its_node_available_again() -> None:
     """When a process did not end in time and its end is reported before the strategy is chosen,
-    then its node is available again for the rank."""
+    then its rank can start on the same node again."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -451,8 +453,8 @@ def test_process_that_ends_late_makes_its_node_available_again() -> None:
 
 
 def test_moved_rank_can_return_to_its_first_node_after_a_late_process_end() -> None:
-    """When a process ends late, after its rank has moved to another node, and that node is lost
-    later, then the rank returns to its first node."""
+    """When a process ends only after its rank has moved to another node, and that other node is
+    lost later, then the rank returns to its first node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -472,8 +474,8 @@ def test_moved_rank_can_return_to_its_first_node_after_a_late_process_end() -> N
 
 
 def test_report_says_that_a_process_may_still_run_on_the_node() -> None:
-    """When a rank has no place because its process may still run on its node, then the report says
-    this."""
+    """When a rank cannot be started on its node because its process may still run there, then the
+    report gives this as the reason against `recover`."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable={"recover", "dump"})
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -484,8 +486,8 @@ def test_report_says_that_a_process_may_still_run_on_the_node() -> None:
 
 
 def test_step_ceiling_ends_when_all_ranks_have_rolled_back() -> None:
-    """When all ranks rolled back because of pollution and a rank dies later, before success was
-    announced, then the steps trained since the rollback count as sound."""
+    """When all ranks have rolled back because of pollution and a rank dies before the incident is
+    over, then the steps trained since the rollback do not count as polluted."""
     job = trained(steps=6, keeps=2)
     job.fault(1, "memory", polluted=True)
     job.settle()
@@ -501,7 +503,7 @@ def test_step_ceiling_ends_when_all_ranks_have_rolled_back() -> None:
 
 
 def test_all_ranks_can_be_lost_and_a_successor_can_die_before_it_joins() -> None:
-    """When all processes are lost and one successor dies before it joins, then it is started again.
+    """When all processes are lost and a new process dies before it joins, then it is started again.
     The job does not treat its script as one that never calls `tft.init`."""
     job = ScriptedJob(2, resume=("/checkpoints/step-4", 4)).start()
     job.train(2)
@@ -520,7 +522,7 @@ def test_all_ranks_can_be_lost_and_a_successor_can_die_before_it_joins() -> None
 
 def test_stop_after_a_rollback_uses_the_step_of_the_rollback() -> None:
     """When all ranks rolled back from step 9 to the checkpoint of step 4 and another fault occurs,
-    then the stop order names step 4 and not step 9."""
+    then the next order to stop names step 4 as the step to finish, and not step 9."""
     job = trained(steps=9, groups={"a": (0, 1), "b": (2,), "c": (3,)})
     job.checkpointed(4)
     job.kill(3)
@@ -532,8 +534,8 @@ def test_stop_after_a_rollback_uses_the_step_of_the_rollback() -> None:
 
 
 def test_sigterm_during_a_last_checkpoint_does_not_start_a_second_one() -> None:
-    """When SIGTERM arrives while a last checkpoint is written, then it is not written twice. The
-    job ends as `cancelled`."""
+    """When SIGTERM arrives while a last checkpoint is written, then no second checkpoint is begun.
+    The job ends as `cancelled`."""
     job = trained()
     job.script.muted = {(0, "save")}
     job.fault(1, "software")
@@ -549,8 +551,8 @@ def test_sigterm_during_a_last_checkpoint_does_not_start_a_second_one() -> None:
 
 
 def test_ended_process_is_not_ended_again_with_its_node() -> None:
-    """When a node is excluded and the process of one of its ranks has already ended, then only the
-    other rank is told to end. The job does not wait for the ended process."""
+    """When a faulty node is excluded and the process of one of its ranks has already ended, then
+    only the other rank is told to end. The job does not wait for the ended process."""
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=enable)
     job.kill(3)
@@ -565,8 +567,8 @@ def test_ended_process_is_not_ended_again_with_its_node() -> None:
 
 
 def test_terminating_process_is_not_told_to_end_again_with_its_node() -> None:
-    """When a process was told to end and its node is excluded after that, then only the other
-    processes there are told to end. The job continues when all have ended."""
+    """When a process was told to end and its faulty node is excluded after that, then only the
+    other processes of the node are told to end. The job continues when all have ended."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, groups={"a": (0, 2), "b": (1, 3)})
     job.notice(3, "process", "its card is gone")
     job.notice(2, "node", "its fan has failed")
@@ -580,8 +582,8 @@ def test_terminating_process_is_not_told_to_end_again_with_its_node() -> None:
 
 
 def test_process_that_starts_after_its_kill_order_is_still_ended() -> None:
-    """When a process is to be ended because its start took too long and its agent then reports the
-    start, then the kill order stays outstanding."""
+    """When a process is to be ended because its start took too long, and its agent reports the
+    start after that, then the kill order is still repeated."""
     job = trained()
     job.script.gone = {0}  # the agent of node 0 receives no orders
     job.kill(1)
@@ -601,8 +603,8 @@ PAIRS = {"a": (0, 2, 4), "b": (1, 3, 5)}
 
 
 def test_free_place_of_a_node_is_used_once() -> None:
-    """When two ranks have lost their node and there is a place for one of them, then the job does
-    not wait for a second place. It continues without the other rank."""
+    """When two ranks have lost their node and another node has a place for one of them, then the
+    job does not wait for a second place. It continues without the other rank."""
     job = trained(
         placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1}, groups={"a": (0, 2), "b": (1, 3)}
     )
@@ -616,8 +618,8 @@ def test_free_place_of_a_node_is_used_once() -> None:
 
 
 def test_ranks_that_do_not_answer_are_ended_together() -> None:
-    """When two of four ranks do not answer in time, then both are ended at once, and only the
-    others are asked again."""
+    """When two of four ranks do not answer in time, then both are ended at once, and only the other
+    two ranks are frozen again."""
     job = trained()
     job.script.muted = {(1, "freeze"), (2, "freeze")}
     job.pause()
@@ -628,8 +630,8 @@ def test_ranks_that_do_not_answer_are_ended_together() -> None:
 
 
 def test_last_ranks_get_the_time_of_functions_after_the_last_step() -> None:
-    """When a rank calls a function after its last step and another rank has finished, then the
-    remaining ranks have the announced time besides the usual limit."""
+    """When a rank calls a function after its last step and another rank has finished, then the time
+    announced for this function is added to the limit for the remaining ranks."""
     job = ScriptedJob(3, Policy(tail=50.0), strategies=STRATEGIES)
     job.script.slow = {0}
     job.start()
@@ -646,8 +648,8 @@ def test_last_ranks_get_the_time_of_functions_after_the_last_step() -> None:
 
 
 def test_rank_that_hangs_after_its_last_step_is_found() -> None:
-    """When a rank hangs after its last step before it has reported this, then the others do not
-    wait for ever. After the limit all ranks are frozen, and this rank does not answer."""
+    """When a rank hangs after its last step and has not reported that it finished, then all ranks
+    are frozen after a limit. The rank does not answer and is replaced."""
     job = trained(tail=50.0)
     job.ranks[1].training, job.ranks[1].loop.done, job.ranks[1].hung = False, True, True
     job.finish()
@@ -666,8 +668,8 @@ def test_rank_that_hangs_after_its_last_step_is_found() -> None:
 
 
 def test_rank_that_hangs_after_the_only_step_since_the_resume_is_found() -> None:
-    """When the first step after an incident is also the last step of the job, and a rank hangs
-    after it, then a freeze begins after the limit."""
+    """When the first step after an incident is the last step of the job, and a rank hangs after it,
+    then all ranks are frozen after a limit."""
     job = trained(tail=50.0)
     job.kill(2)
     job.settle()
@@ -681,8 +683,8 @@ def test_rank_that_hangs_after_the_only_step_since_the_resume_is_found() -> None
 
 
 def test_rank_outside_is_a_source_until_the_members_go_back() -> None:
-    """When ranks have left the job and no member has a sound copy of a shard before training
-    continues, then the shard is fetched from a rank outside."""
+    """When ranks have left the job and a member loses its shard before training continues, then the
+    shard is fetched from a rank outside the job."""
     columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     job = trained(
         placement={0: (0, 1), 1: (2,), 2: (3,)}, columns=columns, groups={"a": (0, 2), "b": (1, 3)}
@@ -699,8 +701,8 @@ def test_rank_outside_is_a_source_until_the_members_go_back() -> None:
 
 
 def test_rank_outside_is_no_source_after_a_rollback() -> None:
-    """When ranks have left and the members went back and trained the same steps again, then no rank
-    fetches from those outside, because their state is invalid."""
+    """When ranks have left the job, and the members have rolled back and trained the same steps
+    again, then no member fetches from a rank outside the job, because its state is out of date."""
     columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(6, 3, groups=PAIRS, columns=columns, keeps=3, enable=enable)
@@ -722,8 +724,8 @@ def test_rank_outside_is_no_source_after_a_rollback() -> None:
 
 
 def test_kept_copy_outside_is_no_source_after_an_earlier_rollback() -> None:
-    """When the members go back before the step of a copy that a rank outside keeps, and train that
-    step again, then this copy is invalid too."""
+    """When the members roll back before the step of a copy that a rank outside the job keeps, and
+    train that step again, then this copy is not used either."""
     columns = {rank: ((0, 1), (2, 3), (4, 5))[rank // 2] for rank in range(6)}
     enable = frozenset({"retry", "scale_in", "dump"})
     job = trained(6, 4, groups=PAIRS, columns=columns, keeps=3, enable=enable)
@@ -743,7 +745,7 @@ def test_kept_copy_outside_is_no_source_after_an_earlier_rollback() -> None:
 
 
 def test_finished_rank_must_finish_again_after_an_incident() -> None:
-    """When a rank has finished and all ranks go back because another one was lost, then the job is
+    """When a rank has finished and all ranks go back because another rank was lost, then the job is
     complete only when the first rank has finished again."""
     job = trained()
     job.finish(1)
@@ -758,8 +760,8 @@ def test_finished_rank_must_finish_again_after_an_incident() -> None:
 
 
 def test_finished_rank_is_awaited_after_an_incident_and_a_pause() -> None:
-    """When a rank that had finished trains again after an incident, then a later pause is over only
-    when this rank has done a step too."""
+    """When a rank that had finished trains again after an incident, then the job is healthy after a
+    later pause only when this rank too has done a step."""
     job = trained()
     job.finish(1)
     job.kill(2)
@@ -779,8 +781,8 @@ def test_finished_rank_is_awaited_after_an_incident_and_a_pause() -> None:
 
 
 def test_process_that_joins_after_the_last_checkpoint_is_ended() -> None:
-    """When a process joins after the last checkpoint was written, then it gets the order to end as
-    the others did."""
+    """When a process joins after the last checkpoint was written, then it gets the same order to
+    end as the other ranks."""
     job = trained()
     job.script.slow = {3}
     job.kill(3)

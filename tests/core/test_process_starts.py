@@ -42,7 +42,7 @@ from tft.testing.scripted import (
 
 def claim(job: ScriptedJob, rank: int, pid: int, incarnation: int = 0) -> None:
     """
-    Report that a process which the controller did not start claims `rank`.
+    Report that a process that the controller did not start claims `rank`.
     """
     job.report(
         Joined(
@@ -90,8 +90,8 @@ def test_second_claim_of_a_rank_is_refused_before_the_first_process_is_ready() -
 
 
 def test_refusal_names_the_started_process_before_it_claims_its_rank() -> None:
-    """When an unrequested process claims a rank and the requested process has only started, then
-    the refusal names the requested process."""
+    """When an unrequested process claims a rank, and the process that the controller ordered has
+    started but not joined, then the refusal names the ordered process."""
     job = starting(1)
     claim(job, 1, 77, incarnation=3)
     assert "held by process 1001 (incarnation 0)" in refusals(job)[0]
@@ -99,7 +99,7 @@ def test_refusal_names_the_started_process_before_it_claims_its_rank() -> None:
 
 def test_claim_from_a_lost_node_is_refused() -> None:
     """When a node was reported lost and one of its processes claims its rank again, then the claim
-    is refused, so that the process does not wait without end."""
+    is refused, so that the process does not wait forever."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"scale_in", "dump"}))
     lost = job.ranks[3]
     job.report(NodeLost(node=1, why="it is not heard any more", at=job.now))
@@ -108,8 +108,8 @@ def test_claim_from_a_lost_node_is_refused() -> None:
 
 
 def test_claim_is_refused_when_the_job_has_ended() -> None:
-    """When an unrequested process claims a rank of a job that has ended, then the claim is refused.
-    The process must not carry out the last order of that rank."""
+    """When an unrequested process claims a rank of a job that has ended, then the claim is refused,
+    so that the process does not carry out the last order to that rank."""
     job = trained()
     job.finish()
     assert job.doing == "ended"
@@ -168,8 +168,8 @@ def test_resumed_job_saves_no_checkpoint_before_it_has_loaded_one() -> None:
 
 @pytest.mark.parametrize("node", [1, 2])
 def test_second_store_does_not_change_where_groups_are_formed(node: int) -> None:
-    """When another node opens its store while groups are formed, then the groups are formed at the
-    first store."""
+    """When another node opens its rendezvous store while process groups are formed, then the groups
+    are formed at the first store."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()})
     job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
@@ -181,8 +181,8 @@ def test_second_store_does_not_change_where_groups_are_formed(node: int) -> None
 
 
 def test_reopened_store_of_another_node_does_not_change_where_groups_are_formed() -> None:
-    """When a node opens its store again while groups are formed at the store of another node, then
-    the groups are still formed at that other store."""
+    """When a node opens its rendezvous store again while process groups are formed at the store of
+    another node, then the groups are still formed at that other store."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)}, strategies=("retry", "dump"))
     job.report(StoreOpened(node=1, host="h1", port=1, at=job.now))
     job.start()
@@ -196,8 +196,8 @@ def test_reopened_store_of_another_node_does_not_change_where_groups_are_formed(
 
 
 def test_report_says_the_store_was_lost_while_groups_were_formed() -> None:
-    """When the store reopens at another port while groups are formed in the last attempt, then the
-    report gives the lost store as the reason against the strategy."""
+    """When the rendezvous store reopens at another port while process groups are formed in the last
+    attempt, then the report gives the lost store as the reason against `retry`."""
     job = trained(attempts=1, enable=frozenset({"retry", "dump"}))
     job.script.muted = {(0, "regroup")}
     job.fault(0, "network")
@@ -226,8 +226,8 @@ def second_claim(job: ScriptedJob) -> Joined:
 
 
 def test_reports_of_a_refused_process_are_ignored() -> None:
-    """When a process whose second_claim on a rank was refused continues to send reports for that rank,
-    then these reports change nothing."""
+    """When the claim of a process on a rank was refused and the process continues to send reports
+    for that rank, then these reports change nothing."""
     job = trained()
     held = job.machine._job.ranks.states[2].holdings.held
     job.report(second_claim(job), sender=STRANGER)
@@ -262,7 +262,7 @@ def test_report_of_an_unordered_process_is_ignored() -> None:
 
 def test_answer_of_an_unknown_process_does_not_count_for_the_rank() -> None:
     """When a process that does not hold the rank answers an order, then the controller still waits
-    for the answer of the process that holds it."""
+    for the answer of the process that holds the rank."""
     job = trained()
     job.script.muted = {(2, "freeze")}
     job.kill(1)
@@ -279,8 +279,8 @@ def test_answer_of_an_unknown_process_does_not_count_for_the_rank() -> None:
 
 
 def test_refusal_is_repeated_and_the_refused_process_is_remembered() -> None:
-    """When a second_claim is refused, then the refusal is repeated for a limited time. The controller
-    remembers the refused process and does not acknowledge its reports."""
+    """When a second process claims a rank, then the refusal is repeated for a limited time. The
+    controller remembers the refused process after that."""
     job = trained()
     job.report(second_claim(job), sender=STRANGER)
     assert list(job.machine.refused) == [STRANGER]
@@ -317,8 +317,8 @@ def test_new_agent_on_a_node_means_its_ranks_are_lost() -> None:
 def test_captured_state_is_recreated_when_the_agent_of_its_ranks_is_new(
     node: int, ranks: tuple[int, ...]
 ) -> None:
-    """When a new agent joins for a node, then the captured state of its ranks is lost and is
-    recreated."""
+    """When a new agent joins for a node, then the captured rank-local state of its ranks is lost,
+    and the ranks make it anew."""
     job = trained(placement={0: (0, 1), 1: (2, 3)})
     for rank in ranks:
         job.ranks[rank].alive = False
@@ -329,8 +329,8 @@ def test_captured_state_is_recreated_when_the_agent_of_its_ranks_is_new(
 
 
 def test_new_agent_while_a_successor_is_awaited_does_not_end_the_job() -> None:
-    """When a new agent joins for a node while a successor starts there, then the ranks of the node
-    are started there once more. No last checkpoint is written."""
+    """When a new agent joins for a node while a new process starts there, then all ranks of the
+    node are started there again. No last checkpoint is written."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"retry", "recover", "dump"}))
     job.script.slow = {3}
     job.kill(3)
@@ -350,8 +350,8 @@ def test_new_agent_while_a_successor_is_awaited_does_not_end_the_job() -> None:
 def test_returning_node_has_its_captured_state_only_with_the_same_agent(
     pid: int, derived: tuple[int, ...]
 ) -> None:
-    """When a node lost by silence returns with the same agent, then the captured state of its ranks
-    is available. With another agent it is recreated."""
+    """When a node that was lost returns with the same agent, then the captured rank-local state of
+    its ranks is used. With another agent the ranks make it anew."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover"}), advised=True)
     job.lose_node(1)
     job.settle()
@@ -365,8 +365,8 @@ def test_returning_node_has_its_captured_state_only_with_the_same_agent(
 
 
 def test_node_that_joins_after_the_end_starts_no_process() -> None:
-    """When a job ends before all of its nodes have joined and another node joins then, then no
-    process is started there."""
+    """When a job ends before all of its nodes have joined and a further node joins after that, then
+    no process is started on this node."""
     job = ScriptedJob(4, placement={0: (0, 1), 1: (2, 3)})
     job.lead(1)
     job.come(0)
@@ -379,8 +379,8 @@ def test_node_that_joins_after_the_end_starts_no_process() -> None:
 
 
 def test_strategy_is_chosen_again_when_a_second_rank_of_the_node_is_lost() -> None:
-    """When one process of a node is to be ended and a new agent joins for the node, then the
-    strategy is chosen again for both lost ranks."""
+    """When one process of a node is to be replaced and a new agent joins for the node, then the
+    strategy is chosen again for both ranks of the node."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, enable=frozenset({"recover", "dump"}))
     job.script.deaf = {1}
     job.fault(2, "memory")
@@ -397,8 +397,8 @@ def test_strategy_is_chosen_again_when_a_second_rank_of_the_node_is_lost() -> No
 
 
 def test_returning_node_starts_only_the_rank_outside_the_shrunk_job() -> None:
-    """When a shrunk job has lost another rank and plugins are asked about it, then a returning node
-    starts only the rank that is outside the job."""
+    """When a shrunk job has lost another rank and plugins are asked about it, then a node that
+    returns starts only the rank that is outside the job."""
     shape = {0: (0, 1), 1: (2,), 2: (3,)}
     enable = frozenset({"recover", "scale_in", "scale_out"})
     job = trained(placement=shape, spare={2: 1}, advised=True, enable=enable)
@@ -423,8 +423,8 @@ WITH_ROOM = {0: (0, 1), 1: (2, 3), 2: (), 3: ()}
 
 
 def test_groups_are_formed_only_when_the_ranks_of_all_nodes_are_ready() -> None:
-    """When one of two nodes has joined and its ranks are ready, then no groups are formed until the
-    ranks of the other node are ready."""
+    """When one of two nodes has joined and its ranks are ready, then no process groups are formed
+    until the ranks of the other node are ready."""
     job = ScriptedJob(4, placement=TWO_NODES)
     job.lead(1)
     job.report(StoreOpened(node=0, host="h", port=1, at=job.now))
@@ -476,8 +476,9 @@ def test_node_has_room_for_one_rank_when_one_rank_has_moved_away() -> None:
 
 
 def test_node_with_the_last_sound_copy_saves_before_it_is_excluded() -> None:
-    """When a node is to be excluded and the memory of the only other holder is suspect, then its
-    processes are not ended at once. First the node writes its part of a last checkpoint."""
+    """When a node is to be excluded and the memory of the only holder on another node is suspect,
+    then the processes of the node are not ended at once. They first write their part of a last
+    checkpoint."""
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})
     job.fault(0, "memory")
     job.notice(2, "node", "its fan has failed")
@@ -490,8 +491,8 @@ def test_node_with_the_last_sound_copy_saves_before_it_is_excluded() -> None:
 
 
 def test_node_isolated_by_two_ranks_is_excluded_once() -> None:
-    """When a check isolates the same node on both of its ranks, then both are ended with the first
-    finding as the cause. The report names each rank once."""
+    """When a check demands on both ranks of a node to isolate the node, then both are ended with
+    the first finding as the cause. The report names each rank once."""
     job = trained(placement=TWO_NODES, groups={"a": (0, 2), "b": (1, 3)})
     job.script.verdicts = {2: ("isolate", "a link drops packets"), 3: ("isolate", "it is hot")}
     job.pause("links")
@@ -524,7 +525,7 @@ TOO_FEW = "no node has room for rank 3 in addition to the others"
 
 def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
     """
-    Return a job that has lost the place of ranks 2 and 3 and asks its recovery plugins.
+    Return a job that has lost the node of ranks 2 and 3 and asks its recovery plugins.
 
     With `lost=False`, the node is alive, but its agent does not end processes. Another node has
     room for `room` ranks. `facts` are limits of the policy.
@@ -548,8 +549,8 @@ def stranded(*, lost: bool = True, room: int = 1, **facts: int) -> ScriptedJob:
 
 
 def test_places_of_a_lost_node_do_not_count() -> None:
-    """When the lost node had free places and the new node has a place for one of two ranks, then
-    `recover` is refused and no process is started."""
+    """When a lost node had free places and a new node has a place for only one of the two lost
+    ranks, then `recover` is refused and no process is started."""
     job = stranded()
     job.advise(strategy="recover")
     job.settle()
@@ -558,8 +559,8 @@ def test_places_of_a_lost_node_do_not_count() -> None:
 
 
 def test_places_of_a_node_with_unkillable_ranks_do_not_count_for_them() -> None:
-    """When an agent cannot end two ranks and a new node has a place for one, then the free places
-    of the old node do not count for them. `recover` is refused."""
+    """When an agent cannot end the processes of two ranks and a new node has a place for one rank,
+    then the free places of the old node do not count for these ranks. `recover` is refused."""
     job = stranded(lost=False)
     job.advise(strategy="recover")
     job.settle()
@@ -569,7 +570,7 @@ def test_places_of_a_node_with_unkillable_ranks_do_not_count_for_them() -> None:
 
 def test_late_started_rank_has_the_usual_number_of_restarts() -> None:
     """When a rank gets a place only after the freeze, then each death of its processes counts once.
-    With `respawns` 2, `recover` is refused after three deaths."""
+    With the limit `respawns=2`, `recover` is refused after three deaths."""
     job = stranded(room=2, respawns=2)
     for _ in range(2):
         job.advise(strategy="recover")
