@@ -81,14 +81,15 @@ def freeze(**which: int) -> Freeze:
 
 def stop(finish: int, **which: int) -> Stop:
     """
-    Return an order to stop for rank 0 with one second of grace. `finish` is the step to finish.
+    Return an order to stop for rank 0 with one second of grace. `finish` is the last step that the
+    rank may finish.
     """
     return Stop(**key(**which), to=(0,), finish=finish, grace=1.0)
 
 
 def regroup(**which: int) -> Regroup:
     """
-    Return an order to form groups for rank 0.
+    Return an order to form process groups for rank 0.
     """
     return Regroup(**key(**which), to=(0,), step=4, name="g", host="h", port=1)
 
@@ -168,8 +169,8 @@ def test_freeze_is_answered_with_the_position_read_after_the_lock() -> None:
 
 
 def test_step_after_the_last_step_to_finish_is_aborted_at_once() -> None:
-    """When the last step to finish is already complete, then the current work of the rank is
-    aborted without a wait."""
+    """When a stop arrives and its last step to finish is already complete, then the current work of
+    the rank is aborted without a wait."""
     machine = training()
     frozen(machine, window=False)
     assert order(machine, "stop", stop(3), 2.0) == [LeaveAfter(step=3)]
@@ -178,8 +179,8 @@ def test_step_after_the_last_step_to_finish_is_aborted_at_once() -> None:
 
 
 def test_rank_in_the_step_to_finish_is_aborted_only_after_its_grace() -> None:
-    """When the step to finish is the current step of the rank, then the rank is aborted only after
-    its grace has passed."""
+    """When a stop arrives and its last step to finish is the current step of the rank, then the
+    rank is aborted only after the grace has passed."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "stop", stop(4), 2.0)
@@ -190,8 +191,8 @@ def test_rank_in_the_step_to_finish_is_aborted_only_after_its_grace() -> None:
 
 
 def test_abort_is_repeated_until_the_training_thread_leaves_the_loop() -> None:
-    """When an abort came too early to find the collective, then the abort is repeated until the
-    training thread has left the loop."""
+    """When an abort came too early to interrupt the collective, then the abort is repeated until
+    the training thread has left the loop."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "stop", stop(3), 2.0)
@@ -203,7 +204,7 @@ def test_abort_is_repeated_until_the_training_thread_leaves_the_loop() -> None:
 
 
 def test_stop_is_answered_after_the_training_thread_has_cleared() -> None:
-    """When the training thread has left the loop, then it carries out the stop, and only then the
+    """When the training thread has left the loop, then it carries out the stop. Only after that the
     stop is answered and the next order begins."""
     machine = training()
     frozen(machine, window=False)
@@ -219,8 +220,8 @@ def test_stop_is_answered_after_the_training_thread_has_cleared() -> None:
 
 
 def test_rank_past_the_step_to_finish_is_aborted_at_once_in_its_tail() -> None:
-    """When the rank is past the step to finish, then it is aborted at once, also within the tail of
-    its step."""
+    """When the rank is past the last step that a stop lets it finish, then it is aborted at once,
+    even in the tail of its step."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     beyond = Position(step=4, window=False, tail=True)
@@ -233,8 +234,8 @@ def test_rank_past_the_step_to_finish_is_aborted_at_once_in_its_tail() -> None:
     ids=["in its tail", "in what is called after it"],
 )
 def test_rank_in_the_tail_of_the_step_to_finish_gets_its_grace(where: Position) -> None:
-    """When the rank has completed the update of the last step to finish, but not yet the tail of
-    this step, then it is not aborted at once: it gets the grace time to complete the tail."""
+    """When the rank has completed the update of the last step to finish, but not the tail of this
+    step, then it is not aborted at once. It gets the grace time to complete the tail."""
     machine = training()
     order(machine, "stop", stop(3), 2.0)
     assert machine.handle(Leaving(at=2.0, position=where)) == []
@@ -282,8 +283,8 @@ def test_late_wake_up_does_not_abort_a_rank_that_left_the_loop() -> None:
 
 
 def test_abort_is_not_repeated_when_the_rank_entered_its_loop() -> None:
-    """When a freeze of a newer round aborts a resume but the rank has entered its loop, then the
-    abort is not repeated."""
+    """When a freeze of a newer round aborts a resume, but the rank has already entered its loop,
+    then the abort is not repeated."""
     machine = RankMachine(rank=0, incarnation=0)
     resume = Resume(**key(), to=(0,), step=1)
     order(machine, "resume", resume, 1.0)
@@ -343,8 +344,8 @@ def test_answer_contains_all_facts_that_the_training_thread_reports() -> None:
 
 @pytest.mark.parametrize("waiting", [False, True])
 def test_answer_to_freeze_says_if_the_rank_waits_for_others(waiting: bool) -> None:
-    """When a rank in its loop answers a freeze, then the answer says if it waits for other ranks
-    and names its kept copies. A rank outside the loop always waits."""
+    """When a rank in its loop answers a freeze, then the answer says whether it waits for other
+    ranks and names its kept copies. A rank outside the loop always counts as waiting."""
     position = Position(step=3, window=False)
     locked = Locked(at=1.1, position=position, held=3, backups=(1, 2), waiting=waiting)
     inside = training()
@@ -358,8 +359,8 @@ def test_answer_to_freeze_says_if_the_rank_waits_for_others(waiting: bool) -> No
 
 
 def test_repeated_order_is_carried_out_once_and_answered_twice() -> None:
-    """When an order is repeated, then it is ignored during its execution. After the execution it is
-    answered with the stored answer."""
+    """When an order is repeated while it is carried out, then the repetition is ignored. After that
+    it is answered with the stored answer."""
     machine = RankMachine(rank=0, incarnation=0)
     assert names(order(machine, "regroup", regroup(), 1.0)) == ["Execute"]
     assert order(machine, "regroup", regroup(), 1.1) == []
@@ -368,8 +369,8 @@ def test_repeated_order_is_carried_out_once_and_answered_twice() -> None:
 
 
 def test_newer_round_aborts_the_order_in_progress() -> None:
-    """When a freeze of a newer round arrives while groups are formed, then this work is aborted
-    without an answer, and the stop of the new round comes next."""
+    """When a freeze of a newer round arrives while process groups are formed, then this work is
+    aborted without an answer, and the stop of the new round comes next."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(), 1.0)
     assert order(machine, "freeze", freeze(round=2), 1.1) == [Abort(), Lock()]
@@ -396,8 +397,8 @@ def test_new_controller_gets_the_stored_answer_to_a_repeated_order() -> None:
 
 
 def test_second_order_waits_until_the_first_order_is_done() -> None:
-    """When two orders arrive together, then the training thread begins the second order after the
-    first is done."""
+    """When two orders arrive together, then the training thread begins the second order when the
+    first one is done."""
     machine = RankMachine(rank=0, incarnation=0)
     order(machine, "regroup", regroup(), 1.0)
     resume = Resume(**key(), to=(0,), step=4)
@@ -420,7 +421,7 @@ def test_end_order_aborts_a_training_rank_and_is_carried_out() -> None:
 
 def hold(step: int, **which: int) -> Hold:
     """
-    Return an order for rank 0 to stand still after `step`.
+    Return an order for rank 0 to stand still at the end of `step`.
     """
     return Hold(**key(**which), to=(0,), step=step)
 
@@ -434,7 +435,7 @@ def check(**which: int) -> Check:
 
 def stands(machine: RankMachine, step: int, *, still: bool = True) -> list[RankCommand]:
     """
-    Tell the machine that the training thread is at `step`, and return its commands.
+    Tell the machine that the training thread is at the end of `step`, and return its commands.
 
     `still` says whether the thread stands still.
     """
@@ -454,7 +455,7 @@ def the_answer(commands: list[RankCommand]) -> Answered:
 
 def paused(machine: RankMachine, step: int = 4) -> RankMachine:
     """
-    Order the rank to stand still after `step`, let it do so, and return the machine.
+    Order the rank to stand still at the end of `step`, let it do so, and return the machine.
     """
     frozen(machine, window=False)
     assert order(machine, "hold", hold(step), 1.1) == [HoldAfter(step=step)]
@@ -465,8 +466,8 @@ def paused(machine: RankMachine, step: int = 4) -> RankMachine:
 
 
 def test_hold_is_answered_when_the_rank_stands_still_at_the_boundary() -> None:
-    """When a rank gets a hold for the end of a step, then it answers when it stands still there.
-    The answer has its state, its kept copies and the time of the order."""
+    """When a rank gets a hold for the end of a step, then it answers when it stands still at the
+    end of this step. The answer has its position, its kept copies and the time of the order."""
     machine = training()
     frozen(machine, window=False)
     order(machine, "hold", hold(4), 1.1)
@@ -493,8 +494,8 @@ def test_hold_is_answered_at_once_when_train_has_returned() -> None:
 
 
 def test_hold_fails_when_an_exception_left_the_loop_before_the_boundary() -> None:
-    """When an exception takes the training thread out of the loop before the boundary, then the
-    hold fails, and the failure names the step."""
+    """When an exception takes the training thread out of the loop before the step of a hold ends,
+    then the hold fails, and the failure names the step."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     machine.handle(Left(at=1.2))
@@ -503,8 +504,8 @@ def test_hold_fails_when_an_exception_left_the_loop_before_the_boundary() -> Non
 
 
 def test_check_is_run_in_the_loop_when_the_rank_stands_still() -> None:
-    """When a rank stands still in the loop and gets a check, then the training thread runs it
-    there. The answer contains its verdict and its finding."""
+    """When a rank stands still in the loop and gets a check, then the training thread runs the
+    check in the loop. The answer contains its verdict and its finding."""
     machine = paused(training())
     assert order(machine, "check", check(), 2.0) == [Execute(name="check", order=check())]
     position = Position(step=4, window=True)
@@ -526,8 +527,9 @@ def test_order_other_than_a_check_waits_until_the_rank_leaves_the_loop() -> None
 
 
 def test_each_state_of_the_training_thread_has_its_own_stage() -> None:
-    """When a rank trains, stands still, runs a check, is released during the check, or has
-    completed the check, then each of these is a separate stage."""
+    """When a rank trains, stands still, runs a check, and leaves the loop, then the machine is in
+    another stage each time. A release during a check does not change the stage until the check is
+    done."""
     machine = training()
     stages = [machine.stage, paused(machine).stage]
     order(machine, "check", check(), 2.0)
@@ -543,8 +545,8 @@ def test_each_state_of_the_training_thread_has_its_own_stage() -> None:
 
 
 def test_check_of_a_newer_round_waits_until_the_rank_stands_still_again() -> None:
-    """When a newer round begins while a rank stands still, then a check of that round waits for the
-    next standstill. The same holds when a process first enters its loop."""
+    """When a newer round begins while a rank stands still, then a check of that round waits until
+    the rank stands still again. A check for a rank that has just entered its loop waits too."""
     machine = paused(training())
     order(machine, "freeze", freeze(round=2), 2.0)
     assert order(machine, "check", check(round=2), 2.1) == []
@@ -552,7 +554,8 @@ def test_check_of_a_newer_round_waits_until_the_rank_stands_still_again() -> Non
 
 
 def test_standstill_without_a_hold_sends_no_answer() -> None:
-    """When a rank stands still without a hold, in the loop or outside it, then it sends no answer."""
+    """When a rank stands still without an order to hold, in the loop or outside it, then it sends
+    no answer."""
     machine = training()
     assert stands(machine, 4) == []
     machine.handle(Left(at=2.0))
@@ -560,8 +563,8 @@ def test_standstill_without_a_hold_sends_no_answer() -> None:
 
 
 def test_check_that_arrives_before_the_standstill_runs_after_it() -> None:
-    """When a check arrives before the rank stands still for its hold, then the check runs after the
-    hold is answered, and not during the training."""
+    """When a check arrives before the rank stands still for its hold, then the check runs only
+    after the hold is answered, and not while the rank trains."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "check", check(), 1.2) == []
@@ -590,7 +593,7 @@ def test_release_is_answered_at_once_after_windows_open_again() -> None:
 
 
 def test_release_withdraws_a_hold_that_is_not_answered_yet() -> None:
-    """When a rank is released on its way to the boundary of a hold, then the hold is not answered."""
+    """When a rank is released before it stands still for a hold, then the hold is not answered."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "release", Release(**key(), to=(0,)), 1.2) == [Unlock()]
@@ -607,8 +610,8 @@ def checking(machine: RankMachine) -> RankMachine:
 
 
 def test_release_does_not_abort_a_running_check() -> None:
-    """When a release arrives while a check runs, then nothing is aborted, so that the groups are
-    kept. A check that has not begun is withdrawn."""
+    """When a release arrives while a check runs, then the check is not aborted, so that its process
+    groups are kept. A check that has not begun is withdrawn."""
     machine = checking(training())
     release = Release(**key(round=2), to=(0,))
     assert order(machine, "release", release, 3.0) == [Withdraw(), Unlock()]
@@ -618,7 +621,7 @@ def test_release_does_not_abort_a_running_check() -> None:
 
 def test_withdrawn_check_is_not_answered_and_does_not_block_orders() -> None:
     """When a check is withdrawn from the training thread's queue because its round is over, then it
-    is not answered. The next order does not wait for it."""
+    is not answered. The next order does not wait for the check."""
     machine = checking(training())
     order(machine, "release", Release(**key(round=2), to=(0,)), 3.0)
     assert machine.handle(Withdrawn()) == []
@@ -650,8 +653,9 @@ def test_freeze_during_a_check_is_answered_and_the_stop_waits_its_grace() -> Non
 
 
 def test_stop_gives_its_grace_to_a_check_outside_the_loop() -> None:
-    """When an incident begins while a rank outside the loop runs a check, then the check gets the
-    grace of the stop. Then it is aborted repeatedly until the stop can be carried out."""
+    """When an incident begins while a rank outside the loop runs a check, then the check may run
+    for the grace of the stop. After that it is aborted repeatedly until the stop can be carried
+    out."""
     machine = training()
     machine.handle(Left(at=1.0))
     order(machine, "check", check(), 2.0)
@@ -679,7 +683,7 @@ def test_end_order_aborts_a_running_check() -> None:
 
 
 def test_hold_of_an_older_round_is_not_answered() -> None:
-    """When a freeze of a newer round arrives before the rank stands still at the boundary, then the
+    """When a freeze of a newer round arrives before the rank stands still for a hold, then the
     older hold is not answered."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
@@ -688,8 +692,8 @@ def test_hold_of_an_older_round_is_not_answered() -> None:
 
 
 def test_repeated_hold_is_answered_with_the_stored_answer() -> None:
-    """When the order to hold at a boundary is repeated, then it is ignored until the rank stands
-    still there. Afterwards the rank machine sends its first answer again."""
+    """When an order to hold is repeated, then it is ignored until the rank stands still. After that
+    the rank machine sends its first answer again."""
     machine = training()
     order(machine, "hold", hold(4), 1.1)
     assert order(machine, "hold", hold(4), 1.2) == []

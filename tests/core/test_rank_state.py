@@ -1,5 +1,5 @@
 """
-The state of a rank, of its processes one after the other, and of its rank-local state.
+What the job knows of a rank: its processes one after the other, and its rank-local state.
 """
 
 import pytest
@@ -44,8 +44,8 @@ from tft.testing.scripted import (
 
 
 def test_new_rank_state_has_no_process_and_holds_no_state() -> None:
-    """When no process was ordered yet, then a rank has no incarnation and holds no state. Its
-    future copies are not distrusted."""
+    """When no process was ordered yet, then a rank has no incarnation and holds no state. Copies
+    that it keeps later are trusted."""
     job = ScriptedJob(2)
     assert [job.machine.incarnation(rank) for rank in (0, 1)] == [-1, -1]
     rank_state = RankState(rank=1)
@@ -56,8 +56,8 @@ def test_new_rank_state_has_no_process_and_holds_no_state() -> None:
 
 
 def test_new_rank_state_has_no_process_facts_declarations_or_findings() -> None:
-    """When no process was ordered yet, then the rank has no started, terminating or slow process.
-    Its process has declared nothing, and no check has a finding."""
+    """When no process was ordered yet, then all facts about a process are empty, nothing is
+    declared, and no check has a finding."""
     rank_state = RankState(rank=1)
     process, declared = rank_state.process, rank_state.declared
     assert (process.pid, process.started, process.sender) == (0, 0, "")
@@ -69,7 +69,7 @@ def test_new_rank_state_has_no_process_facts_declarations_or_findings() -> None:
 
 def test_order_of_a_new_process_resets_the_facts_of_the_old_process() -> None:
     """When another process is ordered for a rank, then all facts of the old process are reset. The
-    facts of the rank and its captured state are kept."""
+    facts of the rank and its captured rank-local state are kept."""
     rank_state = RankState(
         rank=1, node=2, excluded_nodes={0: 3}, declared=Declared(column=(1, 5)),
         local_state=LocalState(page=2, reported={7: "ab"}),
@@ -101,8 +101,9 @@ def test_order_of_a_new_process_resets_the_facts_of_the_old_process() -> None:
 
 
 def test_terminating_process_is_neither_alive_nor_coming() -> None:
-    """When a process was told to end, then it is neither alive nor coming, at any stage. The same
-    holds for a process that has ended."""
+    """When a process was told to end, then it counts neither as alive nor as starting, at any
+    stage. Before that, only a ready process counts as alive, and only an ordered, spawned or joined
+    one as starting."""
     for stage in ProcessStage:
         rank_state = RankState(rank=1, process=RankProcess(stage=stage))
         standing = rank_state.standing("no room")
@@ -117,16 +118,16 @@ def test_terminating_process_is_neither_alive_nor_coming() -> None:
 
 
 def test_copies_from_before_a_memory_repair_are_not_trusted() -> None:
-    """When the memory of a rank was damaged, then none of its kept copies is trusted. After the
-    repair only newer copies are trusted."""
+    """When the memory of a rank is damaged, then none of its kept copies is trusted. After the
+    repair only copies of later steps are trusted."""
     for damaged, doubted, kept in ((True, -1, ()), (False, 4, (5,)), (False, -1, (3, 4, 5))):
         holdings = Holdings(backups=(3, 4, 5), damaged=damaged, doubted=doubted)
         assert holdings.kept == kept
 
 
 def test_process_that_loads_its_own_checkpoint_has_no_usable_copy() -> None:
-    """When a process is loading a checkpoint, then neither its state in use nor its kept copies
-    count."""
+    """When a process is loading a checkpoint that it keeps itself, then neither its current state
+    nor its kept copies can be used."""
     holdings = Holdings(held=5, backups=(3, 4), searching=True)
     assert holdings.kept == ()
     assert not holdings.sound
@@ -142,8 +143,8 @@ def test_comparison_result_is_removed_when_the_copy_is_replaced() -> None:
 
 
 def test_loaded_checkpoint_makes_the_state_of_a_rank_sound() -> None:
-    """When all ranks have loaded the checkpoint of step 4, then the state of each rank is sound. Of
-    its kept copies, only copies of steps after 4 count."""
+    """When all ranks have loaded the checkpoint of step 4, then the current state of each rank can
+    be used. Of its kept copies, only those of steps after 4 can be used."""
     holdings = Holdings(
         held=4, backups=(3, 4, 5), trusted=False, damaged=True, disputed=True,
         outrun=frozenset({"a"}),
@@ -156,8 +157,8 @@ def test_loaded_checkpoint_makes_the_state_of_a_rank_sound() -> None:
 
 @pytest.mark.parametrize("far", ["ordered", "spawned"])
 def test_rank_moves_when_its_node_fails_before_its_process_has_started(far: str) -> None:
-    """When a node is reported bad while a process starts there, or before its agent has reported
-    the start, then the node is excluded. The rank moves to another node."""
+    """When a node is reported as faulty while a process starts there, or before its agent has
+    reported the start, then the node is excluded. The rank moves to another node."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {3}
     if far == "ordered":
@@ -185,7 +186,7 @@ GONE = "the RNG and data position of rank 2 at the end of step 3 were lost with 
 
 
 def test_lost_captured_state_that_cannot_be_recreated_ends_in_a_dump() -> None:
-    """When a node is lost and the adaptor cannot recreate the RNG and data position of its ranks,
+    """When a node is lost and the adaptor cannot make the RNG and data position of its ranks anew,
     then the job does not recover. The remaining ranks write a last checkpoint."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 2}, derives=False, enable=NO_SHRINKING)
     job.lose_node(1)
@@ -198,7 +199,8 @@ def test_lost_captured_state_that_cannot_be_recreated_ends_in_a_dump() -> None:
 
 def test_node_that_joins_later_does_not_restore_lost_captured_state() -> None:
     """When a node is lost and another node with room joins before the strategy is chosen, then the
-    captured state is still lost. No process is started, and a last checkpoint is written."""
+    rank-local state of the lost ranks is still lost. No process is started, and a last checkpoint
+    is written."""
     job = trained(placement=TWO_NODES, spare={2: 2}, derives=False, enable=NO_SHRINKING)
     job.script.muted = {(0, "stop")}
     job.lose_node(1)
@@ -214,8 +216,9 @@ def test_node_that_joins_later_does_not_restore_lost_captured_state() -> None:
 
 
 def test_captured_state_of_a_process_that_cannot_be_ended_is_lost() -> None:
-    """When a process cannot be ended and its rank can only return on another node, then its
-    captured state is lost. The strategy `recover` is refused, and a last checkpoint is written."""
+    """When a process cannot be ended and its rank can only start on another node, then its
+    rank-local state is lost. The strategy `recover` is refused, and a last checkpoint is written.
+    """
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, derives=False, enable=NO_SHRINKING)
     job.script.deaf = {1}
     job.notice(3, "process", "its card is gone")
@@ -227,8 +230,8 @@ def test_captured_state_of_a_process_that_cannot_be_ended_is_lost() -> None:
 
 
 def test_captured_state_is_recreated_when_the_checkpoint_is_not_whole() -> None:
-    """When a rank dies before it loads the first checkpoint, and the checkpoint is not whole, then
-    the rank fetches its shared state from others. Its own captured state is recreated."""
+    """When a rank dies before it has loaded the first checkpoint and its new process cannot read
+    it, then the rank fetches its shards from another rank. It makes its rank-local state anew."""
     job = ScriptedJob(2, resume=SEVEN, strategies=STRATEGIES)
     job.script.muted = {(1, "load")}
     job.start()
@@ -247,8 +250,8 @@ def test_captured_state_is_recreated_when_the_checkpoint_is_not_whole() -> None:
 
 
 def test_rank_that_returns_after_further_training_does_not_load_again() -> None:
-    """When a rank was lost before it had captured any state and returns after the others trained
-    further, then its captured state is recreated. No rank loads the checkpoint again."""
+    """When a rank was lost before any of its rank-local state was captured, and returns after the
+    others have trained on, then it makes this state anew. No rank loads the checkpoint again."""
     job = ScriptedJob(4, resume=SEVEN, strategies=STRATEGIES, placement={0: (0, 1, 2), 1: (3,)})
     job.script.muted = {(3, "load")}
     job.start()
@@ -287,7 +290,7 @@ def moved(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
     """
     Return the job of `taken_over` after a fault that sends all ranks back to step 2.
 
-    The fault strikes before a further step is complete.
+    The fault occurs before a further step is complete.
     """
     job = taken_over(local_state, derives=derives)
     job.fault(0, "numeric", polluted=True)
@@ -297,7 +300,8 @@ def moved(local_state: dict[int, str], *, derives: bool) -> ScriptedJob:
 
 def test_captured_state_of_the_first_process_survives_loss_of_its_successor() -> None:
     """When the successor of a rank is lost too, and all ranks roll back to a step before the
-    takeover, then the rollback order includes the first process's captured state."""
+    takeover, then the order to roll back contains the rank-local state captured from the first
+    process."""
     job = taken_over({2: "ab", 3: "cd"}, derives=False)
     job.kill(1)
     job.settle()
@@ -307,8 +311,8 @@ def test_captured_state_of_the_first_process_survives_loss_of_its_successor() ->
 
 
 def test_rollback_gives_a_moved_rank_its_earlier_captured_state() -> None:
-    """When all ranks roll back to a step before a rank moved, then the rollback order gives the
-    rank its captured state of that step."""
+    """When all ranks roll back to a step before a rank moved to another node, then the order to
+    roll back contains the captured rank-local state of this rank at that step."""
     job = moved({2: "ab", 3: "cd"}, derives=False)
     assert (job.orders(Rollback)[-1].step, job.orders(Rollback)[-1].local_state) == (2, {1: "ab"})
     job.train()
@@ -317,8 +321,8 @@ def test_rollback_gives_a_moved_rank_its_earlier_captured_state() -> None:
 
 
 def test_rollback_omits_captured_state_of_steps_that_were_trained_again() -> None:
-    """When a moved rank has trained the rolled-back steps again, then it has captured their state
-    itself. The next rollback order does not give the old captured state."""
+    """When a rank that moved has trained the rolled-back steps again, then its own process has
+    captured their rank-local state. The next order to roll back does not contain the old one."""
     job = moved({2: "ab", 3: "cd"}, derives=False)
     job.train()
     job.fault(0, "network")
@@ -327,8 +331,9 @@ def test_rollback_omits_captured_state_of_steps_that_were_trained_again() -> Non
 
 
 def test_moved_rank_recreates_captured_state_that_is_not_known() -> None:
-    """When all ranks roll back to a step before a rank moved and its captured state is not known,
-    then it is recreated. When the adaptor cannot recreate it, then `retry` is refused."""
+    """When all ranks roll back to a step before a rank moved, and its rank-local state of that step
+    is not known, then the rank makes it anew. If the adaptor cannot do this, then `retry` is
+    refused."""
     job = moved({3: "cd"}, derives=True)
     assert job.orders(Rollback)[-1].derive == (1,)
     job.train()

@@ -1,5 +1,5 @@
 """
-Rounds of a recovery: reports, retries, doubts about copies, and the end of an incident.
+Rounds of a recovery: reports, retries, copies that are in doubt, and the end of an incident.
 """
 
 import pytest
@@ -45,8 +45,8 @@ def tries_on(job: ScriptedJob) -> None:
 
 
 def test_log_has_an_incident_from_its_fault_to_its_end() -> None:
-    """When a rank dies, then the log has the fault, the stop, the choice and the end, with their
-    facts."""
+    """When a rank dies, then the log has one entry each for the fault, the stop of all ranks, the
+    chosen strategy and the end of the incident."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -69,8 +69,8 @@ def test_log_lists_faulty_ranks_in_order() -> None:
 
 
 def test_hang_fault_states_the_silence_and_the_step() -> None:
-    """When a rank that does not answer is ended, then the evidence states the seconds without
-    movement, and the step is the rank's own."""
+    """When a rank that does not answer is ended, then the evidence states for how many seconds no
+    rank made progress, and the step is the one that this rank was in."""
     job = trained(keeps=0)
     job.ranks[2].hung = True
     job.stall()
@@ -98,7 +98,8 @@ def test_evidence_states_that_a_process_was_stopped() -> None:
 
 
 def test_log_lists_the_ranks_that_caused_the_stop_in_order() -> None:
-    """When all ranks have stopped, then the log lists the ranks that caused this, in order."""
+    """When all ranks have stopped, then the log lists the faulty ranks that caused the stop, in
+    rank order."""
     job = trained(9)
     job.fault(8, "memory")
     job.fault(1, "memory")
@@ -107,8 +108,8 @@ def test_log_lists_the_ranks_that_caused_the_stop_in_order() -> None:
 
 
 def test_wait_before_another_attempt_grows() -> None:
-    """When groups cannot be formed again and again, then the second attempt begins at once. The
-    further attempts wait 2, 4 and 6 seconds."""
+    """When process groups cannot be formed again and again, then the second attempt begins at once.
+    The further attempts wait 2, 4 and 6 seconds."""
     job = trained(attempts=5, backoff=2.0)
     job.script.failures[0, "regroup"] = ["no route to host"] * 4
     job.fault(1, "network")
@@ -124,8 +125,8 @@ def test_wait_before_another_attempt_grows() -> None:
 
 
 def test_last_attempt_waits() -> None:
-    """When a strategy has two attempts, then the second one waits, because the store may be lost
-    and another one may be opening."""
+    """When a strategy has only two attempts, then the second attempt waits, because the rendezvous
+    store may be lost and another one may be opening."""
     job = trained(attempts=2, backoff=2.0)
     job.script.failures[0, "regroup"] = ["no store listens there"]
     job.fault(1, "network")
@@ -141,7 +142,7 @@ def test_last_attempt_waits() -> None:
 
 def test_first_reason_to_end_is_kept() -> None:
     """When a bug of the script has ended the job and an operator then requests the end, then the
-    reason is the bug."""
+    reason in the result is the bug."""
     job = trained()
     job.fault(1, "software", "ValueError: no such layer")
     job.stop(0)
@@ -166,7 +167,7 @@ def test_fault_has_the_step_of_its_own_rank() -> None:
 
 def test_fault_noticed_in_a_pause_has_the_next_step() -> None:
     """When a fault of a rank is noticed in a pause after step 7, then the log and the report give
-    it step 8 at once."""
+    step 8 as its step at once."""
     job = trained(steps=7)
     job.pause()
     job.settle()
@@ -188,8 +189,8 @@ def test_pollution_noticed_in_a_pause_goes_back_one_step() -> None:
 
 
 def test_fault_noticed_on_the_way_into_a_pause_gets_its_step_later() -> None:
-    """When a fault is noticed of a rank that has not reported its position on the way into a pause,
-    then the fault gets the step that the rank reports."""
+    """When a pause begins and a fault is noticed of a rank that has not reported its position yet,
+    then the fault gets the step that the rank reports later."""
     job = trained(steps=7)
     job.script.muted = {(3, "freeze")}
     job.pause()
@@ -203,8 +204,8 @@ def test_fault_noticed_on_the_way_into_a_pause_gets_its_step_later() -> None:
 
 
 def test_position_of_a_new_process_is_not_that_of_the_lost_one() -> None:
-    """When the replacement is ready before all ranks have reported their positions, then the lost
-    process does not count as having been at step 0."""
+    """When the replacement of a lost rank is ready before all ranks have reported their positions,
+    then its position, step 0, is not taken as the position of the lost process."""
     job = trained(steps=7, placement=WITH_ROOM, spare={2: 1})
     job.script.muted = {(0, "freeze")}
     job.lose_node(1)
@@ -217,8 +218,8 @@ def test_position_of_a_new_process_is_not_that_of_the_lost_one() -> None:
 
 
 def test_pollution_lowers_the_step_once() -> None:
-    """When another fault joins after all ranks have gone back, then they do not go back further for
-    the earlier pollution."""
+    """When another fault joins after all ranks have gone back because of pollution, then they do
+    not go back a second time for the same pollution."""
     job = trained(keeps=3)
     job.notice(2, "numeric", polluted=True)
     job.settle()
@@ -233,8 +234,8 @@ def test_pollution_lowers_the_step_once() -> None:
 
 
 def test_terminating_rank_owes_no_answer() -> None:
-    """When a rank is being ended, then no answer of it is awaited, and open orders are repeated to
-    the other ranks only."""
+    """When a rank is being ended, then the job waits for no answer of this rank, and open orders
+    are repeated to the other ranks only."""
     job = trained()
     job.notice(3, "process", "its container is gone")
     frozen = [o.to for o in job.machine.outstanding() if isinstance(o, Freeze)]
@@ -243,7 +244,8 @@ def test_terminating_rank_owes_no_answer() -> None:
 
 
 def test_late_successor_is_ended_without_last_words() -> None:
-    """When a successor is not ready in time, then it is ended without asking for its stacks."""
+    """When a successor is not ready in time, then its process is killed without a request to write
+    its stacks first."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, join=40.0)
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -256,7 +258,8 @@ def test_late_successor_is_ended_without_last_words() -> None:
 
 
 def test_strategy_works_after_two_failures() -> None:
-    """When a fetch fails twice and then works, then the strategy has worked."""
+    """When a fetch fails twice and then works, then the strategy has succeeded and does not count
+    as failed."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 2
@@ -268,8 +271,8 @@ def test_strategy_works_after_two_failures() -> None:
 
 
 def test_attempts_are_counted_per_strategy() -> None:
-    """When `retry` has failed three times and the replacement fails twice, then `recover` is not
-    given up."""
+    """When `retry` has failed three times and the fetch of the replacement fails twice, then
+    `recover` is not given up."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 5
@@ -280,8 +283,8 @@ def test_attempts_are_counted_per_strategy() -> None:
 
 
 def test_failures_before_a_loss_do_not_count_for_the_replacement() -> None:
-    """When forming groups fails in `retry` because of a rank that is then lost, and fails once more
-    with its replacement, then the attempts with the replacement are counted anew."""
+    """When forming process groups fails in `retry`, another rank is then lost, and forming fails
+    once more in `recover`, then the attempts of `recover` are counted from zero."""
     job = trained(attempts=2)
     job.script.failures[0, "regroup"] = ["a peer has closed its connection"] * 2
     job.fault(1, "network")
@@ -316,7 +319,8 @@ def test_joining_fault_resets_the_count_of_failures() -> None:
 
 
 def test_failed_first_groups_open_an_incident() -> None:
-    """When forming the first groups fails, then it is tried again as an incident with a number."""
+    """When forming the first process groups of a job fails, then they are formed again in an
+    incident that has a number."""
     job = ScriptedJob(2)
     job.script.failures[1, "regroup"] = ["the store is gone"]
     job.start()
@@ -358,8 +362,8 @@ def test_repeated_report_of_a_fault_is_no_failure_of_the_strategy() -> None:
 
 
 def test_repeated_numeric_fault_loads_an_earlier_checkpoint() -> None:
-    """When the same step has a numeric fault again, no rank keeps copies and a checkpoint is early
-    enough, then all ranks load it."""
+    """When the same step has a numeric fault again, no rank keeps copies and there is a checkpoint
+    of an earlier step, then all ranks load this checkpoint."""
     job = trained()
     job.checkpointed(2)
     for _ in range(2):
@@ -369,8 +373,8 @@ def test_repeated_numeric_fault_loads_an_earlier_checkpoint() -> None:
 
 
 def test_repeated_memory_fault_does_not_go_back() -> None:
-    """When a memory fault occurs again, then the process is replaced and no rank goes back,
-    although earlier copies are kept."""
+    """When a memory fault occurs again, then the process is replaced. No rank goes back to an
+    earlier step, although the ranks keep copies of earlier steps."""
     job = trained(keeps=1)
     for _ in range(2):
         job.fault(2, "memory")
@@ -381,8 +385,8 @@ def test_repeated_memory_fault_does_not_go_back() -> None:
 
 
 def test_numeric_fault_after_a_rollback_replaces_the_process() -> None:
-    """When going back one step has not helped, then no rank goes back again, and the rank's process
-    is replaced."""
+    """When a numeric fault occurs again after all ranks have gone back one step, then no rank goes
+    back again, and the process of the faulty rank is replaced."""
     job = trained(keeps=3)
     for _ in range(4):
         job.fault(2, "numeric")
@@ -398,7 +402,7 @@ def test_numeric_fault_after_a_rollback_replaces_the_process() -> None:
 
 def test_doubtful_copies_are_used_when_there_are_no_others() -> None:
     """When every rank reports wrong numbers and no earlier copy is kept, then training continues
-    with the present state, and this is logged."""
+    with the present state, and the log says so."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "numeric")
@@ -411,8 +415,8 @@ def test_doubtful_copies_are_used_when_there_are_no_others() -> None:
 
 
 def test_doubtful_copies_of_the_living_ranks_are_used() -> None:
-    """When every rank reports wrong numbers and one of them is lost, then the copies of the others
-    are still used."""
+    """When every rank reports wrong numbers and one rank is lost, then the present copies of the
+    other ranks are still used."""
     job = trained(enable={"scale_in", "dump"})
     for rank in range(4):
         job.fault(rank, "numeric")
@@ -424,7 +428,8 @@ def test_doubtful_copies_of_the_living_ranks_are_used() -> None:
 
 
 def test_damaged_memory_is_never_used() -> None:
-    """When the memory of every rank has failed, then its state is neither trained on nor saved."""
+    """When the memory of every rank has failed, then no rank continues from its state, and the
+    state is not saved."""
     job = trained()
     for rank in range(4):
         job.fault(rank, "memory")
@@ -439,8 +444,8 @@ def test_damaged_memory_is_never_used() -> None:
 
 
 def test_first_process_on_a_late_node_counts_once() -> None:
-    """When a rank had no place and gets one while advice is awaited, then its process there is the
-    first of those that it may have in this incident."""
+    """When a rank gets a place on a node that joins while plugins are asked, then its process there
+    is the first of the new processes that the rank may have in this incident."""
     job = trained(advised=True, placement={0: (0, 1, 2), 1: (3,)}, respawns=1)
     job.lose_node(1)
     job.settle()
@@ -471,8 +476,8 @@ def test_agent_without_ranks_and_room_changes_nothing() -> None:
 
 
 def test_freeze_names_all_causes_and_goes_to_ready_ranks() -> None:
-    """When ranks fail one after the other, then each freeze names every cause, and goes only to
-    ranks that can receive orders."""
+    """When ranks fail one after the other, then each freeze names all causes so far, and is sent
+    only to ranks that can receive orders."""
     job = trained(placement={0: (0, 1, 2, 3)})
     job.script.slow = {1, 2}
     job.kill(1)
@@ -493,7 +498,7 @@ def test_freeze_names_all_causes_and_goes_to_ready_ranks() -> None:
 
 
 def test_report_lists_every_replaced_rank() -> None:
-    """When other ranks are replaced together with the lost one, then the report lists them with the
+    """When other ranks are replaced together with a lost rank, then the report lists them with the
     reason. All ranks that are not listed have kept their processes."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, replace="node")
     job.kill(2)
@@ -511,8 +516,8 @@ def test_report_lists_every_replaced_rank() -> None:
 
 
 def test_plugin_that_is_silent_after_a_wait_is_not_asked_again() -> None:
-    """When a plugin asked for time and then gives no answer, then it is asked once more and not
-    again."""
+    """When a plugin has asked for time and gives no answer when it is asked again, then it is not
+    asked a third time."""
     job = trained(advised=True)
     job.fault(2, "memory")
     job.settle()
@@ -546,8 +551,8 @@ def test_built_in_strategy_replaces_no_further_ranks() -> None:
 
 
 def test_only_the_ready_successor_takes_over() -> None:
-    """When two ranks straggle and one successor is ready, then it takes over. The other successor
-    continues to start."""
+    """When two ranks straggle and only one successor is ready, then this successor takes over. The
+    other successor continues to start."""
     job = trained(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2})
     job.script.slow = {2}
     job.notice(2, "straggler")
@@ -607,8 +612,8 @@ def test_step_report_before_the_release_answer_does_not_end_the_pause() -> None:
 
 
 def test_successor_on_an_excluded_node_does_not_take_over_when_it_is_ready() -> None:
-    """When the node of a starting successor is excluded and its agent does not end it, then the
-    successor does not take over when it is ready. The next incident does not include it either."""
+    """When the node of a starting successor is excluded and its agent does not end the successor,
+    then the successor does not take over when it is ready, and not in the next incident either."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -629,7 +634,7 @@ def test_successor_on_an_excluded_node_does_not_take_over_when_it_is_ready() -> 
 
 
 def test_straggler_gets_another_successor_when_the_first_is_excluded() -> None:
-    """When a straggler dies after its successor was excluded with its node, then another process is
+    """When a straggler dies after the node of its successor was excluded, then another process is
     started for the rank."""
     job = trained(5, placement={0: (0, 1), 1: (2, 3), 2: (4,)}, spare={2: 1})
     job.script.slow = {3}
@@ -660,8 +665,8 @@ def test_freeze_cause_names_returning_ranks_in_order() -> None:
 
 
 def test_decision_waits_for_the_end_of_a_replaced_straggler() -> None:
-    """When a rank is lost before the end of a replaced straggler is reported, then no strategy is
-    chosen until this end is reported."""
+    """When a successor has taken over from a straggler whose end is not reported yet, and another
+    rank is lost, then no strategy is chosen until this end is reported."""
     job = trained(placement=TWO_NODES_WITH_ROOM, spare={2: 1})
     job.script.deaf = {1}
     job.notice(3, "straggler")
@@ -679,8 +684,8 @@ def test_decision_waits_for_the_end_of_a_replaced_straggler() -> None:
 
 
 def test_migration_fails_when_the_captured_state_of_a_straggler_is_lost() -> None:
-    """When a replaced straggler cannot be ended and its captured state cannot be recreated, then
-    `migrate` fails with a reason. The other ranks write a last checkpoint."""
+    """When a straggler cannot be ended and its rank-local state cannot be made anew, then `migrate`
+    fails with a reason. The other ranks write a last checkpoint."""
     job = trained(placement=TWO_NODES_WITH_ROOM, spare={2: 1}, derives=False)
     job.script.deaf = {1}
     job.notice(3, "straggler")

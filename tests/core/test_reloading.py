@@ -26,12 +26,12 @@ from tft.testing.scripted import ScriptedJob
 
 ALL = (0, 1, 2, 3)
 OWN = {f"part{rank}": (rank,) for rank in ALL}
-"""Each rank holds what no other has."""
+"""Each rank holds a shard that no other rank has."""
 
 
 def keeping(found: int = 2, **facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
-    Return a job after three steps whose ranks keep a checkpoint of step `found`.
+    Return a job after three steps whose ranks keep a checkpoint of step `found` themselves.
     """
     return trained(**{"groups": OWN, "finds": dict.fromkeys(ALL, found), **facts})
 
@@ -49,8 +49,9 @@ def go_through(job: ScriptedJob) -> None:
 
 
 def test_ranks_load_their_own_checkpoints_when_the_only_copy_is_lost() -> None:
-    """When the memory of the only holder of a shard fails and all ranks keep checkpoints, then they
-    form groups and load them. The report gives the lost steps."""
+    """When the memory of the only holder of a shard fails and all ranks keep checkpoints of their
+    own, then the ranks form process groups and load them. The report gives the number of lost
+    steps."""
     job = keeping()
     job.fault(1, "memory")
     job.settle()
@@ -69,8 +70,8 @@ def test_ranks_load_their_own_checkpoints_when_the_only_copy_is_lost() -> None:
 
 
 def test_rank_with_a_differing_checkpoint_is_replaced_after_two_attempts() -> None:
-    """When a rank finds a checkpoint that differs from the checkpoint of the other ranks, then all
-    ranks load once more. After the second failure, `recover` replaces the rank."""
+    """When a rank loads a checkpoint with another copy than the other ranks, then all ranks load
+    once more. After the second failure, `recover` replaces the rank."""
     job = keeping(groups={"dense": ALL, **OWN}, attempts=2)
     job.ranks[1].state.content = "wrong"
     job.fault(2, "memory")
@@ -82,8 +83,9 @@ def test_rank_with_a_differing_checkpoint_is_replaced_after_two_attempts() -> No
 
 
 def test_no_rank_loads_its_own_checkpoint_before_the_groups_are_formed() -> None:
-    """When one rank is not in the groups yet, then no rank is told to load, because a load may need
-    the other ranks. The groups are formed for step 0, because the step is not known."""
+    """When one rank has not formed its process groups yet, then no rank is told to load, because a
+    load may need the other ranks. The order to form groups names step 0, because the step is not
+    known yet."""
     job = keeping()
     job.script.muted = {(3, "regroup")}
     job.fault(1, "memory")
@@ -110,8 +112,8 @@ def test_successor_of_the_only_holder_loads_its_own_checkpoint() -> None:
 
 
 def test_ranks_load_an_earlier_own_checkpoint_after_a_polluted_fault() -> None:
-    """When every copy may have wrong values and tft knows no earlier checkpoint, then all ranks
-    load their own checkpoint from before the fault."""
+    """When every copy in memory may be polluted and tft knows no earlier checkpoint, then all ranks
+    load a checkpoint of their own from before the fault."""
     job = keeping(groups={})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -135,7 +137,7 @@ def test_copy_in_memory_is_used_before_own_checkpoints() -> None:
 
 
 def test_job_checkpoint_is_loaded_before_own_checkpoints() -> None:
-    """When a checkpoint of the job exists, then it is loaded first. When it cannot be read and
+    """When a checkpoint written by tft exists, then it is loaded first. When it cannot be read and
     there is no other, then the ranks load their own checkpoints."""
     job = keeping()
     job.checkpointed(1)
@@ -156,8 +158,8 @@ def test_job_checkpoint_is_loaded_before_own_checkpoints() -> None:
 
 @pytest.mark.parametrize("without", [1, 3])
 def test_no_own_checkpoint_is_loaded_when_one_rank_keeps_none(without: int) -> None:
-    """When one rank keeps no checkpoints, then no rank loads its own checkpoint, and the job ends
-    with the reason."""
+    """When one rank keeps no checkpoints of its own, then no rank loads its own checkpoint. The job
+    ends with the reason for which it cannot continue."""
     job = keeping(finds={rank: 2 for rank in ALL if rank != without})
     job.fault(0, "memory")
     job.settle()
@@ -170,7 +172,7 @@ def test_no_own_checkpoint_is_loaded_when_one_rank_keeps_none(without: int) -> N
 
 def test_shrunk_job_does_not_load_own_checkpoints() -> None:
     """When the job has shrunk, then its members do not load their own checkpoints, because these
-    checkpoints are of all ranks. The job ends."""
+    checkpoints need all ranks of the first size. The job ends."""
     pairs = {"first": (0, 2), "second": (1, 3)}
     job = keeping(
         groups=pairs, placement={0: (0, 1), 1: (2, 3)}, columns={0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)},
@@ -186,8 +188,8 @@ def test_shrunk_job_does_not_load_own_checkpoints() -> None:
 
 
 def test_faulty_rank_is_replaced_for_own_checkpoints_without_retry() -> None:
-    """When `retry` is not enabled and no process is lost, then `recover` replaces the faulty rank
-    and all ranks load. No rank leaves the job."""
+    """When `retry` is not enabled and no process is lost, then `recover` replaces the faulty rank,
+    and all ranks load their own checkpoints. No rank leaves the job."""
     job = keeping(enable=frozenset({"recover", "scale_in", "migrate", "scale_out", "dump"}))
     job.fault(1, "memory")
     job.settle()
@@ -198,8 +200,8 @@ def test_faulty_rank_is_replaced_for_own_checkpoints_without_retry() -> None:
 
 
 def test_last_checkpoint_is_preferred_to_own_checkpoints_of_unknown_step() -> None:
-    """When a link fails repeatedly and a replacement of its rank would lose the only copy of a
-    shard, then a last checkpoint is written. No rank loads its own checkpoint."""
+    """When a link fails repeatedly, and replacing its rank would lose the only copy of a shard,
+    then a last checkpoint is written. No rank loads its own checkpoint."""
     job = keeping()
     for _ in range(2):
         job.fault(1, "network")
@@ -212,7 +214,7 @@ def test_last_checkpoint_is_preferred_to_own_checkpoints_of_unknown_step() -> No
 
 
 def test_loss_of_captured_state_alone_ends_in_a_last_checkpoint() -> None:
-    """When all shards have a copy but the captured state of a lost rank is gone, then a last
+    """When all shards have a copy but the rank-local state of a lost rank is gone, then a last
     checkpoint is written. No rank loads its own checkpoint."""
     job = keeping(
         groups={}, derives=False, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1},
@@ -225,8 +227,9 @@ def test_loss_of_captured_state_alone_ends_in_a_last_checkpoint() -> None:
 
 
 def test_replaced_process_without_captured_state_ends_in_a_last_checkpoint() -> None:
-    """When a process with a successor ends without its captured state and all shards have a copy,
-    then a last checkpoint is written. No rank loads its own checkpoint."""
+    """When a successor takes over a rank, the first process ends without its captured rank-local
+    state and all shards have a copy, then a last checkpoint is written. No rank loads its own
+    checkpoint."""
     job = keeping(
         groups={}, derives=False, placement={0: (0, 1, 2, 3), 1: ()}, spare={1: 1},
         enable=frozenset({"migrate", "retry", "recover", "dump"}),
@@ -239,7 +242,7 @@ def test_replaced_process_without_captured_state_ends_in_a_last_checkpoint() -> 
 
 @pytest.mark.parametrize("why", ["not enabled", "no adaptor can"])
 def test_ranks_load_own_checkpoints_when_no_last_checkpoint_is_possible(why: str) -> None:
-    """When the captured state of a lost rank is gone and no last checkpoint can be written, then
+    """When the rank-local state of a lost rank is gone and no last checkpoint can be written, then
     all ranks load their own checkpoints."""
     able = ["retry", "recover", *(["dump"] if why == "not enabled" else [])]
     enabled = ["recover", *(["dump"] if why == "no adaptor can" else [])]
@@ -256,8 +259,8 @@ def test_ranks_load_own_checkpoints_when_no_last_checkpoint_is_possible(why: str
 
 
 def test_job_ends_when_scale_in_would_need_own_checkpoints() -> None:
-    """When only `scale_in` and `dump` are enabled and no copy is sound, then the job ends. No rank
-    loads its own checkpoint, because it is of all ranks."""
+    """When only `scale_in` and `dump` are enabled and no usable copy of a shard is left, then the
+    job ends. The ranks do not load their own checkpoints, because these need all ranks."""
     pairs = {"first": (0, 2), "second": (1, 3)}
     columns = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
     job = keeping(
@@ -276,8 +279,9 @@ def test_job_ends_when_scale_in_would_need_own_checkpoints() -> None:
 
 
 def test_job_fails_when_the_ranks_find_checkpoints_of_different_steps() -> None:
-    """When one rank finds a checkpoint of another step, then `retry` and `recover` fail with a
-    message that names both steps. No rank resumes and no last checkpoint is written."""
+    """When one rank finds a checkpoint of another step than the other ranks, then `retry` and
+    `recover` fail with a message that names both steps. No rank resumes and no last checkpoint is
+    written."""
     job = keeping(finds={0: 2, 1: 2, 2: 1, 3: 2})
     job.fault(1, "memory")
     job.settle()
@@ -292,8 +296,8 @@ def test_job_fails_when_the_ranks_find_checkpoints_of_different_steps() -> None:
 
 
 def test_no_state_is_copied_when_the_ranks_find_different_steps() -> None:
-    """When the ranks that find the same step hold all shards, then the others still do not copy
-    from them. The others lack their own captured state of that step."""
+    """When the ranks find checkpoints of different steps, then no rank copies state from another
+    rank. A rank that copies would still lack its own rank-local state of that step."""
     job = keeping(groups={}, finds={0: 2, 1: 2, 2: 1, 3: 2})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -302,8 +306,8 @@ def test_no_state_is_copied_when_the_ranks_find_different_steps() -> None:
 
 
 def test_own_checkpoint_from_after_a_polluted_fault_is_refused() -> None:
-    """When the found checkpoint is from after the values went wrong, then `retry` fails with a
-    message that says this."""
+    """When the ranks find a checkpoint of a step whose numbers may be polluted, then `retry` fails
+    with a message that says this."""
     job = keeping(3, groups={})
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -315,8 +319,8 @@ def test_own_checkpoint_from_after_a_polluted_fault_is_refused() -> None:
 
 
 def test_own_checkpoint_beyond_the_reached_step_is_refused() -> None:
-    """When the found checkpoint is of a later step than any rank has reached, then it is refused as
-    a checkpoint of another run."""
+    """When the ranks find a checkpoint of a later step than any rank has reached, then it is
+    refused as a checkpoint of another run."""
     job = keeping(40)
     job.fault(1, "memory")
     job.settle()
@@ -329,7 +333,7 @@ def test_own_checkpoint_beyond_the_reached_step_is_refused() -> None:
 
 def test_own_checkpoint_beyond_the_known_step_is_used_when_all_ranks_are_lost() -> None:
     """When all ranks are lost with their node before they reported their last step, then they
-    resume from the checkpoint that they find."""
+    resume from the checkpoint that they find themselves."""
     job = keeping(3, placement={0: ALL, 1: ()}, spare={1: 4})
     job.lose_node(0)
     job.reopen_store(2)
@@ -340,8 +344,8 @@ def test_own_checkpoint_beyond_the_known_step_is_used_when_all_ranks_are_lost() 
 
 
 def test_own_checkpoint_is_refused_before_the_first_step_is_complete() -> None:
-    """When memory fails before a step is complete, then the found checkpoint is refused as a
-    checkpoint of another run."""
+    """When memory fails before a step is complete and the ranks find a checkpoint, then it is
+    refused as a checkpoint of another run."""
     job = ScriptedJob(4, groups=OWN, finds=dict.fromkeys(ALL, 5)).start()
     job.fault(1, "memory")
     job.settle()
@@ -350,7 +354,8 @@ def test_own_checkpoint_is_refused_before_the_first_step_is_complete() -> None:
 
 
 def test_own_checkpoint_of_the_last_complete_step_loses_no_step() -> None:
-    """When the found checkpoint is of the last step that all ranks completed, then no step is lost."""
+    """When the ranks find a checkpoint of the last step that all ranks completed, then no step is
+    lost."""
     job = keeping(3)
     job.fault(1, "memory")
     job.settle()
@@ -359,8 +364,8 @@ def test_own_checkpoint_of_the_last_complete_step_loses_no_step() -> None:
 
 
 def test_own_checkpoint_of_a_step_finished_during_the_stop_is_used() -> None:
-    """When the ranks finish a step during the stop, then a checkpoint of that step is accepted,
-    also on a second attempt to load it."""
+    """When the ranks finish a step during the stop, then their own checkpoint of that step is
+    accepted, even at the second attempt to load it."""
     job = keeping(4)
     job.window(0)
     job.script.failures[3, "reload"] = ["the disk is away"]
@@ -372,8 +377,8 @@ def test_own_checkpoint_of_a_step_finished_during_the_stop_is_used() -> None:
 
 
 def test_own_checkpoint_without_a_reported_step_is_refused() -> None:
-    """When a resumed job reloads and a rank does not report the step of its checkpoint, then the
-    job ends with a reason that says this."""
+    """When a rank loads its own checkpoint and does not report the step of this checkpoint, then
+    the job ends with a reason that says this."""
     job = keeping(0, resume=("/old/7", 7))
     job.checkpointed(8)
     job.script.failures[0, "load"] = ["the disk is away"] * 9
@@ -385,8 +390,8 @@ def test_own_checkpoint_without_a_reported_step_is_refused() -> None:
 
 
 def test_own_checkpoint_is_used_although_it_is_later_than_a_guessed_step() -> None:
-    """When a fault occurs again and the step to return to is only a guess, then a found checkpoint
-    is used, although it is later than the guess."""
+    """When a fault occurs again and the step to return to is only a guess, then the checkpoint that
+    the ranks find is used, even if it is later than the guess."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = keeping(3, groups=groups, keeps=1, strategies=("retry", "dump"))
     for _ in range(2):
@@ -402,7 +407,7 @@ def test_own_checkpoint_is_used_although_it_is_later_than_a_guessed_step() -> No
 
 def test_ranks_wait_for_a_starting_successor_before_they_load() -> None:
     """When a straggler with the only copy of a shard is lost while its successor starts, then all
-    ranks wait for the successor and load the checkpoint that they find."""
+    ranks wait for the successor. Then they load the checkpoints that they find themselves."""
     job = keeping(placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 1})
     job.script.slow = {3}
     job.notice(3, "straggler")
@@ -439,8 +444,8 @@ def test_report_omits_a_cut_tail_after_own_checkpoints_are_loaded() -> None:
 
 
 def test_failed_load_of_an_own_checkpoint_is_repeated_and_reported() -> None:
-    """When a rank fails to read its checkpoint once, then all ranks load again. When it always
-    fails, then the next strategy is tried, and the reason for the failure is given."""
+    """When a rank fails once to read its own checkpoint, then all ranks load again. When it fails
+    every time, then the strategy fails, and the report gives the reason."""
     job = keeping()
     job.script.failures[3, "reload"] = ["the disk is away"]
     job.fault(1, "memory")
@@ -457,8 +462,8 @@ def test_failed_load_of_an_own_checkpoint_is_repeated_and_reported() -> None:
 
 
 def test_all_ranks_load_again_when_a_rank_dies_during_the_load() -> None:
-    """When a rank dies after only some ranks have loaded, then it is replaced and all ranks load
-    again. The loaded state is not copied to other ranks."""
+    """When a rank dies after only some ranks have loaded their own checkpoints, then it is replaced
+    and all ranks load again. The loaded state is not copied to other ranks."""
     job = keeping(groups={})
     job.script.muted = {(1, "reload")}
     job.fault(2, "numeric", polluted=True)
@@ -475,8 +480,8 @@ def test_all_ranks_load_again_when_a_rank_dies_during_the_load() -> None:
 
 
 def test_rank_that_hangs_in_the_load_is_replaced() -> None:
-    """When a rank does not answer that it has loaded, then its process is ended at the time limit
-    for repairs and replaced."""
+    """When a rank does not answer the order to load its own checkpoint, then its process is ended
+    at the time limit for repairs and replaced."""
     job = keeping()
     job.script.muted = {(1, "reload")}
     job.fault(0, "memory")
@@ -491,8 +496,8 @@ def test_rank_that_hangs_in_the_load_is_replaced() -> None:
 
 
 def test_process_that_lost_its_device_during_the_load_is_replaced() -> None:
-    """When the device context of a process that is to load is lost, then the process is ended and
-    replaced."""
+    """When a process is to load its own checkpoint and its device context is lost, then the process
+    is ended and replaced."""
     job = keeping()
     job.ranks[3].context_lost = True
     job.fault(1, "memory")
@@ -503,8 +508,8 @@ def test_process_that_lost_its_device_during_the_load_is_replaced() -> None:
 
 
 def test_loaded_state_is_a_source_for_the_next_repair() -> None:
-    """When the ranks have trained further from a found checkpoint, then the next memory fault is
-    repaired from copies of the new steps. No rank loads again."""
+    """When the ranks have loaded their own checkpoints and trained on, then the next memory fault
+    is repaired from copies of the new steps. No rank loads again."""
     job = keeping(groups={}, keeps=2)
     job.fault(2, "numeric")
     job.settle()
@@ -521,8 +526,8 @@ def test_loaded_state_is_a_source_for_the_next_repair() -> None:
 
 
 def test_later_job_checkpoint_is_removed_after_own_checkpoints_are_loaded() -> None:
-    """When all ranks roll back to a found checkpoint, then a later checkpoint of the job is no
-    longer used."""
+    """When all ranks roll back to a checkpoint that they found themselves, then a checkpoint of a
+    later step that tft has written is no longer used."""
     job = keeping(1, groups={})
     job.checkpointed(3)
     job.fault(2, "numeric", polluted=True)
@@ -543,8 +548,8 @@ def offered(job: ScriptedJob) -> dict[str, Offer]:
 
 
 def test_offer_to_plugins_says_that_the_step_is_not_known() -> None:
-    """When recovery plugins are asked, then the offer has no step and says that training continues
-    from a checkpoint that the ranks find themselves."""
+    """When the ranks would load their own checkpoints, then the offer to recovery plugins has no
+    step. It says that training continues from a checkpoint that the ranks find themselves."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -557,8 +562,8 @@ def test_offer_to_plugins_says_that_the_step_is_not_known() -> None:
 
 
 def test_plugin_may_replace_all_ranks_when_they_load_own_checkpoints() -> None:
-    """When a plugin replaces all processes and all ranks load a found checkpoint, then the advice
-    is followed, although no process with a copy is left."""
+    """When a plugin advises to replace all processes and all ranks load their own checkpoints, then
+    the advice is followed, although no process with a copy in memory is left."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()
@@ -571,8 +576,8 @@ def test_plugin_may_replace_all_ranks_when_they_load_own_checkpoints() -> None:
 
 
 def test_own_checkpoint_later_than_the_advised_step_is_refused() -> None:
-    """When a plugin allows no step later than step 1, then a found checkpoint of a later step is
-    not used."""
+    """When a plugin allows no step later than step 1, and the ranks find a checkpoint of a later
+    step, then this checkpoint is not used."""
     job = keeping(advised=True)
     job.fault(1, "memory")
     job.settle()

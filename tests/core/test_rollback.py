@@ -1,5 +1,6 @@
 """
-Which copies are sound, which ranks copy from which, and when all ranks return to an earlier step.
+Which copies are sound (not polluted), which ranks copy from which, and when all ranks return to an
+earlier step.
 """
 
 import pytest
@@ -33,8 +34,8 @@ SHARDS = {"first": (0, 2), "second": (1, 3)}
 
 @pytest.mark.parametrize("kind", ["memory", "corruption", "numeric"])
 def test_rank_with_suspect_memory_fetches_from_the_holders_of_its_shard(kind: FaultKind) -> None:
-    """When one rank has a memory, corruption or numeric fault, then only that rank fetches, from
-    the ranks that hold the same shard. No process is ended."""
+    """When one rank has a memory, corruption or numeric fault, then only that rank fetches its
+    state, from the ranks that hold the same shard. No process is ended."""
     job = trained(groups=SHARDS)
     job.fault(1, kind)
     job.settle()
@@ -58,8 +59,8 @@ def test_kept_copies_of_a_rank_with_a_memory_fault_are_not_used() -> None:
 
 
 def test_copies_from_before_a_memory_fault_are_not_used_after_its_repair() -> None:
-    """When a rank fetched its state after a memory fault, then its older copies are still not used.
-    In a later rollback, the rank fetches the step from the others."""
+    """When a rank has fetched its state after a memory fault, then its older kept copies are still
+    not used. In a later rollback, the rank fetches the step from the other ranks."""
     job = trained(keeps=2)
     job.fault(3, "memory")
     job.settle()
@@ -71,8 +72,8 @@ def test_copies_from_before_a_memory_fault_are_not_used_after_its_repair() -> No
 
 
 def test_copies_made_after_a_memory_repair_are_sound() -> None:
-    """When a rank has trained on after the repair of its memory, then the copies that it kept since
-    then are used like any others."""
+    """When a rank has trained on after the repair of its memory, then the copies that it has kept
+    since the repair are used like those of other ranks."""
     job = trained(keeps=1)
     job.fault(3, "memory")
     job.settle()
@@ -98,8 +99,8 @@ def test_all_ranks_load_a_checkpoint_when_the_only_holder_of_a_shard_fails() -> 
 @pytest.mark.parametrize("derives", [True, False])
 @pytest.mark.parametrize("lost", [1, 3])
 def test_all_ranks_load_again_when_a_rank_dies_during_the_load(lost: int, *, derives: bool) -> None:
-    """When a rank dies while some ranks have loaded the checkpoint and others have not, then all
-    ranks load it again. Their own state at that step is only in the checkpoint."""
+    """When a rank dies while only some ranks have loaded the checkpoint, then all ranks load it
+    again, because only the checkpoint has their rank-local state of that step."""
     job = trained(derives=derives)
     job.checkpointed(1)
     job.script.muted = {(1, "load")}
@@ -117,8 +118,8 @@ def test_all_ranks_load_again_when_a_rank_dies_during_the_load(lost: int, *, der
 
 
 def test_all_ranks_load_an_older_checkpoint_when_one_rank_cannot_read_the_newer() -> None:
-    """When one rank cannot read the newest checkpoint twice and an older one exists, then all ranks
-    load the older one."""
+    """When one rank fails twice to read the newest checkpoint and an older one exists, then all
+    ranks load the older one."""
     job = trained(derives=False)
     job.checkpointed(1)
     job.checkpointed(2)
@@ -134,8 +135,8 @@ def test_all_ranks_load_an_older_checkpoint_when_one_rank_cannot_read_the_newer(
 
 
 def test_checkpoint_that_completes_after_the_decision_is_loaded() -> None:
-    """When a checkpoint of a later step is complete only after the strategy was chosen, then all
-    ranks load that checkpoint, and the plan names its step."""
+    """When a checkpoint of a later step becomes complete only after the strategy was chosen, then
+    all ranks load this checkpoint, and the plan names its step."""
     job = trained()
     job.script.slow = {3}
     job.kill(3)
@@ -170,8 +171,8 @@ def test_report_omits_an_unread_copy_when_its_step_is_computed_again() -> None:
 
 
 def test_checkpoint_is_loaded_when_kept_copies_lack_a_shard() -> None:
-    """When the only holder of a shard dies and the other ranks keep copies, then the copies do not
-    contain that shard. The checkpoint is loaded."""
+    """When the only holder of a shard dies, then all ranks load the checkpoint. The kept copies of
+    the other ranks are not used, because they do not contain that shard."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.checkpointed(1)
     job.kill(0)
@@ -181,8 +182,8 @@ def test_checkpoint_is_loaded_when_kept_copies_lack_a_shard() -> None:
 
 
 def test_kept_copies_of_a_rank_with_a_numeric_fault_are_used() -> None:
-    """When the only holder of a shard has a numeric fault and keeps the step before, then all ranks
-    restore that step."""
+    """When the only holder of a shard has a numeric fault and keeps a copy of the step before, then
+    all ranks restore that step."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.fault(0, "numeric")
     job.settle()
@@ -194,8 +195,8 @@ def test_kept_copies_of_a_rank_with_a_numeric_fault_are_used() -> None:
 
 
 def test_ranks_that_are_one_step_ahead_restore_their_own_copy() -> None:
-    """When ranks have completed a step that the others cannot complete or fetch, then these ranks
-    restore their copies of the step before."""
+    """When some ranks have completed a step that the other ranks can neither complete nor fetch,
+    then the first ranks restore their kept copies of the step before."""
     job = trained(groups=SHARDS, keeps=1)
     for rank in (0, 2):
         job.window(rank)
@@ -212,8 +213,8 @@ def test_ranks_that_are_one_step_ahead_restore_their_own_copy() -> None:
 
 
 def test_polluted_step_makes_all_ranks_restore_the_step_before() -> None:
-    """When the last update may have spread a numeric fault, then no copy of that step is used. All
-    ranks restore the step before and compute the step again."""
+    """When the last update may have spread a numeric fault to all ranks, then no copy of that step
+    is used. All ranks restore the step before and compute the step again."""
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -229,8 +230,8 @@ def test_polluted_step_makes_all_ranks_restore_the_step_before() -> None:
 
 
 def test_rank_with_a_polluted_memory_fault_fetches_the_earlier_step() -> None:
-    """When a memory fault may have spread, then its rank has no sound copy and fetches the earlier
-    step from the copies of the others."""
+    """When a memory fault may have spread to all ranks, then its rank has no sound copy. It fetches
+    the earlier step from the kept copies of the other ranks."""
     job = trained(keeps=1)
     job.fault(2, "memory", polluted=True)
     job.settle()
@@ -241,8 +242,8 @@ def test_rank_with_a_polluted_memory_fault_fetches_the_earlier_step() -> None:
 
 
 def test_new_process_fetches_the_earlier_step_in_a_rollback() -> None:
-    """When a rank dies in the incident in which all ranks roll back, then its new process fetches
-    the earlier step."""
+    """When a rank dies in an incident in which all ranks roll back, then its new process fetches
+    the earlier step from the other ranks."""
     job = trained(keeps=1)
     job.fault(2, "numeric", polluted=True)
     job.kill(0)
@@ -254,8 +255,8 @@ def test_new_process_fetches_the_earlier_step_in_a_rollback() -> None:
 
 
 def test_all_ranks_go_back_behind_the_earliest_of_two_pollutions() -> None:
-    """When two ranks report pollution in different steps, then all ranks go back behind the earlier
-    one."""
+    """When two ranks report pollution in different steps, then all ranks go back to the step before
+    the earlier pollution."""
     job = trained(keeps=3)
     job.window(1)
     job.close(1)
@@ -281,8 +282,8 @@ def test_older_checkpoint_is_loaded_when_the_newest_is_polluted() -> None:
 
 
 def test_checkpoint_after_the_rollback_step_is_not_loaded_later() -> None:
-    """When all ranks rolled back behind the newest checkpoint and trained on, then a later fault
-    loads the checkpoint before it."""
+    """When all ranks have rolled back to a step before the newest checkpoint and trained on, then a
+    later fault does not load this checkpoint, but the one before it."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1)
     job.checkpointed(1)
     job.checkpointed(3)
@@ -296,7 +297,7 @@ def test_checkpoint_after_the_rollback_step_is_not_loaded_later() -> None:
 
 
 def test_job_fails_without_a_checkpoint_when_every_copy_may_be_polluted() -> None:
-    """When every copy may be polluted, then the job fails with a reason, and no checkpoint is
+    """When every copy may be polluted, then the job fails with a reason, and no last checkpoint is
     saved."""
     job = trained()
     job.fault(2, "numeric", polluted=True)
@@ -325,8 +326,8 @@ def test_network_faults_do_not_hide_a_polluted_numeric_fault() -> None:
 
 
 def test_pollution_noticed_from_outside_rolls_all_ranks_back() -> None:
-    """When an outside observer notices polluted numbers of a rank, then all ranks restore the step
-    before."""
+    """When an outside observer reports that the numbers of a rank are polluted, then all ranks
+    restore the step before."""
     job = trained(keeps=1)
     job.notice(1, "numeric", "the loss of rank 1 has diverged", polluted=True)
     job.settle()
@@ -335,8 +336,8 @@ def test_pollution_noticed_from_outside_rolls_all_ranks_back() -> None:
 
 @pytest.mark.parametrize("noticed", [False, True])
 def test_known_step_of_a_pollution_selects_the_checkpoint_to_load(*, noticed: bool) -> None:
-    """When the last sound step before a pollution is known, then all ranks load the newest
-    checkpoint that is not later. Later checkpoints are not loaded any more."""
+    """When the last step before a pollution is known, then all ranks load the newest checkpoint
+    that is not later than this step. Later checkpoints are never loaded again."""
     job = trained()
     for step in (1, 2, 3):
         job.checkpointed(step)
@@ -353,8 +354,9 @@ def test_known_step_of_a_pollution_selects_the_checkpoint_to_load(*, noticed: bo
 
 
 def test_all_ranks_go_back_when_the_last_report_of_the_polluted_rank_is_old() -> None:
-    """When numbers are noticed to be wrong after step 2 and the last report of the rank is older,
-    then all ranks restore step 2. They may have completed later steps."""
+    """When the state of a rank is reported as wrong after step 2, and the rank's own last report is
+    of an earlier step, then all ranks restore step 2. They may have completed later steps since
+    that report."""
     job = trained(keeps=2)
     assert job.machine._job.ranks.states[2].position.step == 1
     job.notice(2, "numeric", not_after=2)
@@ -369,8 +371,8 @@ def test_all_ranks_go_back_when_the_last_report_of_the_polluted_rank_is_old() ->
 def test_earliest_limit_of_two_pollutions_selects_the_step(
     limits: tuple[int | None, int | None], step: int
 ) -> None:
-    """When two ranks report different limits for the last sound step, or one reports only a
-    pollution, then all ranks restore a step within both limits."""
+    """When two ranks report pollution, each with or without its last correct step, then all ranks
+    restore a step that is early enough for both reports."""
     job = trained(keeps=3)
     for rank, not_after in zip((1, 2), limits, strict=True):
         job.fault(rank, "numeric", polluted=not_after is None, not_after=not_after)
@@ -379,8 +381,8 @@ def test_earliest_limit_of_two_pollutions_selects_the_step(
 
 
 def test_limit_beyond_the_current_step_affects_only_its_rank() -> None:
-    """When a rank reports wrong numbers after a step that no rank has reached, then only that rank
-    fetches the state. No batch is skipped."""
+    """When a rank reports wrong numbers after a step that no rank has completed, then only that
+    rank fetches the state. No batch is skipped."""
     job = trained(skip_batch=True)
     job.checkpointed(1)
     job.fault(2, "numeric", not_after=9)
@@ -391,8 +393,8 @@ def test_limit_beyond_the_current_step_affects_only_its_rank() -> None:
 
 
 def test_step_completed_by_the_other_ranks_after_the_last_sound_step_is_skipped() -> None:
-    """When a rank reports its last sound step and the other ranks have completed one more, then
-    they roll back to that step, and the batch is skipped."""
+    """When a rank reports its last correct step and the other ranks have completed one more step,
+    then they roll back to that step, and the batch of the further step is skipped."""
     job = trained(skip_batch=True, keeps=1)
     for rank in (0, 1, 3):
         job.close(rank)
@@ -416,8 +418,8 @@ def test_job_fails_when_no_checkpoint_is_older_than_the_pollution() -> None:
 
 @pytest.mark.parametrize("says", ["that it goes on", "what it has trained"])
 def test_late_report_of_a_pollution_rolls_all_ranks_back(says: str) -> None:
-    """When the report of a resumed rank arrives only after a new round began, then its pollution
-    still counts, and all ranks restore an earlier step."""
+    """When the report that a rank has resumed arrives only after a new round began, then a
+    pollution of this rank still counts, and all ranks restore an earlier step."""
     job = trained(keeps=2)
     job.script.muted = {(1, "resume")}
     job.kill(1)
@@ -440,8 +442,8 @@ def test_late_report_of_a_pollution_rolls_all_ranks_back(says: str) -> None:
 
 
 def test_pollution_of_a_rank_that_did_not_resume_is_ignored() -> None:
-    """When a new process fails to resume and is then noticed to have bad numbers, then no rank goes
-    back, because that process took no part in training."""
+    """When a new process fails to resume and is then reported to have wrong numbers, then no rank
+    goes back, because that process took no part in training."""
     job = trained(keeps=2)
     job.script.failures[1, "resume"] = ["the script is gone"]
     job.kill(1)
@@ -464,8 +466,8 @@ def test_pollution_of_a_rank_that_did_not_resume_is_ignored() -> None:
 
 
 def test_repeated_numeric_fault_at_one_step_goes_one_step_further_back() -> None:
-    """When the same step has a numeric fault again after a retry, then all ranks restore the step
-    before that, if they keep it."""
+    """When the same step has a numeric fault again after a retry, then all ranks go one step
+    further back, if they keep copies of that step."""
     job = trained(keeps=1)
     for _ in range(2):
         job.fault(2, "numeric")
@@ -507,8 +509,8 @@ def test_repeated_numeric_fault_replaces_the_process_without_kept_copies() -> No
 
 
 def test_further_step_back_is_dropped_when_no_copy_of_it_is_left() -> None:
-    """When a repeated fault suggests an earlier step but no rank keeps a needed copy of it any
-    more, then the job does not end, and follows `retry`."""
+    """When a repeated fault suggests to go back to an earlier step, but a copy that this needs is
+    gone, then the job does not end. It follows `retry` from the present step."""
     job = trained(groups={"own": (0,), "rest": (1, 2, 3)}, keeps=1, strategies=("retry", "dump"))
     for _ in range(2):
         job.fault(2, "numeric")
@@ -523,8 +525,8 @@ def test_further_step_back_is_dropped_when_no_copy_of_it_is_left() -> None:
 
 
 def test_step_limit_of_a_plugin_is_not_dropped() -> None:
-    """When a suggested earlier step was dropped and a plugin then requires an earlier step, then
-    that limit stays. The job fails when the step is not available."""
+    """When a suggested earlier step was dropped, and a plugin then requires an earlier step, then
+    the limit of the plugin is kept. The job fails when no state of such a step can be loaded."""
     groups = {"own": (0,), "rest": (1, 2, 3)}
     job = trained(groups=groups, keeps=1, advised=True, strategies=("retry", "dump"), attempts=1)
     job.fault(2, "numeric")
@@ -550,8 +552,8 @@ def test_step_limit_of_a_plugin_is_not_dropped() -> None:
 
 
 def test_batches_up_to_the_failing_one_are_skipped_when_the_policy_says_so() -> None:
-    """When the policy sets `skip_batch` and all ranks roll back from a polluted step, then the
-    batches up to and including the failing one are skipped."""
+    """When the policy sets `skip_batch` and all ranks roll back because of a polluted step, then
+    the batches up to and including the failing one are skipped."""
     job = trained(keeps=1, skip_batch=True)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -560,8 +562,8 @@ def test_batches_up_to_the_failing_one_are_skipped_when_the_policy_says_so() -> 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_no_batch_is_skipped_without_a_rollback_of_all_ranks(wanted: bool) -> None:
-    """When a memory fault does not roll all ranks back, then no batch is skipped, for either value
-    of `skip_batch`."""
+    """When a memory fault does not make all ranks roll back, then no batch is skipped, whether
+    `skip_batch` is set or not."""
     job = trained(keeps=1, skip_batch=wanted)
     job.fault(2, "memory")
     job.settle()
@@ -582,8 +584,8 @@ def test_two_batches_are_skipped_when_a_numeric_fault_repeats() -> None:
 
 
 def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
-    """When a rank cannot restore its kept copy, then it fetches the step in the next round. The
-    rank with the numeric fault, whose answer was cut off, fetches too."""
+    """When one rank cannot restore its kept copy, then it fetches the step in the next round. The
+    rank with the numeric fault fetches too, because its answer that it has restored was cut off."""
     job = trained(keeps=1)
     job.script.failures[1, "restore"] = ["digest differs"]
     job.fault(2, "numeric", polluted=True)
@@ -600,8 +602,8 @@ def test_rank_that_cannot_restore_its_copy_fetches_it() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "network", "process", "hang", "node"])
 def test_fault_noticed_from_outside_has_the_step_of_the_rank(kind: FaultKind) -> None:
-    """When an outside observer notices a fault of a training rank, then the report has the step
-    that the rank was in."""
+    """When an outside observer reports a fault of a training rank, then the report of the incident
+    has the step that the rank was in."""
     job = trained(steps=7, placement={0: (0, 1, 2), 1: (3,)}, spare={0: 1})
     job.notice(3, kind)
     job.settle()

@@ -1,6 +1,6 @@
 """
-The strategies recover and dump: where a lost process is replaced, and which checkpoint is saved if
-it cannot be.
+The strategies `recover` and `dump`: where a lost process is replaced, and which checkpoint is saved
+if it cannot be replaced.
 """
 
 import pytest
@@ -32,9 +32,9 @@ CAN_ONLY_DUMP = frozenset({"dump"})
 
 
 def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
-    """When an operator requests a last checkpoint, then all ranks stop at one step and the
-    lowest-placed holder saves the state. Each rank saves its own part, one commits, and the job
-    ends as `dumped`."""
+    """When an operator requests a last checkpoint, then all ranks stop at one step and the lowest
+    holder saves the shard. Each rank saves its rank-local state, one rank commits, and the result
+    is `dumped`."""
     job = trained()
     job.stop(0)
     job.settle()
@@ -68,8 +68,8 @@ def test_requested_dump_ends_with_a_last_checkpoint_and_code_3() -> None:
 
 
 def test_dump_waits_for_a_rank_that_is_in_its_update() -> None:
-    """When a dump is requested while one rank is in its update of step 4, then all ranks finish
-    step 4, and step 4 is saved."""
+    """When a last checkpoint is requested while one rank is in its update of step 4, then all ranks
+    finish step 4, and step 4 is saved."""
     job = trained()
     job.window(2)
     job.stop(0)
@@ -79,8 +79,8 @@ def test_dump_waits_for_a_rank_that_is_in_its_update() -> None:
 
 
 def test_dump_requested_in_an_incident_does_not_wait_for_the_successor() -> None:
-    """When a dump is requested while a killed rank is replaced, then the survivors save without the
-    new process. They also write the captured state of the lost rank."""
+    """When a last checkpoint is requested while a killed rank is replaced, then the survivors save
+    without the new process. They also write the captured rank-local state of the lost rank."""
     job = trained()
     job.script.slow = {1}
     job.kill(1)
@@ -107,8 +107,8 @@ def test_first_request_to_end_decides_the_result() -> None:
 
 
 def test_dump_before_any_rank_is_ready_saves_nothing() -> None:
-    """When a dump is requested before any rank is ready, then nothing is saved and the job ends as
-    `failed` with code 4."""
+    """When a last checkpoint is requested before any rank is ready, then nothing is saved and the
+    job ends as `failed` with code 4."""
     job = ScriptedJob(2)
     job.lead(1)
     job.stop(0)
@@ -121,8 +121,8 @@ def test_dump_before_any_rank_is_ready_saves_nothing() -> None:
 
 
 def test_rank_past_the_saved_step_restores_its_copy_before_it_saves() -> None:
-    """When only the holders of one shard are a step further, then the step that every shard has is
-    saved. A rank past this step restores its kept copy first."""
+    """When only the holders of one shard have completed a further step, then the step that all
+    shards have is saved. A rank that is past this step restores its kept copy first."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(groups=groups, keeps=1, enable=CAN_ONLY_DUMP)
     for rank in (0, 1):
@@ -141,8 +141,8 @@ def test_rank_past_the_saved_step_restores_its_copy_before_it_saves() -> None:
 
 
 def test_last_checkpoint_uses_a_kept_copy_when_the_last_update_is_polluted() -> None:
-    """When values went wrong and the last update may have spread them, then the kept copy of the
-    step before is saved."""
+    """When numbers went wrong and the last update may have spread them to all ranks, then the kept
+    copy of the step before is saved."""
     job = trained(keeps=1, enable=CAN_ONLY_DUMP)
     job.fault(2, "numeric", polluted=True)
     job.settle()
@@ -199,8 +199,8 @@ def test_job_fails_when_no_holder_can_write_the_last_checkpoint() -> None:
 
 
 def test_other_rank_commits_after_all_ranks_save_again_when_a_commit_fails() -> None:
-    """When the committing rank fails, then all ranks save once more and another rank commits. The
-    failed rank saves too, because only this rank has its rank-local state."""
+    """When the rank that commits fails, then all ranks save once more and another rank commits. The
+    failed rank saves too, because no other rank has its rank-local state."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.script.failures[1, "commit"] = ["OSError: stale file handle"]
     job.kill(0)
@@ -225,8 +225,8 @@ def test_job_fails_when_no_rank_can_commit_the_last_checkpoint() -> None:
 
 
 def test_saver_that_hangs_is_ended_and_another_holder_writes_its_part() -> None:
-    """When the saver does not answer in time, then it is ended with its last words. Another holder
-    writes its part only after the end of the saver is known."""
+    """When a rank that saves does not answer in time, then it is asked for its stacks and ended.
+    Another holder writes its part only after the end of that process is known."""
     job = trained(enable=CAN_ONLY_DUMP, save=90.0)
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -245,8 +245,8 @@ def test_saver_that_hangs_is_ended_and_another_holder_writes_its_part() -> None:
 def test_second_death_during_a_dump_makes_the_remaining_ranks_save_again(
     order: type[Save | Commit],
 ) -> None:
-    """When another rank dies while the survivors save or commit, then the remaining ranks save all
-    state, including the parts of both lost ranks."""
+    """When another rank dies while the survivors save or commit, then the remaining ranks save
+    everything again, including the parts of both lost ranks."""
     job = trained(enable=CAN_ONLY_DUMP)
     job.kill(0)
     while not job.orders(order):
@@ -262,7 +262,7 @@ def test_second_death_during_a_dump_makes_the_remaining_ranks_save_again(
 
 
 def test_dump_fails_when_the_last_holder_of_a_shard_dies() -> None:
-    """When the only holder of a shard dies while it saves, then no checkpoint is reported, and the
+    """When the only holder of a shard dies while it saves, then no checkpoint is committed, and the
     reason names the shard."""
     groups = {"a": (0, 1), "b": (2, 3)}
     job = trained(groups=groups, enable=CAN_ONLY_DUMP)
@@ -281,7 +281,7 @@ def test_dump_fails_when_the_last_holder_of_a_shard_dies() -> None:
 
 def test_other_nodes_write_the_last_checkpoint_when_a_node_is_lost() -> None:
     """When a whole node is lost while the last checkpoint is written, then the ranks of the other
-    nodes write it."""
+    nodes write all of it."""
     job = trained(placement=TWO_NODES, enable=CAN_ONLY_DUMP)
     job.script.muted = {(1, "save")}
     job.kill(0)
@@ -321,7 +321,8 @@ def test_rank_that_dies_during_a_last_checkpoint_is_not_started_again() -> None:
 
 
 def test_shards_to_save_are_spread_over_the_nodes_when_enabled() -> None:
-    """When the last checkpoint is to be spread, then each of two nodes writes one of two shards."""
+    """When the policy spreads the last checkpoint over the nodes, then each of two nodes writes one
+    of two shards."""
     groups = {"a": (0, 2), "b": (1, 3)}
     job = trained(groups=groups, placement=TWO_NODES, enable=CAN_ONLY_DUMP, spread_savers=True)
     job.stop(0)
@@ -330,8 +331,8 @@ def test_shards_to_save_are_spread_over_the_nodes_when_enabled() -> None:
 
 
 def test_agents_get_the_end_at_the_decision_and_after_the_last_rank() -> None:
-    """When the outcome is decided, then the agents are told the grace of the ranks. When the last
-    rank has left, then they are told that the job is over."""
+    """When the outcome is decided, then the agents get an order to end with the grace of the ranks.
+    When the last rank has left, then they get it again."""
     job = trained()
     job.stop(0)
     job.settle()
@@ -341,7 +342,7 @@ def test_agents_get_the_end_at_the_decision_and_after_the_last_rank() -> None:
 
 
 def test_job_ends_when_ranks_do_not_answer_the_end_order() -> None:
-    """When the ranks do not answer the end order, then the job is over after at most three times
+    """When the ranks do not answer the order to end, then the job is over after at most three times
     their grace."""
     job = trained()
     job.script.muted = {(r, "end") for r in range(4)}
@@ -379,7 +380,7 @@ def test_ranks_of_a_lost_node_start_on_a_node_with_room() -> None:
 
 
 def test_lost_process_is_started_again_on_its_own_node() -> None:
-    """When only a process is lost, then its successor starts on the same node, also when another
+    """When only a process is lost, then its replacement starts on the same node, even if another
     node has room."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.kill(3)
@@ -388,8 +389,8 @@ def test_lost_process_is_started_again_on_its_own_node() -> None:
 
 
 def test_job_is_dumped_when_a_node_has_too_little_room_for_the_lost_ranks() -> None:
-    """When a lost node had two ranks and another node has room for one, then `recover` fails and a
-    last checkpoint is written. The reason names the lost node."""
+    """When a lost node had two ranks and another node has room for only one, then `recover` fails
+    and a last checkpoint is written. The reason names the lost node."""
     job = trained(placement=WITH_ROOM, spare={2: 1}, enable=frozenset({"recover", "dump"}))
     job.lose_node(1)
     job.settle()
@@ -400,7 +401,7 @@ def test_job_is_dumped_when_a_node_has_too_little_room_for_the_lost_ranks() -> N
 
 
 def test_moved_rank_is_started_again_on_its_new_node() -> None:
-    """When a rank that moved to another node dies there, then its successor starts on that node."""
+    """When a rank that moved to another node dies there, then its next process starts on that node."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     job.settle()
@@ -482,8 +483,8 @@ def test_whole_node_policy_replaces_no_process_when_the_job_ends() -> None:
 
 
 def test_rank_lost_and_replaced_again_with_its_node_has_one_fault() -> None:
-    """When a rank is lost and later another rank of its node is lost under the whole-node policy,
-    then the first rank has one fault in the report."""
+    """When the policy replaces whole nodes, and a rank is lost and replaced, and another rank of
+    its node is lost after that, then the first rank has one fault in the report."""
     job = trained(placement=TWO_NODES, replace="node")
     job.kill(2)
     while not job.orders(Regroup):
@@ -509,8 +510,8 @@ def test_whole_node_policy_keeps_processes_on_the_node_with_room() -> None:
 
 
 def test_rank_is_started_at_most_three_times_in_one_incident() -> None:
-    """When the successor of a rank dies repeatedly, then the job ends after the third start with a
-    last checkpoint. The reason gives the number of deaths."""
+    """When the replacement of a rank dies repeatedly, then the job ends after the third start with
+    a last checkpoint. The reason gives the number of deaths."""
     job = trained(enable=frozenset({"recover", "dump"}))
     for _ in range(4):
         job.kill(1)
@@ -522,8 +523,8 @@ def test_rank_is_started_at_most_three_times_in_one_incident() -> None:
 
 
 def test_each_incident_counts_deaths_separately() -> None:
-    """When a rank dies twice and the job was healthy between the deaths, then the count of the
-    second incident begins at zero."""
+    """When a rank dies twice and the job was healthy between the deaths, then the second incident
+    counts deaths from zero."""
     job = trained(respawns=1)
     for _ in range(2):
         job.kill(1)
@@ -602,8 +603,8 @@ def test_all_ranks_load_a_checkpoint_when_the_only_holder_is_lost() -> None:
 
 
 def test_job_ends_when_a_checkpoint_cannot_be_loaded_repeatedly() -> None:
-    """When the load of a checkpoint fails repeatedly, then the job ends with the reason and does
-    not try without limit."""
+    """When the load of a checkpoint fails repeatedly, then the job does not try without limit. It
+    ends with the reason."""
     groups = {"a": (0, 1), "b": (2,), "c": (3,)}
     job = trained(groups=groups)
     job.checkpointed(2)
@@ -634,8 +635,8 @@ def test_job_fails_and_names_the_lost_shard_without_a_checkpoint() -> None:
 
 
 def test_all_members_form_groups_under_a_new_name_after_a_loss() -> None:
-    """When groups are formed after the loss of a node, then one order under a new name goes to all
-    members, and no member is left out."""
+    """When process groups are formed after the loss of a node, then one order goes to all members.
+    It has a new name for the groups, and leaves no member out."""
     job = trained(placement=WITH_ROOM, spare={2: 2})
     job.lose_node(1)
     job.settle()
@@ -651,7 +652,7 @@ def test_all_members_form_groups_under_a_new_name_after_a_loss() -> None:
 @pytest.mark.parametrize("kind", ["process", "hang"])
 def test_rank_with_an_externally_reported_loss_or_hang_is_replaced(kind: str) -> None:
     """When an external report says that a rank has lost its process or hangs, then the rank is
-    ended and replaced. The report has this one fault with the given words."""
+    ended and replaced. The report has only this fault, with the text of the external report."""
     job = trained()
     job.notice(2, "process" if kind == "process" else "hang", "its container is gone")
     job.settle()
@@ -667,8 +668,8 @@ def test_rank_with_an_externally_reported_loss_or_hang_is_replaced(kind: str) ->
 
 
 def test_externally_reported_network_fault_forms_the_groups_again() -> None:
-    """When an external report says that a link is broken, then the groups are formed again with all
-    processes."""
+    """When an external report says that a link is broken, then the process groups are formed again,
+    and all processes are kept."""
     job = trained()
     job.notice(2, "network", "port 7 is down")
     job.settle()
@@ -679,7 +680,7 @@ def test_externally_reported_network_fault_forms_the_groups_again() -> None:
 
 
 def test_externally_reported_software_fault_ends_in_a_dump() -> None:
-    """When an external report says that the program is wrong, then the job ends with a last
+    """When an external report says that the script has a bug, then the job ends with a last
     checkpoint."""
     job = trained()
     job.notice(2, "software", "the data set is empty")
@@ -704,8 +705,8 @@ def test_external_report_of_an_unknown_or_starting_rank_is_ignored() -> None:
 
 
 def test_job_does_not_wait_for_a_process_on_a_node_that_is_excluded() -> None:
-    """When a node is excluded while a process starts there, then the job does not wait for this
-    process, and `scale_in` is used."""
+    """When a node is reported as faulty and excluded while a process starts there, then the job
+    does not wait for this process. The ranks of the node leave by `scale_in`."""
     job = trained(placement=TWO_NODES)
     job.script.slow = {3}
     job.kill(3)

@@ -3,8 +3,7 @@ Known weaknesses of MindIO TFT, another fault-tolerance system, and the behaviou
 cases.
 
 `ROWS` lists every weakness that we know, by its number in our notes. Each entry names a test below
-or elsewhere that shows the better behaviour. An entry without a test is a sentence that says what
-tft does not do either.
+or in another file that shows the better behaviour.
 """
 
 from collections.abc import Callable
@@ -106,9 +105,9 @@ def test_each_listed_weakness_names_a_test_that_exists() -> None:
 
 @pytest.mark.parametrize("first", [True, False], ids=["link first", "link last"])
 def test_network_fault_does_not_hide_a_second_fault(first: bool) -> None:
-    """The weakness: one network fault among the faults was enough to regard the state as sound.
-    When a link breaks and a rank also has a polluted state, a memory fault or a dead process, then
-    the repair for that second fault is done."""
+    """The weakness: with one network fault among the faults, the state of all ranks was regarded as
+    correct. When a link breaks and a rank also has a polluted state, a memory fault or a dead
+    process, then the repair for that second fault is done."""
     needs: list[tuple[Callable[[ScriptedJob], None], str]] = [
         (lambda job: job.fault(2, "numeric", polluted=True), "Restore"),
         (lambda job: job.fault(2, "memory"), "Fetch"),
@@ -147,7 +146,7 @@ def test_rank_is_repaired_after_any_kind_of_fault_in_its_update(kind: FaultKind)
 def test_job_does_not_wait_for_a_step_that_only_the_lost_rank_had() -> None:
     """The weakness: the job had to continue from the highest step of all ranks, lost ranks
     included, and ended if a rank could not reach that step. When only the lost rank completed a
-    step, then all ranks continue from the step that every shard has."""
+    step, then all ranks continue from the highest step of which every shard has a copy."""
     job = trained(groups=SHARDS)
     job.window(3)
     job.close(3)
@@ -161,9 +160,9 @@ def test_job_does_not_wait_for_a_step_that_only_the_lost_rank_had() -> None:
 
 
 def test_copied_state_that_fails_verification_is_not_used() -> None:
-    """The weakness: only the step number was compared. When a copied state fails verification, then
-    the state is copied again and training does not resume with it. After three failures the process
-    is replaced."""
+    """The weakness: copied state was verified only by its step number. When a copied state fails
+    verification, then the state is copied again and training does not resume with it. After three
+    failures the process is replaced."""
     job = trained()
     job.fault(1, "memory")
     job.script.failures[1, "fetch"] = ["digest differs"] * 3
@@ -178,8 +177,8 @@ def test_copied_state_that_fails_verification_is_not_used() -> None:
 
 
 def test_copies_are_taken_from_the_ranks_that_report_them() -> None:
-    """The weakness: the holders of a copy were computed from the group size, correctly only for
-    sizes that divide evenly. When five ranks hold three shards unevenly, then a replaced rank
+    """The weakness: the holders of a copy were computed from the group size, which was correct only
+    for sizes that divide evenly. When five ranks hold three shards unevenly, then a replaced rank
     copies from exactly the ranks that report its shards. If no rank has a shard, the failure names
     this shard."""
     groups = {"a": (0, 3), "b": (1, 3, 4), "c": (2, 4)}
@@ -208,8 +207,8 @@ def test_copies_are_taken_from_the_ranks_that_report_them() -> None:
 
 def test_kept_copies_are_used_for_repairs_and_for_saves() -> None:
     """The weakness: the ranks had copies of the step before, but the controller ignored these
-    copies. When only a kept copy makes a step complete, then the controller uses it for a repair
-    and for a save."""
+    copies. When all shards of a step are only available with a kept copy, then the controller uses
+    this copy for a repair and for a save."""
     for enable in ("retry", "dump"):
         job = trained(groups=SHARDS, keeps=1, enable=frozenset({enable}))
         for rank in (0, 2):
@@ -224,9 +223,9 @@ def test_kept_copies_are_used_for_repairs_and_for_saves() -> None:
 
 
 def test_lost_rank_removes_only_the_ranks_of_its_column() -> None:
-    """The weakness: the removal of ranks handled one kind of group and ignored the other kinds.
-    When a rank leaves, then only the ranks of its column leave too. All remaining ranks are told
-    which ranks are missing."""
+    """The weakness: the removal of ranks handled one kind of process group and ignored the other
+    kinds. When a rank leaves, then only the ranks of its model replica leave too. All remaining
+    ranks are told which ranks are missing."""
     job = trained(
         6,
         placement={0: (0, 1, 2, 3), 1: (4,), 2: (5,)},
@@ -242,8 +241,8 @@ def test_lost_rank_removes_only_the_ranks_of_its_column() -> None:
 
 def test_process_that_was_not_ordered_does_not_become_a_replacement() -> None:
     """The weakness: a process that died and came back quickly was regarded as the same process.
-    When a process claims a rank that is held, then it is refused. When the holder has died, then
-    its end is an incident, even if another process comes at once."""
+    When a process claims a rank that another process holds, then it is refused. When the holder has
+    died, then its end is an incident, even if another process claims the rank at once."""
     job = trained()
     claim = Joined(
         rank=2, incarnation=0, world=4, pid=77, started=5, host="h", address="h:9", adaptor="fake",
@@ -313,8 +312,8 @@ def test_rank_0_is_recovered_like_any_other_rank(strategy: str) -> None:
 )  # fmt: skip
 def test_next_controller_continues_from_the_state_of_the_last_one(state: str) -> None:
     """The weakness: a controller that took over could only save and end. When another controller
-    leads in any state, then it repeats the unanswered orders in its own epoch. The job reaches the
-    same result as without the change."""
+    takes over in any state, then it repeats the unanswered orders in its own epoch. The job reaches
+    the same result as without the change of controllers."""
     job = trained(advised=True)
     job.script.slow = {1}
     if state in ("pausing", "paused"):
@@ -388,8 +387,8 @@ def test_hanging_training_thread_is_found_although_its_process_answers() -> None
 
 
 def test_each_order_has_its_own_deadline() -> None:
-    """The weakness: one limit for all orders was too short to save and far too long to freeze. When
-    an order is not answered, then the controller acts after the limit of that order."""
+    """The weakness: all orders had one limit, too short for a save and far too long for a freeze.
+    When an order is not answered, then the controller acts after the limit of that order."""
     limits: dict[OrderName, float] = {
         "freeze": 2.0, "stop": 10.0, "regroup": 60.0, "fetch": 300.0, "rebuild": 120.0,
         "rollback": 300.0, "resume": 60.0,
@@ -435,8 +434,8 @@ def test_failed_order_is_answered_before_its_deadline(name: OrderName) -> None:
 @pytest.mark.parametrize("name", ["regroup", "fetch", "rebuild", "resume"])
 def test_request_to_end_does_not_wait_for_an_order_that_hangs(name: OrderName) -> None:
     """The weakness: a rank handled one message after the other, and a request to end had to wait.
-    When the end is requested while an order hangs on every rank, then a new round begins at once.
-    """
+    When the end of the job is requested while an order hangs on every rank, then a new round begins
+    at once."""
     job = trained()
     job.script.muted = {(r, name) for r in range(4)}
     job.fault(1, "memory")
@@ -458,7 +457,7 @@ def test_transition_table_covers_every_event_in_every_state() -> None:
 
 
 def test_faults_are_handled_after_one_rank_has_finished() -> None:
-    """The weakness: after one rank had ended, later faults were not handled. When one rank has
+    """The weakness: faults were not handled any more after one rank had ended. When one rank has
     finished and another rank dies in its last step, then the dead rank is replaced and all ranks
     complete."""
     job = trained()
@@ -476,9 +475,9 @@ def test_faults_are_handled_after_one_rank_has_finished() -> None:
 
 
 def test_repeated_reports_count_once() -> None:
-    """The weakness: one additional report made a counter miss its target. When ranks, nodes and the
-    store repeat every report, then the repetitions cause no orders, and the next death is
-    recovered."""
+    """The weakness: one repeated report made a counter of reports miss its target. When ranks,
+    nodes and the rendezvous store repeat every report, then the repetitions cause no orders. The
+    next death of a rank is recovered."""
     job = trained()
     for one in job.ranks.values():
         job.join(one)
@@ -493,8 +492,8 @@ def test_repeated_reports_count_once() -> None:
 
 
 def test_round_numbers_may_exceed_sixteen_bits() -> None:
-    """The weakness: orders were numbered in sixteen bits, and after the last number nothing worked.
-    When the job has more rounds than that, then it continues."""
+    """The weakness: orders were numbered with sixteen bits, and after the last number no order was
+    possible. When the job has more rounds than sixteen bits can count, then it continues."""
     job = trained(2)
     job.machine.incident.round = 70_000
     for _ in range(3):
@@ -508,8 +507,9 @@ def test_round_numbers_may_exceed_sixteen_bits() -> None:
 
 
 def test_rank_without_a_pending_answer_is_not_ended_by_elapsed_time() -> None:
-    """The weakness: ages were measured with the wall clock, and a change of that clock killed every
-    rank. When a day passes between two events and no answer is pending, then nothing follows."""
+    """The weakness: elapsed times were measured with the wall clock, and a change of that clock
+    killed every rank. When a day passes between two events and no answer is pending, then no order
+    is sent."""
     job = trained()
     assert job.machine.next_deadline() is None
     job.now += 86_400.0
@@ -535,9 +535,9 @@ def test_state_survives_when_one_rank_cannot_leave_its_loop() -> None:
 
 
 def test_lost_store_is_replaced_by_the_store_of_another_node() -> None:
-    """The weakness: the address of a second store was read incorrectly. When the node of the
-    rendezvous store is lost and another node opens a store, then the groups are formed at that
-    second store."""
+    """The weakness: the address of a second rendezvous store was read incorrectly. When the node of
+    the store is lost and another node has opened a store, then the process groups are formed at
+    that second store."""
     job = trained(placement={0: (0, 1), 1: (2, 3)}, columns=COLUMNS)
     job.report(StoreOpened(node=1, host="other", port=7, at=job.now))
     job.lose_node(0)
@@ -547,7 +547,8 @@ def test_lost_store_is_replaced_by_the_store_of_another_node() -> None:
 
 def test_other_strategies_stay_possible_after_a_failed_migration() -> None:
     """The weakness: after a failed migration no other strategy could be chosen, not even a save.
-    When the successors die again and again, then `dump` is still offered and works."""
+    When a rank was migrated and its new processes die again and again, then `dump` is still offered
+    and works."""
     job = trained(placement={**TWO_NODES, 2: ()}, spare={2: 1}, respawns=1, advised=True)
     job.notice(3, "straggler")
     job.settle()
@@ -597,9 +598,9 @@ def test_next_incident_does_not_inherit_facts_of_the_last_one() -> None:
 
 
 def test_requests_do_not_overwrite_each_other() -> None:
-    """The weakness: a request was kept in one place, and the next request overwrote it. When a
-    pause is requested in an incident, a second rank dies and advice comes late, then the pause and
-    the recovery of both ranks take place."""
+    """The weakness: there was room for only one request, and the next request overwrote it. When a
+    pause is requested in an incident, a second rank dies and advice comes late, then both ranks are
+    recovered, and the job pauses after that."""
     job = trained(advised=True)
     job.kill(1)
     job.settle()
@@ -619,8 +620,8 @@ def test_requests_do_not_overwrite_each_other() -> None:
 
 
 def test_job_without_copies_uses_its_last_checkpoint() -> None:
-    """The limit: redundancy costs memory. When no rank has a copy of another rank's state, then a
-    death costs the steps since the last checkpoint, and the job continues."""
+    """The limit: copies of the state on other ranks cost memory. When no rank has a copy of another
+    rank's state, then a death costs the steps since the last checkpoint, and the job continues."""
     job = trained(groups={f"s{rank}": (rank,) for rank in range(4)})
     job.checkpointed(2)
     job.kill(0)
@@ -649,8 +650,8 @@ def test_rank_that_dies_before_the_first_step_is_replaced(order: type[RankOrder]
 
 
 def test_a_lost_process_is_replaced_without_a_scheduler() -> None:
-    """The limit: only an external scheduler could order a new process. When no recovery plugin
-    advises, then the lost process is replaced without advice."""
+    """The limit: only an external scheduler could order a new process. When there is no recovery
+    plugin, then a lost process is replaced without advice."""
     job = trained()
     job.kill(1)
     job.settle()
@@ -660,9 +661,9 @@ def test_a_lost_process_is_replaced_without_a_scheduler() -> None:
 
 
 def test_job_grows_by_each_column_that_comes_back() -> None:
-    """The limit: after `scale_in` a job could only grow to its first size. When two columns have
-    left and one comes back, then this column is added. The other column is added when it comes
-    back."""
+    """The limit: after `scale_in` a job could only grow to its first size in one step. When two
+    ranks have left and one comes back, then this rank is added. The other rank is added when it
+    comes back."""
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,)})
     for node in (1, 2):
         job.lose_node(node)
@@ -682,9 +683,9 @@ def test_job_grows_by_each_column_that_comes_back() -> None:
               "rolling back", "resuming", "pausing", "paused"],
 )  # fmt: skip
 def test_request_to_end_is_obeyed_in_every_state(state: str) -> None:
-    """The limit: a request to end was ignored, or ended the process without a save. When the
-    request comes in any state, then a last checkpoint is written, and the ranks leave with exit
-    code 143."""
+    """The limit: a request to end was ignored, or ended the process without a save. When a request
+    to end comes in any state, then a last checkpoint is written, and the ranks leave with exit code
+    143."""
     job = trained(advised=True)
     job.script.slow = {1}
     if state in ("pausing", "paused"):
