@@ -151,8 +151,8 @@ class Job:
 
     def begin(self) -> "Job":
         """
-        Form the groups, rebuild the models, and roll back to step 0, so that training can begin.
-        Return the job.
+        Form the process groups, rebuild the models, and roll back to step 0, so that training can
+        begin. Return the job.
         """
         self.form()
         self.all("build")

@@ -1,5 +1,6 @@
 """
-A source in a process of its own, whose shard counts as one on a device: give.py JOB MEGABYTES.
+A program that serves a shard to other processes. Its tensor counts as one on a device: give.py JOB
+MEGABYTES.
 
 It prints its address, and serves the shard until its standard input ends.
 """
@@ -15,7 +16,7 @@ from tft.transfer import ShardServer
 
 def main() -> None:
     """
-    Serve one tensor of so many megabytes.
+    Serve a shard with one tensor of the given number of megabytes.
     """
     job, size = sys.argv[1], int(sys.argv[2]) << 20
     memory.in_place = lambda tensor: False

@@ -35,7 +35,7 @@ PATIENCE = 30.0
 WIDTH = 256
 
 INFINITE = 3
-"""After so many steps there is one with infinite gradients, where losses are scaled."""
+"""After this number of steps, one step has infinite gradients, if the recipe scales the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +49,28 @@ class Recipe:
     wrapped: bool = True
     wrapper: dict[str, Any] = field(default_factory=dict)  # Any: arguments of DDP
     backwards: int = 1
-    """Micro-batches of a step, each with its own all-reduces."""
+    """The number of micro-batches of a step. Each has its own all-reduces."""
     staged: bool = False
-    """The wrapper is the only stage of a pipeline, with two micro-batches a step and one sum."""
+    """True if the wrapper is the only stage of a pipeline that has two micro-batches a step and
+    all-reduces once."""
     scaled: bool = False
-    """The loss is scaled, one step has infinite gradients and is left out, and there is a moving average."""
+    """True if the loss is scaled. One step then has infinite gradients and is skipped, and there is
+    a moving average."""
     copies: int = 0
-    """Of each share of a `ReplicaOptimizer`; 0: an ordinary optimizer."""
+    """The number of copies of each share of a `ReplicaOptimizer`. 0 means an ordinary optimizer."""
     dtype: torch.dtype = torch.float32
     gradients: torch.dtype | None = None
-    """Where they have another type than the parameters. DDP refuses that, so there is none, and the
-    all-reduces run after the backward."""
+    """The type of the gradients, if it is not that of the parameters. DDP refuses such gradients,
+    so there is no DDP, and the gradients are all-reduced after the backward pass."""
     compiled: bool = False
-    """The model that is handed over is compiled; with the backend that makes nothing of it, which needs no
-    compiler."""
+    """True if the model that is handed over is compiled. The backend changes nothing in it and
+    needs no compiler."""
     own_steps: bool = False
-    """In each step some parameters have no gradient, other ones each time: an optimizer that counts the steps
-    of each has another count of each."""
+    """True if in each step other parameters have no gradient, so that an optimizer counts different
+    numbers of steps for them."""
     make: Callable[[], Made] | None = None
-    """What is made over the groups, in the place of all of the above."""
+    """A factory that makes the model over process groups. If it is given, most other fields are not
+    used."""
 
 
 class Net(nn.Module):
@@ -102,7 +105,7 @@ class Net(nn.Module):
 
 class Batches:
     """
-    Random batches that depend only on the rank and the position in the data.
+    Random batches that depend only on the rank and on the position in the data.
     """
 
     def __init__(self, rank: int) -> None:
@@ -111,7 +114,7 @@ class Batches:
 
     def next(self) -> Tensor:
         """
-        Advance the position by one and return the batch there.
+        Advance the position by one and return the batch at the new position.
         """
         self._position += 1
         generator = torch.Generator().manual_seed(1000 * self._rank + self._position)
@@ -207,7 +210,7 @@ class Actor:
 
     def contributing(self) -> None:
         """
-        Note the step and capture the rank-local state before the rank contributes to a sum.
+        Note the step and capture the rank-local state before the rank contributes to an all-reduce.
 
         The adaptor calls this method in place of the session method with the same name.
         """
@@ -262,7 +265,8 @@ class Actor:
 
     def train(self, last: int) -> list[tuple[str, str]]:
         """
-        Train up to step `last`. Return the loss of each step and a digest of its summed gradients.
+        Train up to step `last`. Return the loss of each step and a digest of its all-reduced
+        gradients.
         """
         told = []
         while self.step < last:
@@ -345,10 +349,10 @@ class Actor:
 
     def meet(self) -> None:
         """
-        Scale the gradients by the norm of the whole model, which all ranks sum together.
+        Scale the gradients by the norm of the whole model, which is all-reduced over all ranks.
 
-        Scripts that clip gradients do the same. Without this sum, groups that all-reduce separately
-        could be one step apart.
+        Scripts that clip gradients do the same. Without this all-reduce, groups that all-reduce
+        separately could be one step apart.
         """
         grads = [local(p.grad) for p in self.net.parameters() if p.grad is not None]
         norm = torch.stack([grad.square().sum() for grad in grads]).sum()
@@ -379,7 +383,7 @@ class Actor:
 
     def clear(self) -> None:
         """
-        Drop all references to the model and let the adaptor clear the groups.
+        Drop all references to the model and let the adaptor clear the process groups.
 
         A session does the same after an exception has left the training loop.
         """
@@ -421,7 +425,7 @@ class Actor:
         """
         Save one shard with `torch.save`, as a script's own function would.
 
-        Also write the extra bytes that the adaptor stores beside such a file.
+        Also write the additional bytes that the adaptor stores beside such a file.
         """
         whole = self.optimizer
         own = whole.optim if isinstance(whole, ReplicaOptimizer) else whole
@@ -496,7 +500,8 @@ class Actor:
 
     def damage(self) -> None:
         """
-        Overwrite the parameters with NaN and clear the optimizer state, so the state is wrong.
+        Overwrite the parameters with NaN, clear the optimizer state and step the scheduler, so that
+        the whole state is wrong.
         """
         with torch.no_grad():
             for parameter in self.net.parameters():
@@ -507,7 +512,7 @@ class Actor:
 
     def all_reduce(self) -> float:
         """
-        Sum ones over all ranks, and return the first element of the sum.
+        All-reduce a tensor of ones over all ranks, and return its first element.
         """
         ones = torch.ones(100_000)
         dist.all_reduce(ones)

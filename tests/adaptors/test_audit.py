@@ -1,6 +1,6 @@
 """
 The audit of a training loop with the state of the PyTorch adaptor: which habits of the loop the
-audit reports, and which it does not.
+audit reports, and which it does not report.
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -153,7 +153,7 @@ class Loop:
 
     def end_step(self, *, leaves: bool = False) -> None:
         """
-        End the tail of the step. `leaves` says that the loop itself ends here.
+        End the tail of the step. `leaves` says that the rank leaves its loop at this point.
         """
         self.audit.step_ends(self.step, leaves=leaves)
         self.state.end_step()
@@ -183,8 +183,9 @@ def said(logs: Logs) -> list[tuple[str, str]]:
 
 
 def test_tail_that_draws_random_numbers_is_reported_once() -> None:
-    """When the tail of a step draws random numbers, then the audit reports once the generators and
-    the lines of the tail. Later incidents are marked as inexact."""
+    """When the tail of a step draws random numbers, then the audit reports this once, with the
+    generators and the first and last line of the tail. The reports of later incidents say that they
+    are inexact."""
     loop = Loop(rng=("torch", "numpy"))
 
     def train() -> None:
@@ -204,8 +205,8 @@ def test_tail_that_draws_random_numbers_is_reported_once() -> None:
 
 
 def test_data_loader_without_a_generator_in_the_tail_is_reported() -> None:
-    """When a tail iterates over a data loader without its own generator, then the audit reports it.
-    With its own generator, the audit reports nothing."""
+    """When a tail iterates over a data loader that has no generator of its own, then the audit
+    reports it. If the loader has its own generator, the audit reports nothing."""
     for generator, found in ((None, ["draws"]), (torch.Generator(), [])):
         loop = Loop()
         loader = DataLoader(
@@ -222,8 +223,8 @@ def test_data_loader_without_a_generator_in_the_tail_is_reported() -> None:
 
 
 def test_only_rank_0_reports_a_finding_of_all_ranks() -> None:
-    """When rank 1 finds a habit that all ranks have, then rank 1 reports nothing, but marks later
-    incidents as inexact."""
+    """When rank 1 finds a habit that all ranks have, then rank 1 reports nothing, because rank 0
+    does. It still records that later incidents are inexact."""
     loop = Loop(rank=1)
 
     def train() -> None:
@@ -240,8 +241,8 @@ def test_only_rank_0_reports_a_finding_of_all_ranks() -> None:
 
 def test_state_changed_after_a_collective_in_the_tail_is_reported() -> None:
     """When the tail changes the learning rate after a collective, then the audit reports the change
-    with the collective's line. Changes before the collective are not reported, and torch's methods
-    are restored."""
+    with the line of the collective. Changes before the collective are not reported. Afterwards
+    torch's methods are restored."""
     before = dict(vars(dist.ProcessGroup))
     loop = Loop()
 
@@ -291,7 +292,7 @@ def failing(loop: Loop) -> ConnectionError:
 
 
 def test_collective_fault_that_leaves_the_loop_is_not_reported() -> None:
-    """When an exception with a failed collective as its cause leaves the loop, then the audit
+    """When an exception that was caused by a failed collective leaves the loop, then the audit
     reports nothing."""
     loop = Loop()
 
@@ -306,8 +307,9 @@ def test_collective_fault_that_leaves_the_loop_is_not_reported() -> None:
 
 
 def test_collective_fault_caught_in_the_tail_is_reported_by_each_rank() -> None:
-    """When the loop continues after a failed collective, even after the audited steps, then each
-    such rank reports it. Later incidents are marked as inexact."""
+    """When the loop catches the exception of a failed collective and continues, even after the
+    audited steps, then each such rank reports it. The reports of later incidents say that they are
+    inexact."""
     loop = Loop(rank=1)
 
     def train() -> None:
@@ -327,8 +329,9 @@ def test_collective_fault_caught_in_the_tail_is_reported_by_each_rank() -> None:
 
 
 def test_rank_that_caught_a_fault_leaves_the_loop_before_the_step_ends() -> None:
-    """When a rank must leave the loop and its tail has caught a fault, then the rank leaves before
-    the step ends. The line in the report is that of the failed collective."""
+    """When the tail of a rank has caught the exception of a failed collective, and the rank must
+    leave the loop, then it leaves before the step ends. The line in the report is that of the
+    failed collective."""
     loop = Loop()
 
     def train() -> None:
@@ -347,8 +350,8 @@ def test_rank_that_caught_a_fault_leaves_the_loop_before_the_step_ends() -> None
 
 
 def test_average_updated_at_the_head_of_the_loop_is_reported() -> None:
-    """When an average is updated at the head of the loop, then the audit reports it. Changes there
-    of learning rate, scheduler, settings and modes are not reported."""
+    """When a moving average is updated at the head of the loop, then the audit reports it. Changes
+    of learning rate, scheduler, settings and modes at the head are not reported."""
     loop = Loop()
 
     def train() -> None:
@@ -369,8 +372,8 @@ def test_average_updated_at_the_head_of_the_loop_is_reported() -> None:
 
 
 def test_loop_without_end_step_gets_the_advice_to_call_it() -> None:
-    """When a loop without `session.end_step` changes state after its window, then the report
-    advises to call `session.end_step`."""
+    """When a loop that does not call `session.end_step` changes state after its update window, then
+    the report advises to call `session.end_step`."""
     loop = Loop(tails=False)
 
     def train() -> None:
@@ -384,8 +387,8 @@ def test_loop_without_end_step_gets_the_advice_to_call_it() -> None:
 
 
 def test_first_step_with_end_step_is_not_reported() -> None:
-    """When a loop calls `session.end_step` for the first time after its first window, then the
-    changes before that call belong to the tail and are not reported."""
+    """When a loop calls `session.end_step` for the first time after its first update window, then
+    the changes before that call belong to the tail and are not reported."""
     loop = Loop(tails=False)
 
     def train() -> None:
@@ -423,8 +426,8 @@ def test_parameters_changed_in_the_backward_pass_are_reported() -> None:
 
 
 def test_strict_audit_raises_in_any_step() -> None:
-    """When the audit is strict, then a habit raises `UsageError` with its sentence, even after the
-    first steps."""
+    """When the audit is strict, then a habit that it finds raises `UsageError` with the text of the
+    finding, even after the first steps."""
     loop = Loop(strict=True)
 
     def train() -> None:
@@ -455,7 +458,8 @@ def test_habit_that_begins_after_the_audited_steps_is_not_reported() -> None:
 
 
 def test_state_changed_between_two_entries_of_the_loop_is_not_reported() -> None:
-    """When the loop is left and entered again with another state, then the audit reports nothing."""
+    """When the loop is left, the state is changed, and the loop is entered again, then the audit
+    reports nothing."""
     loop = Loop()
 
     def train() -> None:

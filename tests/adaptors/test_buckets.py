@@ -38,8 +38,8 @@ def test_ddp_with_unsupported_options_is_refused(
 
 
 def test_ddp_rebuilt_with_other_buckets_is_refused(job: NewJob) -> None:
-    """When `wrap` builds a DDP with other buckets after an incident, then the rebuild fails, so
-    that the job does not continue with other bits."""
+    """When `wrap` builds a DDP with other gradient buckets after an incident, then the rebuild
+    fails, because the job would no longer be bit for bit the same."""
     one = job(1).ranks[0]
     one.ask("train", 2)
     one.tell("call", rebuild_as, {"bucket_cap_mb": 0.5})

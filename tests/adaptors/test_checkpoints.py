@@ -1,6 +1,6 @@
 """
-Last checkpoints: a new tft process and a process with plain torch both continue with the same
-results.
+Last checkpoints: a new tft process and a process with plain torch both load them and continue with
+the same results.
 """
 
 import subprocess
@@ -68,8 +68,8 @@ print(*train(model, optimizer, scheduler, range(3, 7)))
 
 
 def test_plain_torch_loads_a_checkpoint_and_gets_equal_losses(tmp_path: Path) -> None:
-    """When a script without tft loads the model, optimizer and scheduler, then its next losses are
-    equal to those of the saved job."""
+    """When a script without tft loads the model, optimizer and scheduler from a checkpoint, then
+    its next losses are equal to those of the saved job."""
     namespace: dict[str, Any] = {}
     exec(BUILD, namespace)
     model, optimizer, scheduler = namespace["build"]()
@@ -152,9 +152,9 @@ def test_resumed_job_is_bitwise_equal(
 def test_job_resumed_with_the_scripts_own_functions_is_bitwise_equal(
     job: NewJob, tmp_path: Path
 ) -> None:
-    """When the script's own functions save and load, then a resumed job keeps its order of reducing
-    gradients. All later losses, gradients and digests are equal to those without the interruption.
-    """
+    """When the script's own functions save and load the shards, then a resumed job reduces
+    gradients in the same order as before. All later losses, gradients and digests are equal to
+    those without the interruption."""
     saved = job(3, Recipe(norm="batch"))
     saved.all("train", 3)
     local_states = saved.all("local_state", 3)
@@ -176,7 +176,7 @@ def test_job_resumed_with_the_scripts_own_functions_is_bitwise_equal(
 
 
 def test_repeated_save_removes_files_of_an_earlier_attempt(tmp_path: Path) -> None:
-    """When a save is repeated, then no file of the earlier attempt is left among its files."""
+    """When a save is repeated, then it removes the files of the earlier attempt from its directory."""
     model = torch.nn.Linear(2, 2)
     state = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
     (tmp_path / "dense").mkdir()

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 class Module:
     """
-    The module of a device kind with two devices. The current one is 0.
+    The module that torch would have for a device kind with two devices. The current device is 0.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Module:
 
     def draw(self, place: int) -> bytes:
         """
-        Draw from the generator of a device.
+        Draw from the generator of one device.
         """
         self.states[place] = xxhash.xxh3_128_digest(self.states[place])
         return self.states[place]
@@ -111,7 +111,7 @@ def on_second() -> StateStore:
 
 def test_the_generator_of_the_device_that_has_the_model_is_kept(module: Module) -> None:
     """When the model is on a device that is not the current one, then the state of that device's
-    generator is captured and restored, and the current device's is left alone."""
+    generator is captured and restored. The generator of the current device is not changed."""
     state = on_second()
     module.draw(1)
     captured = state.capture()
@@ -123,7 +123,8 @@ def test_the_generator_of_the_device_that_has_the_model_is_kept(module: Module) 
 
 
 def test_digests_see_the_generator_of_the_device(module: Module) -> None:
-    """When a generator of the model's device moves, then the digest of the generators changes."""
+    """When a random number is drawn on the model's device, then the digest of the generators
+    changes."""
     state = on_second()
     before = state.digests()["rng"]
     module.draw(1)
@@ -131,7 +132,8 @@ def test_digests_see_the_generator_of_the_device(module: Module) -> None:
 
 
 def test_generators_of_another_number_of_devices_are_refused(module: Module) -> None:
-    """When a captured state has the generators of another number of devices, then it is refused."""
+    """When a captured state has generators for another number of devices than this rank has, then
+    it is refused."""
     model = nn.Linear(2, 2)
     plain = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, None)
     with pytest.raises(OrderRefused, match="the generators of 0 devices, but this rank has"):
@@ -141,8 +143,8 @@ def test_generators_of_another_number_of_devices_are_refused(module: Module) -> 
 def test_a_factory_that_seeds_leaves_the_generators_of_devices_alone(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a factory calls `torch.manual_seed`, which seeds all devices alike, then each rank's
-    generators are its own again afterwards."""
+    """When a factory calls `torch.manual_seed`, which seeds all devices alike, then the generators
+    of the rank afterwards have the states that they had before."""
     accelerator = SimpleNamespace(
         current_accelerator=lambda check_available=False: torch.device("cuda"),
         device_count=lambda: 2,
@@ -173,8 +175,8 @@ def test_devices_that_cannot_be_recovered_are_refused(
 
 
 def test_the_backend_follows_from_the_device() -> None:
-    """When tensors are on the CPU and on an accelerator, then the accelerator decides, and groups
-    get both backends."""
+    """When tensors are on the CPU and on an accelerator, then the accelerator is the device of the
+    job, and process groups get a backend for each of the two."""
     tensors: list[Any] = [
         SimpleNamespace(device=torch.device(place)) for place in ("cpu", "xpu:1", "xpu:0")
     ]
@@ -187,8 +189,9 @@ def test_the_backend_follows_from_the_device() -> None:
 def test_a_setting_that_ends_processes_stays_and_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When the user has set a variable with which torch ends processes, then it stays, and a warning
-    names it. The others are set."""
+    """When the user has set an environment variable that makes torch end processes on errors, then
+    it is not changed, and a warning names it. Variables that the user has not set get the values
+    that tft needs."""
     monkeypatch.setattr(os, "environ", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
     with capture_logs() as logs:
         device.prepare_environment(Devices("cuda", (torch.device("cuda", 0),)))
@@ -199,8 +202,9 @@ def test_a_setting_that_ends_processes_stays_and_is_reported(
 def test_a_slow_abort_does_not_cut_the_connections_of_later_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When an abort of device groups is still going on while other groups are formed, then it cuts no
-    connection afterwards. An abort that ends in time cuts gloo's connections, once."""
+    """When other groups are formed while an abort of device groups is still going on, then the
+    abort cuts no connection when it ends. An abort that ends before cuts gloo's connections, once.
+    """
     begun, goes_on, cuts = threading.Event(), threading.Event(), []
 
     def abort(groups: object, devices: object) -> None:
@@ -283,12 +287,12 @@ OF_MEGATRON = frozenset(
         "external_cuda_graph", "nccl_communicator_config_path",
     }
 )  # fmt: skip
-"""Names of Megatron, which has them on every kind of device."""
+"""Names in Megatron's own code that contain a kind of device but are used on every kind."""
 
 
 def test_only_one_file_of_the_adaptors_knows_a_kind_of_device() -> None:
-    """When the code of the adaptors for torch is read, then no kind of device and no backend of one
-    is named outside of `device.py`, apart from Megatron's own names."""
+    """When the code of the adaptors for torch is read, then only `device.py` names a kind of device
+    or its backend. Megatron's own names are an exception."""
     found = []
     for path in sorted(ROOT.glob("adaptors/tft_pytorch/*.py")) + sorted(
         ROOT.glob("adaptors/tft_megatron/*.py")
@@ -314,8 +318,8 @@ def test_only_one_file_of_the_adaptors_knows_a_kind_of_device() -> None:
 
 
 def test_a_job_on_a_device_says_that_none_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
-    """When training begins on a device, then one line says that this version was never run on one.
-    On the CPU nothing is said."""
+    """When training begins on a device other than the CPU, then one line says that recovery was
+    tested on a simulated device only. On the CPU nothing is said."""
     device.tell_unseen(Devices())
     device.tell_unseen(Devices("npu", (torch.device("cuda", 0),)))
     (line,) = capsys.readouterr().err.splitlines()
@@ -324,8 +328,8 @@ def test_a_job_on_a_device_says_that_none_was_seen(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("megabytes", [128, pytest.param(1024, marks=pytest.mark.soak)])
 def test_a_source_needs_two_pieces_of_memory_for_each_receiver(megabytes: int) -> None:
-    """When four receivers fetch a shard of a device at once, and digest and drop it, then the memory
-    of the source grows by its pieces of host memory, not by the shard."""
+    """When four receivers fetch a shard that is on a device at the same time, then the host memory
+    of the source grows only by a few pieces for each receiver, not by the whole shard."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.adaptors.give", "the-job", str(megabytes)],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -351,7 +355,7 @@ def test_a_source_needs_two_pieces_of_memory_for_each_receiver(megabytes: int) -
 
 def resident(pid: int) -> int:
     """
-    Return the most bytes that a process has had in memory.
+    Return the largest number of bytes that a process has had in memory so far.
     """
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
@@ -359,7 +363,7 @@ def resident(pid: int) -> int:
 
 def dropped(host: str, port: int) -> str:
     """
-    Fetch a shard, and keep only a digest of it.
+    Fetch a shard, drop its content, and return a digest of it.
     """
     with socket.create_connection((host, port), timeout=60) as client:
 

@@ -1,5 +1,6 @@
 """
-How the adaptor classifies exceptions, and at which places in the code a thread may be waiting.
+How the adaptor classifies exceptions, and in which functions a thread counts as waiting for other
+ranks.
 """
 
 import sys
@@ -46,8 +47,9 @@ def test_exception_is_classified_by_type_and_message(
 
 
 def test_autograd_frame_counts_as_waiting_but_a_user_hook_does_not() -> None:
-    """When the innermost frame is autograd's, then the thread counts as waiting, because DDP may
-    wait there. When the innermost frame is a user's hook, it does not."""
+    """When the innermost frame of a thread is autograd's, then the thread counts as waiting,
+    because DDP may wait in the backward pass. When the innermost frame is a user's hook, it does
+    not."""
     frames: list[FrameType] = []
 
     def hook(gradient: Tensor) -> Tensor:

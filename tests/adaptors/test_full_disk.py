@@ -26,7 +26,8 @@ from tft.worker.periodic import Periodic
 from tft.worker.saving import Saving
 
 ROOM = (0, 100, 20_000)
-"""Bytes that a file may have: none, less than torch writes at once, less than it writes of the tensors."""
+"""The largest size of a file in bytes: none, less than torch writes at once, less than torch writes
+of the tensors."""
 FULL = f"OSError: {os.strerror(errno.EFBIG)}"
 
 
@@ -140,7 +141,7 @@ def test_next_checkpoint_is_written_when_the_disk_has_room_again(
     context: ForkServerContext, tmp_path: Path
 ) -> None:
     """When the disk is full at a periodic checkpoint, then the failure is reported. The next
-    checkpoint is written when the disk has room."""
+    checkpoint is written if the disk has room again."""
     assert asked(context, periodic, tmp_path) == [(2, FULL), (4, FULL), (6, "")]
     newest = checkpoint.newest(CheckpointStore(directory=tmp_path / "checkpoints"))
     assert newest is not None

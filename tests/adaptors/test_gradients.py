@@ -1,6 +1,6 @@
 """
-Gradients after an incident: zeros if the script sets gradients to zero, None if the script drops
-them.
+Gradients after an incident: they are zeros if the script sets gradients to zero, and None if the
+script drops them.
 """
 
 import timeit
@@ -99,8 +99,8 @@ ZERO, NONE, SPARSE = "torch.strided 0.0", "none", "torch.sparse_coo 0.0"
 def test_gradients_after_a_rollback_are_those_of_the_step_start(
     head: bool, drops: bool, steps: list[tuple[int, ...]], left: list[str]
 ) -> None:
-    """When a step is rolled back, repeatedly, then the gradients are as they were at the start of
-    the step. The gradients of a successor are equal to them."""
+    """When a step is rolled back several times, then the gradients are each time as they were at
+    the start of the step. A successor has the same gradients."""
     rank, other = Trainee(drops=drops, head=head), Trainee(drops=drops, head=head)
     for used in steps:
         rank.step(*used)

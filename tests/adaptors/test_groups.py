@@ -1,5 +1,6 @@
 """
-Process groups: a stop of any wait, a new formation, and a complete release of their resources.
+Process groups: any wait in them can be stopped, they can be formed again, and all their resources
+are released.
 """
 
 import os
@@ -37,7 +38,8 @@ NOT_WAITED_FOR = {
 }  # fmt: skip
 
 AT_ONCE = 2.0
-"""Seconds: far above the few milliseconds it takes, far below any time limit of torch."""
+"""Seconds: far above the few milliseconds that a cancelled wait takes, far below any time limit of
+torch."""
 
 
 def adopted(start: Start, number: int) -> Rank:
@@ -89,8 +91,8 @@ def test_quiesce_ends_a_training_step_with_a_stopped_peer(job: NewJob, *, broadc
 
 
 def test_quiesce_ends_operations_with_partly_sent_messages(job: NewJob) -> None:
-    """When connections are closed while messages are partly sent, in several kinds of operations,
-    then `quiesce` makes each waiting thread raise at once, repeatedly."""
+    """When a peer is stopped while messages of an operation are partly sent, then `quiesce` makes
+    the waiting thread raise at once. This holds for several kinds of operations and repeatedly."""
     two = job(2, Recipe(wrapped=False))
     for what in [*SEVERAL] * 3:
         for rank in two.ranks:
@@ -131,8 +133,8 @@ def test_polled_operation_completes(job: NewJob) -> None:
 
 
 def test_reduce_scatter_works_in_inference_mode_and_into_a_parameter(job: NewJob) -> None:
-    """When a reduce-scatter runs in inference mode or is written into a parameter without
-    gradients, then its result is as with torch's own groups."""
+    """When a reduce-scatter runs in inference mode, or writes into a parameter while gradients are
+    disabled, then its result is the same as with torch's own groups."""
     two = job(2, Recipe(wrapped=False))
     assert two.all("call", part_of_sum_in_each_mode) == [[2.0, 2.0]] * 2
 
@@ -196,8 +198,8 @@ def test_quiesce_without_a_group_does_not_affect_the_next_group(start: Start, st
 
 
 def test_quiesce_keeps_other_connections_of_the_process_open(start: Start, store: int) -> None:
-    """When the process has other connections, older or younger than the group, then they work after
-    `quiesce` as before."""
+    """When the process has other connections, opened before or after the group was formed, then
+    they still work after `quiesce`."""
     rank = adopted(start, 0)
     rank.ask("call", open_connection, "inheritable")
     rank.ask("form", "spared", store, 0, 1)
@@ -208,7 +210,7 @@ def test_quiesce_keeps_other_connections_of_the_process_open(start: Start, store
 
 def test_clear_frees_groups_wrappers_and_threads(job: NewJob) -> None:
     """When groups and wrappers are cleared after training, then none of their connections, threads
-    and wrappers is left. `sys.excepthook` has its former value."""
+    and wrappers is left, and `sys.excepthook` has its former value."""
     two = job(2)
     two.all("clear")
     before = two.all("call", left_over)
@@ -225,8 +227,8 @@ def test_clear_frees_groups_wrappers_and_threads(job: NewJob) -> None:
 
 
 def test_incomplete_backward_does_not_keep_its_group_alive(job: NewJob) -> None:
-    """When a backward pass ended with an exception and an uncalled function still refers to a
-    group, then the group is freed with the others, before the next backward."""
+    """When a backward pass ended with an exception and its remaining graph still refers to a group,
+    then the group is freed with the other groups, before the next backward pass."""
     [rank, _] = job(2).ranks
     rank.ask("call", leave_a_backward_undone)
     rank.ask("clear")
@@ -250,8 +252,9 @@ def test_clearing_groups_does_not_use_the_default_device(job: NewJob) -> None:
 
 
 def test_training_continues_when_the_user_keeps_an_old_wrapper(job: NewJob) -> None:
-    """When the user's script still refers to an old wrapper and its group, then its connections are
-    closed. Training continues with the new wrapper, and the parameters of both ranks are equal."""
+    """When the user's script still refers to an old wrapper and its group, then the connections of
+    this group are closed. Training continues with the new wrapper, and the parameters of both ranks
+    are equal."""
     two = job(2)
     two.all("train", 1)
     two.all("call", keep_wrapper)
@@ -310,7 +313,7 @@ SEVERAL: dict[str, Callable[[Tensor], object]] = {
     "scatter inside a graph": lambda one: functional.reduce_scatter_single(one, "sum", 0, [0, 1]) + 0,
     "exchange inside a graph": lambda one: functional.all_to_all_single(one, None, None, [0, 1]) + 0,
 }  # fmt: skip
-"""Among two ranks."""
+"""Operations between two ranks, by name."""
 
 
 def scatters(one: Tensor) -> None:
@@ -408,7 +411,8 @@ def watch_wrapper(actor: Actor) -> None:
 
 class Keeps(torch.autograd.Function):
     """
-    An autograd function that stores its process group in the graph, as some libraries do.
+    An autograd function that stores its process group in the graph, as functions of some libraries
+    do.
     """
 
     @staticmethod
@@ -442,7 +446,7 @@ class Fails(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # Any: torch's context
         """
-        Raises `ConnectionError`.
+        Raise `ConnectionError`.
         """
         raise ConnectionError("called off")
 

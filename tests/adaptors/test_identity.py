@@ -1,5 +1,5 @@
 """
-A job that loses a rank continues with bit-identical results to a job that loses none.
+A job that loses a rank gives bit for bit the same results as a job that loses no rank.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from tests.adaptors.conftest import Job, NewJob
 from tests.adaptors.ranks import Recipe
 
 WORLD = 3
-"""With two ranks a sum has one order only, and nothing could be told from it."""
+"""Three ranks, because with two ranks a sum has only one order, and an error in the order would not
+be seen."""
 
 LAST = 7
 
@@ -132,8 +133,8 @@ def test_job_is_bitwise_equal_after_the_repair_of_a_live_rank(
 def test_job_is_bitwise_equal_after_repeated_losses_of_ranks(
     job: NewJob, undisturbed: Undisturbed
 ) -> None:
-    """When ranks are lost repeatedly, and a successor gives its state to the next successor, then
-    the final digest is equal to that of the undisturbed run."""
+    """When ranks are lost repeatedly, and a replacement gives its state to the next replacement,
+    then the final digest is equal to that of the undisturbed run."""
     disturbed = job(WORLD, RECIPES["batch norm"])
 
     for victim, completed in ((0, 0), (2, 0), (1, 1), (0, 1), (2, 4)):

@@ -20,15 +20,17 @@ from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 
 KILLS = 100
-"""Of the long run, half of them each way."""
+"""The number of kills in the long run. Half of them are before the file operation, half after it.
+"""
 POINTS = 20
-"""The least number of different places in the code of a save. The long run meets each once."""
+"""The least number of different places in the code at which a save is killed. The long run kills at
+each place once."""
 EARLIER, STEP = 5, 6
 TOUCHING = frozenset(
     {"open", "write", "flush", "close", "fsync", "fileno", "rename", "replace", "mkdir", "rmtree",
      "unlink", "remove", "rmdir", "scandir", "stat", "exists", "truncate", "seek"}
 )  # fmt: skip
-"""Calls that touch files, or stand between those that do."""
+"""Names of functions that touch files, or that are called between such functions."""
 
 
 class Killer:
@@ -60,7 +62,8 @@ class Killer:
 
     def written(self) -> None:
         """
-        Stop profiling and write all recorded operations to the log. The process was not killed.
+        Stop profiling and write all recorded operations to the log. This is called only if the
+        process was not killed.
         """
         sys.setprofile(None)
         self._log.write_text("\n".join(self._places))
@@ -68,10 +71,8 @@ class Killer:
 
 def save(run_dir: Path, step: int, at: int | None, log: Path) -> None:
     """
-    Write a checkpoint of one rank, from the first directory to the commit.
-
-    The steps are those of a worker for the orders `save` and `commit`. `at` is the number of the
-    file operation at which the process is killed.
+    Write a checkpoint of one rank, from the first directory to the commit. The steps are those of a
+    worker for the orders `save` and `commit`. The process is killed at file operation number `at`.
     """
     torch.manual_seed(step)
     torch.set_num_threads(1)
@@ -121,7 +122,8 @@ def saving(context: ForkServerContext, tmp_path: Path) -> Save:
 
 def chosen(places: list[str], kills: int) -> list[int]:
     """
-    Choose the operations at which to kill: the first of each kind, then others, evenly spread.
+    Choose the operations at which to kill: the first of each kind, then others that are evenly
+    spread.
     """
     if not kills:
         places = [" ".join(place.split()[:2]) for place in places]

@@ -112,9 +112,9 @@ def compiled_experts() -> Made:
 
 
 def test_average_of_a_compiled_module_is_in_the_shard_of_the_module() -> None:
-    """When experts are compiled and a moving average has wrapper words in its names, then their
-    average is in the shard of the experts. A state with the name of a parameter but another shape
-    is not matched with it."""
+    """When experts are compiled and the names in their moving average contain `_orig_mod`, then
+    this average is in the shard of the experts. A tensor with the name of a parameter but another
+    shape is not assigned to that parameter."""
     maker = adopt_make({"make": compiled_experts}, None)
     maker.shards(0, WORLD)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
@@ -144,8 +144,7 @@ def test_average_of_a_compiled_module_is_in_the_shard_of_the_module() -> None:
 
 def in_two_ways() -> Made:
     """
-    Make a model with one part replicated over a row of ranks and another over a column.
-
+    Make a model with one part replicated over a row of ranks and another over a column of ranks.
     The state also has tensors that belong to neither part.
     """
     mesh = init_device_mesh("cpu", (2, 32), mesh_dim_names=("column", "row"))
@@ -181,15 +180,15 @@ def test_shards_with_the_same_first_rank_have_different_names() -> None:
 
 
 def test_state_that_belongs_to_no_parameter_is_refused() -> None:
-    """When a state beside the model belongs to no parameter and no shard fits it, then the model is
-    refused at the start."""
+    """When a tensor beside the model belongs to no parameter, and no shard has the same holders as
+    this tensor, then the model is refused at the start."""
     with pytest.raises(UsageError, match=r"other\.strange: it belongs to no parameter"):
         adopt_make({"make": in_two_ways}, None).shards(0, 64)
 
 
 def test_replica_optimizer_over_ranks_with_other_experts_is_refused() -> None:
-    """When a ReplicaOptimizer gets a group with ranks that have other experts, then it is refused,
-    and the sentence names the ranks with the same experts."""
+    """When a `ReplicaOptimizer` gets a group in which some ranks have other experts, then it is
+    refused, and the message names the ranks that have the same experts."""
 
     def make() -> Made:
         made = experts()
@@ -289,8 +288,8 @@ def counts(actor: Actor) -> set[float]:
 
 
 def test_optimizer_counts_steps_for_each_parameter(job: NewJob) -> None:
-    """When parameters have no gradient in some steps, then the optimizer's step counts differ
-    between parameters. The repair tests must keep these counts."""
+    """When parameters have no gradient in some steps, then the optimizer counts different numbers
+    of steps for different parameters. This is what the tests of repairs rely on."""
     running = job(WORLD, RECIPES["steps of their own"])
     running.all("train", LAST - 1)
     assert running.ranks[0].ask("call", counts) == {3.0, 4.0}
@@ -349,8 +348,8 @@ def test_checkpoint_has_each_shard_once_and_plain_torch_reads_it(
 
 
 def test_moving_average_is_in_the_shards_of_its_parameters(job: NewJob) -> None:
-    """When a moving average of a model is kept, then the average of experts is only in the shard of
-    the experts. The count of the average is in the dense shard."""
+    """When a moving average of a model is kept, then the average of the experts is only in the
+    shard of the experts. The average's counter of updates is in the dense shard."""
     [rank, *_] = job(WORLD, RECIPES["averaged experts"]).ranks
     found = {shard: rank.ask("call", names_in, shard) for shard in ("dense", "part.0+2")}
     own = {f"{n}.{kind}" for n in (0, 1) for kind in ("weight", "bias")}
@@ -365,6 +364,6 @@ def test_moving_average_is_in_the_shards_of_its_parameters(job: NewJob) -> None:
 
 def names_in(actor: Actor, shard: str) -> list[str]:
     """
-    Return the names of the tensors that the adaptor gives away for a shard.
+    Return the names of the tensors that the adaptor gives to other ranks for a shard.
     """
     return [buffer.name for buffer in adaptor.tft_give(shard).buffers]

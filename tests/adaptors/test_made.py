@@ -123,8 +123,8 @@ def adopted(make: Callable[[], Any]) -> StateStore:
 def test_holders_of_a_part_are_read_from_the_made_model(
     make: Callable[[], Made], holders: dict[int, tuple[int, ...]]
 ) -> None:
-    """When a model is distributed over meshes or groups, then the holders of a rank's part are the
-    ranks with the same part. The name of the shard lists these ranks."""
+    """When a model is distributed over meshes or groups, then the holders of a rank's part are all
+    ranks that have the same part. The name of the shard lists these ranks."""
     for rank, ranks in holders.items():
         [copies] = adopted(make).shards(rank, 4)
         assert (copies.shard, copies.ranks) == (f"part.{'+'.join(map(str, ranks))}", ranks)
@@ -202,7 +202,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("size", [10, INLINE])
 def test_buffers_of_a_made_model_are_restored_to_the_last_step(size: int) -> None:
-    """When a made model counts in buffers and a step is rolled back, then the held state and the
+    """When a made model counts in buffers and a step is rolled back, then the rank's state and the
     next made model have the values of the last complete step."""
     maker = adopted(lambda: of(DDP(Counting(size))))
     [shard] = [copies.shard for copies in maker.shards(0, 1)]
@@ -258,9 +258,9 @@ def test_made_objects_are_freed_with_their_groups() -> None:
 
 
 def test_made_model_can_be_compared_in_the_loop_and_before_it() -> None:
-    """When a made model is compared in its loop, then only buffers changed by the forward pass are
-    left out. A process with a fetched state that has made no model gives equal digests otherwise.
-    """
+    """When a made model is compared in its loop, then only buffers that the forward pass changes
+    are left out. A process that has fetched the state but has not made its model gives equal
+    digests for the rest."""
     maker, fresh = (adopted(lambda: of(DDP(Counting(4)))) for _ in range(2))
     for each in (maker, fresh):
         assert [copies.shard for copies in each.shards(0, 1)] == ["dense"]
@@ -302,8 +302,8 @@ def test_replica_optimizer_over_a_group_without_a_factory_is_refused() -> None:
 
 
 def test_trial_of_the_factory_does_not_change_torchs_generator() -> None:
-    """When the factory sets a seed and draws random numbers in its trial, then torch's generator
-    keeps its state."""
+    """When a factory is called for a trial and sets a seed, then the state of torch's generator
+    does not change."""
 
     def make() -> Made:
         torch.manual_seed(7)
@@ -316,8 +316,8 @@ def test_trial_of_the_factory_does_not_change_torchs_generator() -> None:
 
 
 def test_give_is_refused_before_the_model_is_made() -> None:
-    """When another rank asks for a part before the first groups were formed, then the order is
-    refused, because a trial model is not the start of training."""
+    """When another rank asks for a shard before the factory was called for training, then the order
+    is refused, because the model of a trial call is not the start of training."""
     maker = adopted(sharded)
     maker.shards(0, 4)
     with pytest.raises(OrderRefused, match="make has not been called yet"):
@@ -376,16 +376,16 @@ SWAPPED: list[dict[str, Any]] = [{"params": ["b"], "lr": 0.1}, {"params": ["a"],
 def test_shard_with_other_settings_than_this_rank_is_refused(
     there: ShardContent, here: ShardContent, sentence: str
 ) -> None:
-    """When a shard has other settings, schedulers or averages than this rank has in it, then taking
-    the shard is refused, and training does not continue with fresh settings."""
+    """When the parameter groups, schedulers or averages of a shard differ from those of this rank,
+    then the rank refuses to take the shard. Training does not continue with fresh settings."""
     room(here.meta(), here)
     with pytest.raises(OrderRefused, match=sentence):
         room(there.meta(), here)
 
 
 def test_shard_with_an_average_is_taken_by_a_rank_without_it() -> None:
-    """When a shard has got entries of a moving average during training, then a rank whose average
-    is still empty takes the shard."""
+    """When a shard has a moving average that began only during training, then a rank that has no
+    average yet takes the shard."""
     taken = room(described(UNSETTLED, ["average"]).meta(), described(UNSETTLED, []))
     assert list(taken.others) == ["average"]
 
@@ -408,8 +408,8 @@ def with_running_statistics() -> Made:
 
 def shared_with_strangers() -> Made:
     """
-    Make a sharded model whose optimizer state is cut over ranks that hold different parts of the
-    model.
+    Make a sharded model whose optimizer state is cut over a group of ranks that hold different
+    parts of the model.
     """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = nn.Linear(8, 8)
@@ -469,8 +469,8 @@ def test_factory_with_an_unrepairable_model_is_refused(make: Callable[[], Any], 
     [{"make": sharded, "model": nn.Linear(2, 2)}, {"make": 3}, {"make": sharded, "data": 3}],
 )
 def test_invalid_argument_beside_a_factory_is_refused(parts: dict[str, Any]) -> None:
-    """When a model is given beside the factory, or the factory, data position or `wrap` is not
-    valid, then `adopt_make` raises `UsageError`."""
+    """When a model is handed over together with a factory, or the factory, data position or `wrap`
+    is not valid, then `adopt_make` raises `UsageError`."""
     with pytest.raises(UsageError):
         adopt_make(parts, None)
     with pytest.raises(UsageError):

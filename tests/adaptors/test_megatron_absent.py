@@ -1,6 +1,6 @@
 """
-A machine without megatron-core: a script that needs the package gets instructions, and all else
-works.
+A machine without megatron-core: a script that needs the package gets instructions, and all other
+scripts work.
 """
 
 import os

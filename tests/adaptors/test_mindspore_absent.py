@@ -1,5 +1,6 @@
 """
-A machine without MindSpore: a script that needs the package gets instructions, and all else works.
+A machine without MindSpore: a script that needs the package gets instructions, and all other
+scripts work.
 """
 
 from importlib.util import find_spec

@@ -135,7 +135,7 @@ def test_all_reduce_adds_in_the_order_of_the_ranks(
     together: Together, world: int, size: int
 ) -> None:
     """When ranks all-reduce arrays of any size, then each rank has bit for bit the result of adding
-    in the order of the ranks. The shapes are those given."""
+    in the order of the ranks. Each result has the shape of its array."""
     given = [
         (numpy.random.RandomState(rank).randn(size) * 10.0**rank).astype(numpy.float32)
         for rank in range(world)
@@ -170,8 +170,8 @@ def test_mean_of_gradients_keeps_the_type_of_each_array(together: Together) -> N
 
 
 def test_all_reduce_among_some_ranks_does_not_affect_the_others(together: Together) -> None:
-    """When only some ranks take part in an all-reduce, then their result is right, and so is the
-    next all-reduce of all ranks."""
+    """When only some ranks take part in an all-reduce, then their result is correct, and so is the
+    result of the next all-reduce of all ranks."""
 
     def ask(g: Groups, rank: int) -> tuple[float, float]:
         pair = (0, 2) if rank in (0, 2) else (1, 3)
@@ -195,8 +195,8 @@ def test_broadcast_and_gather_give_the_same_result_on_all_ranks(together: Togeth
 
 
 def test_all_reduce_with_different_sizes_is_refused(together: Together) -> None:
-    """When a rank all-reduces an array of another size than the others, then all ranks raise an
-    error, and one sentence names the reason."""
+    """When a rank all-reduces an array of another size than the other ranks, then all ranks raise
+    an error, and its text gives the reason."""
     ranks = together(2)
 
     def ask(g: Groups, rank: int) -> str:
@@ -210,8 +210,8 @@ def test_all_reduce_with_different_sizes_is_refused(together: Together) -> None:
 
 
 def test_quiesce_from_another_thread_ends_a_waiting_all_reduce(together: Together) -> None:
-    """When two ranks wait for a third rank, then `quiesce` on one of them makes both raise. A group
-    with a new name then works."""
+    """When two ranks wait for a third rank in an all-reduce, then `quiesce` on one of them makes
+    both raise. After that the ranks can form a group with a new name."""
     ranks = together(3)
     waits = [
         ranks.threads[rank].submit(ranks.ranks[rank].present.sum, [numpy.zeros(9)])
@@ -264,7 +264,7 @@ def test_member_that_left_before_the_group_formed_is_replaced(port: int) -> None
 
 
 def test_store_refuses_an_unreadable_request(port: int) -> None:
-    """When the store gets a request that it cannot read, then it answers with a refusal."""
+    """When the rendezvous store gets a request that it cannot read, then it answers with a refusal."""
     for words in (b"GET / HTTP/1.1\n", b'{"name": "x", "rank": 4, "world": 2, "port": 1}\n'):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(words)
@@ -274,8 +274,8 @@ def test_store_refuses_an_unreadable_request(port: int) -> None:
 def test_connection_without_the_token_is_not_accepted_into_a_group(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a process connects to a member without the token, then the connection is refused, and
-    the group is formed."""
+    """When a process connects to a member without the group's token, then the connection is
+    refused, and the group is formed without it."""
     seen: list[int] = []
     ask = groups.Group._ask
 

@@ -82,8 +82,8 @@ def rank(seed: int, **others: Any) -> tuple[StateStore, Net, Any]:  # Any: as in
 
 
 def test_running_statistics_in_an_average_are_not_compared() -> None:
-    """When an average includes a rank's own running statistics, then these are compared on no rank.
-    The averaged weights are compared."""
+    """When a moving average includes a rank's own running statistics, then these statistics are not
+    compared between ranks. The averaged weights are compared."""
     (first, _, _), (second, _, average) = rank(1), rank(2)
     assert first.compare("dense") == second.compare("dense")
     assert first.digests()["average"] != second.digests()["average"]
@@ -102,8 +102,9 @@ def test_module_modes_of_one_rank_do_not_count_as_a_difference() -> None:
 
 
 def test_interrupted_rank_gets_the_module_modes_of_the_completed_step() -> None:
-    """When a module's mode changes after a window, then an interrupted rank that fetches the state
-    has the new mode after each rollback. From the end of its next step, its own modes count."""
+    """When the mode of a module changes after the update window, then an interrupted rank that
+    fetches the state has the new mode after each rollback. From the end of its own next step, its
+    own modes are restored."""
     (giver, model, _), (taker, other, _) = rank(1), rank(2)
     before = taker.capture(closing=True)
     model.norm.eval()
@@ -126,8 +127,8 @@ def test_interrupted_rank_gets_the_module_modes_of_the_completed_step() -> None:
 
 
 def test_scheduler_that_changes_its_returned_state_in_place_is_restored() -> None:
-    """When a scheduler returns a state that it changes in place and steps in an iteration that is
-    cut off, then its state before that step is restored."""
+    """When a scheduler changes in place the state that it has returned, and makes a step in an
+    iteration that is cut off, then its state before that step is restored."""
     scheduler = Live()
     state, _, _ = rank(1, scheduler=scheduler)
     scheduler.step()
@@ -138,7 +139,7 @@ def test_scheduler_that_changes_its_returned_state_in_place_is_restored() -> Non
 @pytest.mark.parametrize("by_hand", [True, False])
 def test_learning_rate_set_in_a_cut_off_step_is_restored(by_hand: bool) -> None:
     """When the learning rate is set at the head of a step, by hand or by a scheduler, and the step
-    is cut off, then the earlier rate is restored."""
+    is cut off, then the earlier learning rate is restored."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.5)
@@ -156,8 +157,8 @@ def test_learning_rate_set_in_a_cut_off_step_is_restored(by_hand: bool) -> None:
 
 
 def test_successor_without_observed_changes_compares_as_equal() -> None:
-    """When one process has seen a buffer change and another process with the same state has not,
-    then the parts that both compare are equal."""
+    """When one process has seen the forward pass change a buffer and another process with the same
+    state has not, then the parts that both processes compare are equal."""
 
     def state() -> tuple[StateStore, nn.Module, nn.Module]:
         torch.manual_seed(0)

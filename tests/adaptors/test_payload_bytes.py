@@ -77,7 +77,7 @@ class Position:
 
 class Average(Position):
     """
-    A state with a moving average of a parameter, a number and a tuple.
+    A moving average of a parameter, whose state also has a number and a tuple.
     """
 
     def __init__(self, like: Tensor) -> None:

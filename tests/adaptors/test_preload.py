@@ -78,8 +78,8 @@ def run(script: str, *arguments: str) -> str:
 
 @pytest.mark.soak
 def test_first_step_imports_few_modules_after_the_preload() -> None:
-    """When a process has preloaded, then its first step, move and checkpoint import at most 5
-    modules. The first step takes less than 0.1 s longer than the second."""
+    """When a process has preloaded its modules, then its first step, transfer and checkpoint import
+    at most 5 more modules. The first step takes less than 0.1 s longer than the second."""
     told = json.loads(run(SCRIPT))
 
     assert len(told["late"]) <= 5, told["late"]

@@ -1,6 +1,6 @@
 """
-The check after an optimizer's first step: state that cannot be kept is found then, not in the first
-incident.
+The check after an optimizer's first step: it finds state that cannot be kept before the first
+incident needs this state.
 """
 
 from collections.abc import Callable
@@ -176,8 +176,8 @@ def adopted(
 def test_optimizer_with_hidden_state_is_refused_after_its_first_step(
     make: Callable[..., torch.optim.Optimizer], why: str
 ) -> None:
-    """When an optimizer keeps objects, unsupported tensors or needed attributes that a replacement
-    would lack, then the close of the first window refuses it. The message says what to do."""
+    """When an optimizer keeps objects, unsupported tensors or attributes that a replacement would
+    lack, then the close of the first update window refuses it. The message says what to do."""
     _, step = adopted(make)
     with pytest.raises(UsageError, match=why):
         step()
@@ -218,8 +218,8 @@ def test_optimizer_attribute_that_is_handed_over_is_accepted() -> None:
 def test_optimizers_that_keep_all_in_their_state_are_accepted(
     make: Callable[..., torch.optim.Optimizer],
 ) -> None:
-    """When an optimizer keeps everything in its state, as torch's own do, or creates something only
-    once, then training continues for 9 steps."""
+    """When an optimizer keeps everything in its state, as torch's own optimizers do, or creates
+    something only once, then training continues for 9 steps."""
     _, step = adopted(
         make, scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     )

@@ -1,6 +1,6 @@
 """
-The differences and similarities of `ReplicaOptimizer` and torch's own optimizers, as a user sees
-them.
+What a user sees of `ReplicaOptimizer`: where it behaves like torch's own optimizers, and where it
+does not.
 """
 
 from collections.abc import Callable, Iterable
@@ -54,8 +54,9 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_state_of_a_whole_optimizer_is_loaded_into_the_share(rank: int, dtype: torch.dtype) -> None:
-    """When the state of an optimizer over all parameters is loaded, then the next step of the share
-    equals that of the whole optimizer. The share gives the resulting state to others."""
+    """When a share of a `ReplicaOptimizer` loads the state of an optimizer over all parameters,
+    then its next step equals that of the whole optimizer. The share gives the resulting state to
+    other ranks."""
     model = net()
     whole = torch.optim.AdamW(grouped(model), lr=0.01)
     whole.step()
@@ -104,9 +105,9 @@ def test_optimizer_state_for_other_parameters_is_refused() -> None:
 
 
 def test_loading_16_bit_parameters_without_their_masters_is_refused() -> None:
-    """When a script's own functions load 16-bit parameters without their masters, then this is
-    refused, with what to save, and the parameters stay as loaded. With the masters, training
-    continues bit for bit."""
+    """When a script's own functions load 16-bit parameters without their 32-bit master copies, then
+    this is refused. The message says what to save, and the parameters stay as loaded. With the
+    master copies, training continues bit for bit."""
 
     def adopted() -> tuple[nn.Module, ReplicaOptimizer, StateStore]:
         model = net().bfloat16()
@@ -162,8 +163,8 @@ def test_step_with_a_closure_is_refused() -> None:
 
 
 def test_an_optimizer_that_computes_gradients_in_its_step_is_refused() -> None:
-    """When an optimizer uses all parameters at once and computes gradients in its step, as LBFGS
-    does, then it is refused. This holds for shares and for the whole optimizer."""
+    """When an optimizer computes gradients in its step and uses all parameters at once, as LBFGS
+    does, then it is refused, with and without a `ReplicaOptimizer`."""
     model = net()
     with pytest.raises(UsageError, match="LBFGS computes gradients within its step"):
         adopt({"model": model, "optimizer": torch.optim.LBFGS(model.parameters())}, None)

@@ -124,8 +124,8 @@ OPTIMIZERS = (
 def test_sharded_updates_equal_those_of_one_optimizer(
     optimizer: Callable[..., torch.optim.Optimizer], world: int, copies: int
 ) -> None:
-    """When several ranks update their shares, then the parameters equal those of one optimizer over
-    all parameters, bit for bit."""
+    """When several ranks each update their share of the parameters, then the parameters equal those
+    of one optimizer over all parameters, bit for bit."""
     fleet = Fleet(world, copies, torch.float32, optimizer=optimizer)
     model = net()
     whole = optimizer(model.parameters(), lr=0.01)
@@ -143,8 +143,8 @@ def test_sharded_updates_equal_those_of_one_optimizer(
 def test_16_bit_parameters_are_rounded_from_32_bit_masters(
     dtype: torch.dtype, single: bool
 ) -> None:
-    """When parameters have 16 bits, then they are the rounded values of an optimizer in 32 bits.
-    Their gradients, which may have 32 bits, are used unchanged."""
+    """When parameters have 16 bits, then they are the rounded values of an optimizer with 32-bit
+    parameters. Their gradients, which may have 32 bits, are used unchanged."""
     fleet = Fleet(4, 2, dtype, gradients=torch.float32 if single else dtype)
     model = net(dtype).float()
     whole = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -160,7 +160,7 @@ def test_16_bit_parameters_are_rounded_from_32_bit_masters(
 
 def test_each_parameter_is_owned_by_as_many_ranks_as_copies() -> None:
     """When shares are assigned, then `copies` ranks, a stride apart, own each parameter, and the
-    optimizer names them as holders. The loads of two ranks differ by at most one largest parameter.
+    optimizer names them as holders. The loads of two ranks differ by at most the largest parameter.
     """
     fleet = Fleet(6, 2, torch.float32)
     for index, largest in enumerate(fleet.weights(0)):
@@ -222,8 +222,8 @@ def test_parameter_without_a_gradient_is_unchanged() -> None:
     ],
 )
 def test_invalid_number_of_copies_is_refused(world: int, copies: int, why: str) -> None:
-    """When the ranks cannot hold the wanted number of copies, or one copy is wanted, then it is
-    refused. No parameter of the model has moved in memory."""
+    """When the ranks cannot hold the wanted number of copies, or only one copy is wanted, then it
+    is refused, and the parameters of the model stay at their places in memory."""
     model = net()
     places = [p.data_ptr() for p in model.parameters()]
     with pytest.raises(UsageError, match=why):
@@ -276,7 +276,7 @@ def test_job_with_shares_trains_as_a_job_without_shares(job: NewJob) -> None:
 
 @pytest.mark.parametrize("recipe", ["two copies", "bfloat16", "scaled and averaged"])
 def test_copies_of_a_share_are_equal_after_every_step(job: NewJob, recipe: str) -> None:
-    """When a step is complete, then all holders of a shard have the same bits of it."""
+    """When a step is complete, then a shard has the same bits on all of its holders."""
     running = job(WORLD, RECIPES[recipe])
     for step in range(1, LAST + 1):
         running.all("train", step)
@@ -310,8 +310,8 @@ def test_memory_of_a_rank_agrees_with_tft_replicas(
     job: NewJob, gradients: Gradients, world: int, copies: int
 ) -> None:
     """When 16-bit parameters are trained, then each rank uses as many bytes for each parameter as
-    the formulas say, to 2 %. Four of eight ranks as a replica group equal four ranks with one copy.
-    """
+    the formulas of `tft replicas` say, within 2 %. With two copies on eight ranks, a rank needs as
+    much as with one copy on four ranks."""
     recipe = Recipe(
         copies=copies,
         dtype=torch.bfloat16,
@@ -349,8 +349,8 @@ def test_loss_of_ranks_changes_no_bit_of_the_training(
     completed: int,
     victims: tuple[int, ...],
 ) -> None:
-    """When ranks are killed and each shard keeps a holder, then every later loss, sum of gradients
-    and final digest equals that of the undisturbed run."""
+    """When ranks are killed and each shard keeps a holder, then every later loss, every all-reduced
+    gradient and the final digest equal those of the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", completed)
     disturbed.lose(victims, completed)
@@ -380,8 +380,8 @@ def spoil(actor: Actor) -> None:
 def test_parameters_are_restored_from_the_holders_of_their_shares(
     job: NewJob, undisturbed: Undisturbed, recipe: str
 ) -> None:
-    """When only the holders of each share still have its parameters, or of 16-bit ones only the
-    masters, then a repair restores all parameters. All ranks have the same bits as before."""
+    """When only the holders of each share still have its parameters, or only the 32-bit master
+    copies of 16-bit parameters, then a repair restores all parameters on all ranks, bit for bit."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", 3)
     digests = disturbed.all("digests")
@@ -402,8 +402,9 @@ def test_parameters_are_restored_from_the_holders_of_their_shares(
 def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
     job: NewJob, undisturbed: Undisturbed, recipe: str
 ) -> None:
-    """When a rank is killed after the updates of a step and before their exchange, then the step is
-    complete on the others. All losses and digests equal those of the undisturbed run."""
+    """When a rank is killed after the updates of a step and before the ranks exchange the updated
+    parameters, then the other ranks have completed this step. All losses and digests equal those of
+    the undisturbed run."""
     disturbed = job(WORLD, RECIPES[recipe])
     before = disturbed.all("train", 2)
     told = disturbed.all("train_without_sharing", 3)
@@ -426,7 +427,7 @@ def test_unshared_updates_are_exchanged_when_groups_are_formed_again(
 
 def save_by_script(actor: Actor, directory: Path) -> list[Tensor] | str:
     """
-    Save the shard `dense` through a script's own function.
+    Save the shard `dense` with a function that a script has handed over.
 
     Return the parameters that the function sees, or the message if the adaptor refuses the save.
     """
@@ -459,9 +460,9 @@ def exchange(actor: Actor) -> None:
 def test_rank_with_an_interrupted_exchange_does_not_save_parameters(
     job: NewJob, tmp_path: Path
 ) -> None:
-    """When a replica group exchange is interrupted by a killed rank, then the survivor of that
-    group and the replacement do not save. The other ranks save, and all do once groups are formed
-    again."""
+    """When a killed rank interrupts the exchange of parameters in its replica group, then neither
+    its replacement nor the other ranks of that group save. The ranks of other groups save. After
+    groups are formed again, all ranks save."""
     running = job(WORLD, RECIPES["two copies"])
     running.all("train_without_sharing", 3)
     for number in (0, 2, 3):

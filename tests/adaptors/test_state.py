@@ -79,9 +79,9 @@ def move(giver: StateStore, taker: StateStore) -> None:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_state_from_another_device_type_is_loaded(steps: int) -> None:
-    """When a shard was described on another device type, as a GPU checkpoint is for a CPU job, then
-    its content is loaded into model and optimizer. The device `meta` represents the other type;
-    single numbers are in host memory."""
+    """When a shard comes from another device type, for example a checkpoint of a GPU job in a CPU
+    job, then its content is loaded into model and optimizer. The device `meta` stands for the other
+    type."""
     kept = [trained("tensor_lr", 1, 3), trained("tensor_lr", 2, steps)]
     one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
     payload = one.give("dense")
@@ -101,8 +101,8 @@ def test_state_from_another_device_type_is_loaded(steps: int) -> None:
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "tensor_lr"])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_untrained_model_takes_the_whole_state(kind: str, steps: int) -> None:
-    """When an untrained model takes the shard of a trained model, then the digests are equal, and
-    remain equal after the next steps."""
+    """When an untrained model takes the shard of a trained model, then the digests of both are
+    equal, and remain equal after the next steps."""
     kept = [trained(kind, 1, steps), trained(kind, 2, 0)]
     one, other = (adopt({"model": m, "optimizer": o, "scheduler": s}, None) for m, o, s in kept)
 
@@ -121,8 +121,8 @@ def test_untrained_model_takes_the_whole_state(kind: str, steps: int) -> None:
 
 
 def test_every_kind_of_tensor_is_moved() -> None:
-    """When tensors have unusual types, no elements, no dimensions or no row-major order, then they
-    are equal after the move."""
+    """When tensors have unusual types, no elements, no dimensions or another order than row-major,
+    then they are equal after the transfer."""
     models = [Odd(), Odd()]
     one, other = (
         adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
@@ -141,8 +141,8 @@ def test_every_kind_of_tensor_is_moved() -> None:
 
 
 def test_every_kind_of_tensor_is_saved(tmp_path: Path) -> None:
-    """When tensors have unusual types, no elements, no dimensions or no row-major order and are
-    written to disk, then a second model reads equal tensors."""
+    """When tensors with unusual types, no elements, no dimensions or another order than row-major
+    are written to disk, then a second model reads equal tensors."""
     models = [Odd(), Odd()]
     one, other = (
         adopt({"model": m, "optimizer": torch.optim.SGD(m.parameters(), lr=0.1)}, None)
@@ -168,7 +168,8 @@ def test_contiguous_tensor_is_read_and_written_without_a_copy() -> None:
 
 
 def test_each_part_has_its_own_digest() -> None:
-    """When one part of the state changes, then its digest changes, and no other digest does."""
+    """When one part of the state changes, then the digest of this part changes, and no other digest
+    does."""
     net, optimizer, scheduler = trained("adamw", 1, 1)
     data = Batches(0)
     adopted = adopt(
@@ -196,7 +197,8 @@ def test_each_part_has_its_own_digest() -> None:
 
 
 def test_shard_without_reserved_memory_is_refused() -> None:
-    """When a shard arrives with a description for which no memory was reserved, then it is refused."""
+    """When a shard is reported as received and no memory was reserved for it before, then it is
+    refused."""
     net, optimizer, _ = trained("adamw", 1, 1)
     adopted = adopt({"model": net, "optimizer": optimizer}, None)
     payload = adopted.give("dense")
@@ -207,8 +209,8 @@ def test_shard_without_reserved_memory_is_refused() -> None:
 
 @pytest.mark.parametrize("difference", ["shape", "type", "groups", "scheduler"])
 def test_shard_of_another_model_is_refused(difference: str) -> None:
-    """When giver and taker train different models, then the taker refuses the shard and names the
-    difference."""
+    """When the two ranks of a transfer train different models, then the receiving rank refuses the
+    shard and names the difference."""
 
     def build(layers: int, dtype: torch.dtype, **parts: Any) -> StateStore:
         model = nn.Linear(3, layers).to(dtype)
@@ -239,8 +241,8 @@ def test_shard_of_another_model_is_refused(difference: str) -> None:
 
 
 def test_description_of_another_adaptor_version_is_refused() -> None:
-    """When the giver runs another version of the adaptor, then the taker refuses the description
-    and says so."""
+    """When the sending rank runs another version of the adaptor, then the receiving rank refuses
+    the description and says so."""
     model = nn.Linear(2, 2)
     adopted = adopt({"model": model, "optimizer": torch.optim.SGD(model.parameters())}, None)
 
@@ -345,8 +347,8 @@ def test_containers_keep_their_types_after_packing() -> None:
 
 
 def test_shared_tensor_stays_shared_after_packing() -> None:
-    """When two values are the same tensor, then they are also the same tensor after they are taken
-    apart and put together."""
+    """When two values are the same tensor object, then they are also one tensor object after they
+    are taken apart and put together."""
     apart = Disassembly()
     rate = torch.ones(())
     plain = [apart.take_apart([rate, 1], "groups"), apart.take_apart({"last": rate}, "scheduler")]
@@ -361,7 +363,7 @@ def test_shared_tensor_stays_shared_after_packing() -> None:
 
 @pytest.mark.parametrize("plain", [{"a": 1, "b": 2}, {"set": []}, {"tensor": "gone"}, {}])
 def test_data_that_is_not_packed_state_is_refused(plain: object) -> None:
-    """When the data is not packed state, then it is refused as malformed."""
+    """When bytes are not the result of packing a state, then they are refused as malformed."""
     with pytest.raises(MalformedMessage):
         put_together(plain, {})
 

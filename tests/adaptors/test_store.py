@@ -45,8 +45,8 @@ def test_store_refuses_a_port_in_use(context: ForkServerContext) -> None:
 
 
 def test_values_in_the_torchrun_store_are_kept_replaced_and_taken(store: int) -> None:
-    """When processes write to torchrun's store, then `keep` keeps the first value and `put`
-    replaces the value. A value that was taken is no longer there."""
+    """When processes write to torchrun's rendezvous store, then `keep` keeps the first value and
+    `put` replaces the value. A value that was taken is removed."""
     one, two = (TorchrunStore("127.0.0.1", store) for _ in range(2))
 
     assert [one.keep("a", "mine"), two.keep("a", "yours")] == ["mine", "mine"]
@@ -57,8 +57,8 @@ def test_values_in_the_torchrun_store_are_kept_replaced_and_taken(store: int) ->
 
 
 def test_missing_torchrun_store_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no process serves a store at the address of torchrun's, then the message says that the
-    address does not answer."""
+    """When no process serves torchrun's rendezvous store at its address, then the message says that
+    the address does not answer."""
     monkeypatch.setattr("tft_pytorch.store._ANSWER", timedelta(seconds=1))
     with closing(socket.create_server(("127.0.0.1", 0))) as once:
         port = once.getsockname()[1]

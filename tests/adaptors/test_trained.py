@@ -23,8 +23,9 @@ def state_of(model: nn.Module) -> StateStore:
 
 
 def test_freezing_or_unfreezing_parameters_while_training_is_refused() -> None:
-    """When parameters are frozen or unfrozen while training, then the window's close refuses this,
-    with their names and what to do. Parameters frozen before training are accepted."""
+    """When parameters are frozen or unfrozen while training, then the close of the update window
+    refuses this. The message names the parameters and says what to do. Parameters that were frozen
+    before training are accepted."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
     state = state_of(model)
@@ -40,8 +41,8 @@ def test_freezing_or_unfreezing_parameters_while_training_is_refused() -> None:
 
 
 def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
-    """When a script freezes parameters for a part of a step, and the step is abandoned there, then
-    `clear` unfreezes them before another wrapper is built."""
+    """When a script freezes parameters for a part of a step, and the step is abandoned in that
+    part, then `clear` unfreezes them before another wrapper is built."""
     model = nn.Linear(2, 2)
     state = state_of(model)
     state.capture(closing=True)
@@ -52,8 +53,9 @@ def test_temporarily_frozen_parameters_are_unfrozen_after_a_fault() -> None:
 
 
 def test_freezing_parameters_of_a_model_made_over_groups_is_refused() -> None:
-    """When parameters of a model made over groups are frozen while training, then this is refused.
-    When the model is made again, then its new parameters are the reference."""
+    """When parameters of a model that a factory made over groups are frozen while training, then
+    this is refused. When the model is made again, then later checks compare with the parameters of
+    the new model."""
     maker: StateStore = adopted_make(lambda: of(DDP(nn.Linear(8, 8))))
     maker.shards(0, 1)
     with alone():
