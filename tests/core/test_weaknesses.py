@@ -475,9 +475,9 @@ def test_faults_are_handled_after_one_rank_has_finished() -> None:
 
 
 def test_repeated_reports_count_once() -> None:
-    """The weakness: one repeated report made a counter of reports miss its target. When ranks,
-    nodes and the rendezvous store repeat every report, then the repetitions cause no orders. The
-    next death of a rank is recovered."""
+    """The weakness: one additional report made a counter miss the number that it waited for. When
+    ranks, nodes and the rendezvous store repeat every report, then the repetitions cause no orders.
+    The next death of a rank is recovered."""
     job = trained()
     for one in job.ranks.values():
         job.join(one)
@@ -661,9 +661,9 @@ def test_a_lost_process_is_replaced_without_a_scheduler() -> None:
 
 
 def test_job_grows_by_each_column_that_comes_back() -> None:
-    """The limit: after `scale_in` a job could only grow to its first size in one step. When two
-    ranks have left and one comes back, then this rank is added. The other rank is added when it
-    comes back."""
+    """The limit: after `scale_in` a job could only grow back to its first size, not to a size
+    between. When two ranks have left and one comes back, then this rank is added. The other rank is
+    added when it comes back."""
     job = trained(placement={0: (0, 1), 1: (2,), 2: (3,)})
     for node in (1, 2):
         job.lose_node(node)
