@@ -1631,6 +1631,25 @@ def test_parked_process_saves_no_rank_local_state_of_a_step_trained_without_it()
     assert (job.over.result, job.over.code) == ("dumped", 3)
 
 
+def test_rank_without_a_data_position_saves_the_shards_that_only_it_still_holds() -> None:
+    """When a rank that rejoins has fetched its shards, has no data position yet, and all other
+    ranks are lost, then it saves the shards and the data positions of the others, but none of its
+    own."""
+    job = parked("scale_out", "dump")
+    job.script.muted = {(rank, "rollback") for rank in range(4)}
+    job.checkpointed(3)
+    until(job, "rolling back")
+    for rank in (0, 2, 3):
+        job.kill(rank)
+    job.stop(0)
+    job.settle()
+    (save,) = job.orders(Save)
+    assert (save.to, save.shards, save.writes_own) == ((1,), ("dense",), False)
+    assert set(save.local_state) == {0, 2, 3}
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+
+
 def test_checkpoint_is_committed_again_when_a_successor_replaces_the_committing_process() -> None:
     """When the process that has to commit a last checkpoint is lost and its rank has a successor,
     then the checkpoint is planned again. The job does not end before a checkpoint is committed."""

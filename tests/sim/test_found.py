@@ -709,6 +709,40 @@ FOUND = {
             ),
         ),
     ),
+    "a rank that came back was to save a shard, and wrote nothing since it had no data position": (
+        Schedule(
+            seed=32647,
+            world=3,
+            steps=11,
+            policy=replace(
+                QUICK,
+                enable=frozenset(["dump", "migrate", "retry", "scale_in", "scale_out"]),
+                flaps=2,
+                attempts=2,
+            ),
+            breaks=False,
+            skew=0.3,
+            mishaps=(
+                Mishap(
+                    what="stop",
+                    target=2,
+                    when="order",
+                    name="hold",
+                    by=0.776538622409352,
+                    loud=False,
+                ),
+                Mishap(what="kill", when="phase", name="end", number=6, by=3.3251633587902787),
+                Mishap(
+                    what="request",
+                    target=2,
+                    when="state",
+                    name="rolling back",
+                    number=1,
+                    delay=0.0004406990832640896,
+                ),
+            ),
+        )
+    ),
     "a successor took the rank that had to commit, and the job ended without a checkpoint": Schedule(
         seed=0,
         world=2,

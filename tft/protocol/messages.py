@@ -20,7 +20,7 @@ been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 9
+VERSION = 10
 """Increased when a message changes its form. A peer with another version is refused with a
 sentence."""
 
@@ -792,7 +792,8 @@ class Save:
     """
     Order to a rank: write `shards` to files under `directory`, for a last checkpoint.
 
-    The rank also writes the rank-local state (RNG and data position) of the ranks in `local_state`.
+    The rank also writes rank-local state (RNG and data position): its own if `writes_own`, and that
+    of the ranks in `local_state`.
     """
 
     epoch: int
@@ -806,6 +807,9 @@ class Save:
     copies: tuple[str, ...] = ()
     """Shards that this rank writes a second time, in addition to the rank that writes them first. A
     failure of these copies does not matter."""
+    writes_own: bool = True
+    """False if the rank has no rank-local state of `step`: it has come back in this incident, or
+    the job has trained the step without it."""
     local_state: dict[int, str]
     """The rank-local state (hexadecimal) of ranks that cannot write their own, by rank."""
 

@@ -355,11 +355,12 @@ def _save(process: ProcessPart, execute: Execute, order: Save) -> None:
         return
     stage = process.stage
     own = _local_state(process, order.step, order.incident)
-    if own is None:
+    if own is None and order.writes_own:
         why = f"OrderRefused: no data position of step {order.step} is kept"
         return process.done(execute, why)
     files: dict[str, Written] = {name: process.memory.content[name] for name in order.shards}
-    files[f"local-state-{process.rank}"] = own
+    if own is not None and order.writes_own:
+        files[f"local-state-{process.rank}"] = own
     for rank, local_state in order.local_state.items():
         files[f"local-state-{rank}"] = int(local_state, 16)
     stage.disk.parts.setdefault(order.directory, {}).update(files)

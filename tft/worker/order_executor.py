@@ -445,8 +445,9 @@ class Hands:
             for name in self._saving.copy(directory, shard, order.step, self._state.rank)
         ]
         files += copies
-        own = self._local_state(order)
-        files.append(checkpoint.write_local_state(directory, self._state.rank, own))
+        if order.writes_own:
+            own = self._local_state(order)
+            files.append(checkpoint.write_local_state(directory, self._state.rank, own))
         for rank, local_state in order.local_state.items():
             files.append(checkpoint.write_local_state(directory, rank, bytes.fromhex(local_state)))
         return tuple(files)

@@ -57,10 +57,12 @@ class Shutdown:
         incident.exactness.returns_to(step)
         note_tails(job, step, standings)
         note_habits(job, step)
+        able = [s for s in job.ranks.states.values() if s.able]
         plan = plan_save(
             job.ranks.topology(),
             standings,
-            [s.rank for s in job.ranks.states.values() if s.able and s.local_state.counts(step)],
+            [s.rank for s in able],
+            [s.rank for s in able if s.local_state.counts(step)],
             step,
             incident.spread.ceiling,
             spread=job.policy.spread_savers,
@@ -113,7 +115,7 @@ class Shutdown:
         orphans = {
             s.rank: s.local_state.reported[step]
             for s in job.ranks.states.values()
-            if s.rank not in plan.writers and step in s.local_state.reported
+            if s.rank not in plan.with_local_state and step in s.local_state.reported
             if s.local_state.counts(step)
         }
         saves = [
@@ -124,6 +126,7 @@ class Shutdown:
                 step=step,
                 shards=plan.shards.get(rank, ()),
                 copies=plan.copies.get(rank, ()),
+                writes_own=rank in plan.with_local_state,
                 local_state=orphans if rank == plan.writers[0] else {},
             )
             for rank in plan.writers

@@ -2,7 +2,7 @@
 Find which rank writes which part of a last checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tft.core.plan.coverage import sound
@@ -19,8 +19,9 @@ class SavePlan:
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write. Each of them writes its rank-local state, and the first one also that
-    of lost ranks."""
+    """The ranks that write. The first one also writes the rank-local state of lost ranks."""
+    with_local_state: frozenset[int] = frozenset()
+    """The writers that write their own rank-local state. The others write shards only."""
     restoring: tuple[int, ...] = ()
     """The writers that first restore a copy of `step` that they keep."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -32,7 +33,8 @@ class SavePlan:
 def plan_save(
     topology: Topology,
     standings: Standings,
-    writers: Sequence[int],
+    able: Sequence[int],
+    with_local_state: Collection[int],
     step: int,
     ceiling: int | None,
     *,
@@ -40,9 +42,9 @@ def plan_save(
     with_copies: bool,
 ) -> SavePlan:
     """
-    Return which rank writes which part of a last checkpoint of `step`. `writers` are the ranks that
-    can write. A rank with torn state writes too: its shards are void, but only this rank has its
-    rank-local state.
+    Return which rank writes which part of a last checkpoint of `step`. `able` are the ranks that
+    can write, and `with_local_state` those of them whose rank-local state belongs to `step`. A rank
+    with torn state writes too: its shards are void, but only this rank has its rank-local state.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -51,8 +53,14 @@ def plan_save(
         **{rank: replace(standings[rank], held=step, sound=True) for rank in restoring},
     }
     copies = copiers(topology, restored, step, ceiling, shards) if with_copies else {}
+    writing = {*with_local_state, *shards, *copies}
     return SavePlan(
-        step=step, writers=tuple(writers), restoring=restoring, shards=shards, copies=copies
+        step=step,
+        writers=tuple(rank for rank in able if rank in writing),
+        with_local_state=frozenset(with_local_state),
+        restoring=restoring,
+        shards=shards,
+        copies=copies,
     )
 
 
