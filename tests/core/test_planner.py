@@ -440,7 +440,8 @@ def test_rank_without_local_state_of_the_step_writes_only_shards() -> None:
     standings = {rank: Standing(rank=rank, held=5) for rank in (0, 1)} | {2: Standing(rank=2)}
     plan = plan_save(topology, standings, (0, 1, 2), (1,), 5, None, spread=False, with_copies=False)
     assert plan.shards == {0: ("a",), 1: ("b",)}
-    assert (plan.writers, plan.with_local_state) == ((0, 1), {1})
+    assert plan.writers == (0, 1)
+    assert plan.with_local_state == {1}
 
 
 # ---------------------------------------------------------------- the topology
