@@ -14,19 +14,19 @@ from tft.core.plan.topology import Topology
 class SavePlan:
     """
     The parts of the last checkpoint of one step, and the rank that writes each part. If a writer is
-    lost, the plan is void and another plan is made.
+    lost, the plan is dropped and a new one is made.
     """
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write. Each of them writes its rank-local state, and the first one also that
-    of lost ranks."""
+    """The ranks that write. Each writes its own rank-local state, and the first one also writes
+    that of lost ranks."""
     restoring: tuple[int, ...] = ()
-    """The writers that first restore a copy of `step` that they keep."""
+    """The writers that first restore an earlier copy of the state, that of `step`."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By writer: the shards that it writes. Each shard is written once."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: further copies of shards that it writes."""
+    """By writer: the shards that it writes in addition, although another writer writes them too."""
 
 
 def plan_save(
@@ -41,8 +41,8 @@ def plan_save(
 ) -> SavePlan:
     """
     Return which rank writes which part of a last checkpoint of `step`. `writers` are the ranks that
-    can write. A rank with torn state writes too: its shards are void, but only this rank has its
-    rank-local state.
+    can write. A rank with incomplete state writes too: its shards cannot be used, but no other rank
+    has its rank-local state.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -60,15 +60,16 @@ def savers(
     topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
 ) -> dict[int, tuple[str, ...]]:
     """
-    Assign each shard to exactly one rank that has it at `step`. Without `spread` this is the first
-    such rank in the order of placement. With `spread` it is a rank on the node with the fewest
-    shards to write so far.
+    Assign each shard to exactly one rank that has it as it was at `step`. Without `spread` this is
+    the first such rank in the shard group. With `spread` it is a rank on the node that has the
+    fewest shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
-        # copies in use were compared just now; kept copies, maybe of ranks that have left, were not
+        # prefer copies in use, because they were just compared; earlier copies were not, and their
+        # ranks may have left the job
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
@@ -86,8 +87,8 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Return which ranks can write a further copy of which shards, besides the saver of each shard:
-    all ranks that have the shard in use.
+    Return which ranks can write a further copy of which shards, in addition to the first writer of
+    each shard: all ranks that train with the shard.
     """
     return {
         rank: tuple(
