@@ -24,7 +24,7 @@ def run_command() -> click.Command:
     configure_logs()
     plugins = load_plugins()
 
-    def run(**options: Any) -> int:  # Any: each option's own type
+    def run(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
         from tft.launcher.plan import check_plan, make_plan
         from tft.launcher.run import launch
@@ -82,7 +82,7 @@ def lead_command() -> click.Command:
     Return the command `tft lead`.
     """
 
-    def lead(start: str, **options: Any) -> int:  # Any: each option's own type
+    def lead(start: str, **options: Any) -> int:  # Any: the options have different types
         configure_logs()
         from tft.launcher.plan import LEADER, check_plan, make_plan
         from tft.launcher.run import launch
@@ -166,10 +166,10 @@ def controller_command() -> click.Command:
     Return the command `tft controller`.
     """
 
-    def controller(**options: Any) -> int:  # Any: each option's own type
+    def controller(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
-        # Let Ctrl-C kill the controller like any accident: the exit code must not look like the end
-        # of a job.
+        # Let Ctrl-C kill the controller like any other accident. If it handled the signal, its exit
+        # code would look like the regular end of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
         from tft.controller.service import main
@@ -178,12 +178,13 @@ def controller_command() -> click.Command:
 
         settings = job_settings(options)
         check_settings(settings)
-        by_hand = not settings.run  # `tft run` chooses a name for the run, and has written the file
+        # `tft run` names the run and writes job.json; a controller started by hand does so itself
+        by_hand = not settings.run
         if by_hand:
             check_no_launcher(settings.run_dir)
         make_run_dir(settings.run_dir)
         if by_hand:
-            write_job(settings, ())  # `tft pause` and the other commands find the job by this file
+            write_job(settings, ())  # `tft pause` and similar commands find the job by this file
         return main(settings)
 
     return click.Command(
@@ -202,7 +203,7 @@ def agent_command() -> click.Command:
     def agent(
         placed: tuple[int, int, int] | None,
         starter: tuple[int, str] | None,
-        **options: Any,  # each option's own type
+        **options: Any,  # Any: the options have different types
     ) -> int:
         die_with_parent()
         configure_logs()
@@ -379,8 +380,8 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    Return the parameters for SCRIPT and its arguments, and for another launcher's placement of the
-    ranks.
+    Return the parameters for the script and its arguments, and for a rank that another launcher has
+    placed.
     """
     return [
         click.Option(

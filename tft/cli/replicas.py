@@ -43,7 +43,7 @@ def replicas_command() -> click.Command:
     Return the command `tft replicas`.
     """
 
-    def command(**options: Any) -> int:  # Any: each option's own type
+    def command(**options: Any) -> int:  # Any: the options have different types
         asked = _question(options, click.get_current_context())
         if options["as_json"]:
             click.echo(json.dumps(as_json(asked)))
@@ -121,7 +121,8 @@ def _number(name: str, sentence: str, default: int | None = None) -> click.Optio
     )
 
 
-def _question(options: dict[str, Any], context: click.Context) -> Question:  # Any: as `command`
+# Any: the options have different types
+def _question(options: dict[str, Any], context: click.Context) -> Question:
     layout = _layout(options, context)
     parameters, of_experts = options["parameters"], options["expert_parameters"]
     if of_experts > parameters:
@@ -139,7 +140,8 @@ def _question(options: dict[str, Any], context: click.Context) -> Question:  # A
     )
 
 
-def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: as `command`
+# Any: the options have different types
+def _layout(options: dict[str, Any], context: click.Context) -> Layout:
     if options["yaml"] is not None:
         for name in (*SIZES, "optimizer_shards", "order"):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -162,7 +164,8 @@ def read_layout(file: Path) -> Layout:
 
     Raises `UsageError` if the file or its sizes cannot be used, or nothing installed reads it.
     """
-    from tft.plugins import read_job_file  # loads the bus, which the sizes of options do not need
+    # imported only here, because it is slow and other options do not need it
+    from tft.plugins import read_job_file
 
     sizes = read_job_file("yaml", file)
     scheme = Scheme(
@@ -179,7 +182,8 @@ def read_layout(file: Path) -> Layout:
         raise UsageError(f"{file}: {refused}") from None
 
 
-def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:  # Any: as `command`
+# Any: the options have different types
+def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:
     ranks: int | None = options["ranks_per_node"]
     nodes: int | None = options["nodes"]
     if nodes is None:
