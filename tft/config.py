@@ -51,34 +51,33 @@ class JobSettings:
     """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
     """
     enable: tuple[str, ...] = ()
-    """The strategies that may be used. Empty: all that the adaptor supports."""
+    """The strategies that may be used. By default all that the adaptor supports."""
     max_incidents: int = 100
     """The number of incidents after which the next incident ends in `dump`."""
     max_rank_faults: int = 5
     """The number of incidents that one rank may cause within 10 minutes. After that the rank is
     neither retried nor replaced."""
     replace_nodes: bool = False
-    """True: when one process of a node is lost, all processes of the node are replaced. False: only
-    the lost process is replaced."""
+    """Replace all processes of a node when one of them is lost. By default only the lost process is
+    replaced."""
     spread_savers: bool = False
-    """True: the writers of a last checkpoint are spread over as many nodes as possible. False: the
-    first holder of each shard writes it."""
+    """Spread the writers of a last checkpoint over as many nodes as possible. By default the first
+    holder of each shard writes it."""
     save_copies: str = "one"
     """How many copies of a shard a checkpoint contains: `one`, or one from each rank that holds the
     shard (`all`)."""
     skip_batch: bool = False
-    """True: after a numeric fault that took all ranks back, the batches up to the faulty step are
-    skipped."""
+    """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     checkpoint_dir: Path | None = None
-    """The directory for checkpoints. None: `checkpoints` in the run directory."""
+    """The directory for checkpoints. By default `checkpoints` in the run directory."""
     checkpoint_name: str = CHECKPOINT_NAME
     """The pattern of the names of checkpoints. It contains the step."""
     keep_checkpoints: int = 0
     """The number of periodic checkpoints to keep; the newest are kept. 0: keep all."""
     resume: bool = False
-    """True: continue from the newest checkpoint."""
+    """Continue from the newest checkpoint."""
     curve: Path | None = None
     """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
     of state between ranks are encrypted."""
@@ -90,7 +89,7 @@ class JobSettings:
     """The step at which training ends, as if the script asked for no more steps. 0: the script
     decides."""
     record_digests: bool = False
-    """True: each rank writes digests of its batches, losses and state after every step, so that two
+    """Let each rank write digests of its batches, losses and state after every step, so that two
     runs can be compared."""
 
     @property

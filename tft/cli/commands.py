@@ -44,29 +44,29 @@ def run_command() -> click.Command:
                 type=click.INT,
                 default=0,
                 show_default=True,
-                help="Which of the nodes this is. Node 0 runs the broker and the controller.",
+                help="The number of this node, from 0. Node 0 runs the broker and the controller.",
             ),
-            _host_option("The address other nodes reach this one at."),
+            _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("Where to put a copy of the run directory's report.json (node 0)."),
+            _report_option("A file for a copy of the run directory's report.json (on node 0)."),
             _spare_option(),
             click.Option(
                 ["--spare-if-taken"],
                 is_flag=True,
                 help=(
-                    "Where a launcher of this node is still alive, join as another node with "
-                    "room for its ranks."
+                    "If a launcher of this node is still running, join as an additional node "
+                    "with room for its ranks."
                 ),
             ),
             click.Option(
                 ["--led-elsewhere"],
                 is_flag=True,
-                help="Broker and controller are those of a `tft lead`, not of node 0.",
+                help="The broker and the controller are run by a `tft lead`, not by node 0.",
             ),
             click.Option(
                 ["--resume-if-any"],
                 is_flag=True,
-                help="As --resume, if there is a checkpoint; otherwise begin.",
+                help="As --resume if there is a checkpoint; otherwise begin anew.",
             ),
             *chain.from_iterable(call_guarded(plugins, "tft_options")),
             *_script(),
@@ -103,19 +103,19 @@ def lead_command() -> click.Command:
         callback=lead,
         params=[
             *job_options(given=False),
-            _host_option("The address other nodes reach this one at."),
+            _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("Where to put a copy of the run directory's report.json."),
+            _report_option("A file for a copy of the run directory's report.json."),
             click.Option(
                 ["--start"],
                 metavar="NAME",
                 default="",
-                help="Find the run directory as nodes do that another launcher has started.",
+                help="Another launcher's name for this job; the run directory is named after it.",
             ),
         ],
         help=(
-            "Run the broker and the controller of a job whose nodes are elsewhere: each is a `tft "
-            "run --led-elsewhere`."
+            "Run the broker and the controller of a job, but no ranks. The nodes of the job are "
+            "started with `tft run --led-elsewhere`."
         ),
     )
 
@@ -230,8 +230,10 @@ def agent_command() -> click.Command:
         callback=agent,
         params=[
             *job_options(given=True),
-            click.Option(["--node"], type=click.INT, required=True, help="Which of the nodes."),
-            _host_option("The address other nodes reach this one at."),
+            click.Option(
+                ["--node"], type=click.INT, required=True, help="The number of the node, from 0."
+            ),
+            _host_option("The address at which other nodes can reach this node."),
             _spare_option(),
             *_script(),
         ],
@@ -358,8 +360,9 @@ def _spare_option() -> click.Option:
         default=0,
         show_default=True,
         help=(
-            "For how many ranks of other nodes this node has room: ranks whose node is lost or "
-            "is to be left. With a --node-rank of --nnodes or more it has no ranks of its own."
+            "The number of ranks of other nodes for which this node has room, if their node is "
+            "lost or given up. With a --node-rank of --nnodes or more this node has no ranks of "
+            "its own."
         ),
     )
 

@@ -70,7 +70,7 @@ def _options() -> list[click.Parameter]:
         "--pp": "Pipeline stages.",
         "--cp": "Context-parallel ranks.",
         "--ep": "Expert-parallel ranks, among those of dp * cp.",
-        "--optimizer-shards": "Cut the optimizer state of dp * cp ranks into N; 1: not at all.",
+        "--optimizer-shards": "Shards of the optimizer state of dp * cp ranks; 1: it is not cut.",
     }
     return [
         *(_number(name, sentence, default=1) for name, sentence in sizes.items()),
@@ -79,7 +79,7 @@ def _options() -> list[click.Parameter]:
             metavar="NAMES",
             default="-".join(DIMENSIONS),
             show_default=True,
-            help="How ranks are counted: neighbours differ in the first.",
+            help="How ranks are counted: neighbouring ranks differ in the first dimension.",
         ),
         click.Option(
             ["--yaml"],
@@ -87,25 +87,25 @@ def _options() -> list[click.Parameter]:
             metavar="FILE",
             help="Take all of these from a MindSpore Transformers YAML file.",
         ),
-        _number("--ranks-per-node", "Say which nodes of N ranks can be lost."),
-        _number("--nodes", "Say which of N nodes can be lost."),
+        _number("--ranks-per-node", "Print which nodes can be lost if each has N ranks."),
+        _number("--nodes", "Print which nodes can be lost if the job has N nodes."),
         click.Option(
             ["--parameters"],
             type=_Amount(),
             default=0,
-            help="Say how many bytes a rank needs for a model of N parameters, as 13e9 or 13B.",
+            help="Print the bytes that a rank needs for a model of N parameters (13e9, 13B).",
         ),
         click.Option(
             ["--expert-parameters"],
             type=_Amount(),
             default=0,
-            help="How many of these are in experts.",
+            help="How many of the --parameters belong to experts.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print everything, as JSON."),
         click.Option(
             ["--all", "everything"],
             is_flag=True,
-            help="Show every group, pair and line, where otherwise the first of them are.",
+            help="Print all groups, pairs and lines, not only the first ones.",
         ),
     ]
 

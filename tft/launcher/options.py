@@ -89,7 +89,7 @@ def job_settings(options: Mapping[str, object]) -> JobSettings:
     Return the settings of a job from the values of `job_options`.
     """
     chosen = {setting.name: options[setting.name] for setting in settings_of(JobSettings)}
-    return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted them by type
+    return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted the values
 
 
 def job_arguments(settings: JobSettings) -> list[str]:

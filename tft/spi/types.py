@@ -129,7 +129,7 @@ class CheckResult:
     """
 
     verdict: Verdict
-    """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
+    """`pass`: continue; `isolate`: take this rank's node out of the job; `end`: end the job."""
     finding: str = ""
     """The reason for a verdict that is not `pass`: a sentence on which an operator can act."""
 

@@ -39,7 +39,7 @@ class Receiver:
     """
 
     job: str
-    """The job's name, which a source must be told before it sends anything."""
+    """The job's name. A source sends nothing to a client that does not know it."""
     rank: int
     tls: Tls | None = None
     """The TLS settings of the connections to the sources; None: they are not encrypted."""
@@ -156,7 +156,8 @@ def _room(shard: str, offer: ShardOffer, buffers: Sequence[Buffer]) -> Run:
     for buffer in buffers:
         if buffer.view.readonly:
             raise TransferFailed(
-                f"the room made for buffer {buffer.name!r} of shard {shard!r} cannot be written"
+                f"the memory for buffer {buffer.name!r} of shard {shard!r} is read-only: `tft_take` "
+                "must return writable buffers"
             )
     return Run([buffer.view for buffer in buffers])
 

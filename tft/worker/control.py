@@ -172,7 +172,7 @@ class Control:
     def _call(self, function: object, *arguments: object) -> None:
         if self._loop is None:
             raise InternalError("the control thread was called before it was started")
-        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # bound methods, each with its own arguments
+        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # callers pass matching arguments
 
     # ---------------------------------------------------------------- on the control thread
 
@@ -238,7 +238,7 @@ class Control:
                 self._admission.accept()
         elif isinstance(message, Refused):
             self._admission.refuse(message)
-        elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every rank order has `to`
+        elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))

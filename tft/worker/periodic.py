@@ -220,7 +220,7 @@ class Periodic:
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes, digests = self._copies(step), self._digests()
-        except Exception as error:  # noqa: BLE001 (no room, say: reported, and training goes on)
+        except Exception as error:  # noqa: BLE001 (reported, for example a full disk; training goes on)
             self._reports.failed(step, error)
             return
         finally:

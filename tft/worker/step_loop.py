@@ -442,7 +442,7 @@ class StepLoop:
         """
         try:
             barrier()
-        except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
+        except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             self.control.report(self.fault(error))
             self.gate.stand()
             return False

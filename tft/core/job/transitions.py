@@ -27,7 +27,7 @@ class State(StrEnum):
     """The ranks train again. Success is announced after one more step of every member."""
     HEALTHY = "healthy"
     PAUSING = "pausing"
-    """All ranks go on to the same step boundary."""
+    """All ranks continue to the same step boundary, to wait there."""
     PAUSED = "paused"
     """All ranks wait at that boundary, maybe while a check runs."""
     FREEZING = "freezing"
