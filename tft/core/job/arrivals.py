@@ -47,7 +47,7 @@ class Arrivals:
             return
         # the processes of the previous agent ended with it
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        # the pages of its ranks are gone, too
+        # a new agent has new shared memory: the pages of its ranks are gone, too
         if job.nodes.agents.get(message.node, agent) != agent:
             for rank_state in job.ranks.states.values():
                 rank_state.local_state.page = (
