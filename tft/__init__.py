@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["JobEnded", "Launcher", "Session", "TftError", "TrainingFault", "init"]
 
 
-def __getattr__(name: str) -> Any:  # Any: what a module attribute is typed as
+def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
     """
-    Import the code of the worker when a script first uses it. The other processes of a job import
-    `tft` too, and do not need that code.
+    Return the attribute `name`, which the worker code defines. That code is imported when a script
+    first uses it: other processes of a job import `tft` too, and do not need it.
     """
     if name in ("Session", "init"):
         from tft.worker import session

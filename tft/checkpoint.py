@@ -1,19 +1,20 @@
 """
-A checkpoint on the disk: its directory, its manifest, and the rank-local state of each rank. This
-file knows no framework: it sees the files that an adaptor writes only as a list.
+Checkpoints on the disk: the directory, the manifest, and the rank-local state of each rank. This
+file knows no framework: the files that an adaptor writes are only names, sizes and digests here.
 
     step-00000042/           a checkpoint: manifest.json, local-state-rank0.bin, …, the adaptor's files
     step-00000042.partial/   a checkpoint that is being written, or was never finished
-    step-00000042.round-3.1.partial/  the same of a periodic checkpoint, see `round_of`
-    step-00000042.given-up/  a checkpoint of a later step than one the job has gone back to
+    step-00000042.round-3.1.partial/  a periodic checkpoint that is being written, see `round_of`
+    step-00000042.given-up/  an invalid checkpoint: the job has gone back to an earlier step
     step-00000042.replaced/  an earlier checkpoint of the same step, which is being removed
-    .step-00000042.0a1b2c3d.removed/  a retired checkpoint with any mark, which is being removed
+    .step-00000042.0a1b2c3d.removed/  an old checkpoint that is being removed
 
 A directory is a checkpoint when it has its final name. It gets that name, by one rename, after
 every file in it is synced. A reader first checks the files against the manifest.
 
-The job decides the directory and the names of its checkpoints (`CheckpointStore`). The directory
-may contain other things too: an entry without the name of a checkpoint is never touched.
+A job has one directory and one pattern of names for its checkpoints (`CheckpointStore`). The
+directory may contain other things too: an entry whose name does not fit the pattern is never
+touched.
 """
 
 import errno
@@ -43,15 +44,15 @@ _UNSEALED = "0" * 32
 MANIFEST = "manifest.json"
 
 _BLOCK = 4 * 2**20
-"""Bytes read at a time to digest a file. The size needs few calls, and its memory is small compared
-with the state."""
+"""The number of bytes that are read at a time when a file is digested. Larger blocks would save
+little time; smaller ones would need many calls."""
 
 _REPLACED = ".replaced"
 _GIVEN_UP = ".given-up"
 _PARTIAL = ".partial"
 _REMOVED = ".removed"
 _MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
-"""The marks after the name of a directory that is no readable checkpoint, or will be removed
+"""The suffixes in the name of a directory that is not a readable checkpoint, or will be removed
 soon."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f]{{8}}\.removed")
@@ -59,8 +60,8 @@ _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f
 _NAME = re.compile(r"(?P<before>[^{}]*)\{step(:0[1-9][0-9]?d)?\}(?P<behind>[^{}]*)")
 _CLAIMED = "claimed.json"
 BESIDE = ".beside"
-"""The suffix of the file that is kept in addition to the files that the script's own save function
-writes for a shard. The suffix follows the name of the shard."""
+"""The suffix of a file that tft's adaptor writes for a shard in addition to the files of the
+script's own save function. The file is named after the shard."""
 _LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
 _OWNER = "tft rank-local state of rank {}\n"
 """The first line of a file of rank-local state. A file that names another rank is refused."""
@@ -74,8 +75,8 @@ class Manifest:
     """
 
     digest: str
-    """The digest of the manifest as it is written, with zeros in the place of this digest. It is
-    the first field, where a reader finds it."""
+    """The digest of the manifest's file. It is computed with zeros in the place of this field. The
+    field is the first one, so that a reader finds it at a fixed place."""
     schema: int
     step: int
     """The step at whose end the state was saved."""
@@ -87,7 +88,7 @@ class Manifest:
     local_state: dict[int, str]
     """For each rank, the name of the file with its rank-local state."""
     own: bool = False
-    """Whether functions of the script wrote the shards."""
+    """True if functions of the script wrote the shards, and not the adaptor."""
     copies: tuple[SavedFile, ...] = ()
     """Further copies of shards, each in the directory of the rank that wrote the copy (see
     `copy_of`)."""
@@ -121,12 +122,12 @@ class CheckpointStore:
 
     directory: Path
     name: str = CHECKPOINT_NAME
-    """The pattern of the names. It contains `{step}`."""
+    """The pattern of the directory names. It contains `{step}`."""
 
     def check(self) -> None:
         """
         Check the pattern of the names. Raises `UsageError` when the names of two steps could be
-        equal, or when a name could not be distinguished from that of another kind of directory.
+        equal, or when a name could be taken for that of an unfinished or removed directory.
         """
         name = self.name
         match = _NAME.fullmatch(name)
@@ -161,8 +162,9 @@ class CheckpointStore:
 
     def held(self) -> Iterator[tuple[int, str, Path]]:
         """
-        Yield all directories with the name of a checkpoint: the step, the mark after the name, and
-        the directory. A hidden directory is yielded only when it is a retired one.
+        Yield every directory whose name fits the pattern, as three values: the step, the suffix
+        after the name (such as `.partial`), and the directory. A hidden directory is yielded only
+        when it is being removed.
         """
         match = _NAME.fullmatch(self.name)
         if match is None or not self.directory.is_dir():
@@ -171,7 +173,8 @@ class CheckpointStore:
         named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
-            # a pattern that writes 7 as 00000007 has not written a directory named 7
+            # the step in the name must be written as the pattern writes it: with `{step:08d}` a
+            # directory `step-7` is not a checkpoint of this job
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
             if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
@@ -219,16 +222,16 @@ def write_local_state(directory: Path, rank: int, local_state: bytes) -> SavedFi
 
 def round_of(final: Path, incident: int, number: int) -> Path:
     """
-    Return the directory in which all ranks write their parts of a periodic checkpoint, each on its
-    own. Parts belong together only if their state was copied after the same order to resume: the
-    order of round `number` of the incident.
+    Return the directory into which every rank writes its part of the periodic checkpoint `final`.
+    The name contains the incident and its round after which training resumed, so that parts that
+    ranks wrote before and after an incident are never put together.
     """
     return final.with_name(f"{final.name}.round-{incident}.{number}.partial")
 
 
 def open_round(final: Path, incident: int, number: int) -> Path:
     """
-    Return the directory of `round_of`. Create it if it does not exist.
+    Return the directory of `round_of`, and create it if it does not exist.
     """
     directory = round_of(final, incident, number)
     directory.mkdir(parents=True, exist_ok=True)
@@ -237,7 +240,8 @@ def open_round(final: Path, incident: int, number: int) -> Path:
 
 def copy_of(directory: Path, rank: int) -> Path:
     """
-    Return the directory in which a rank writes further copies of shards that other ranks write.
+    Return the directory into which a rank writes further copies of shards that other ranks write
+    too.
     """
     return directory / f"copy-rank{rank}"
 
@@ -251,30 +255,31 @@ class CheckpointPart:
     files: tuple[SavedFile, ...] = ()
     """The files that the rank has written."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The digests of the state that the rank held, by shard and part, whether the rank has written
-    it or not. Empty: the state cannot be compared."""
+    """The digests of the state in the memory of the rank, by shard and part, including shards that
+    another rank writes. Empty: the state cannot be compared."""
 
 
 def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
-    Record that a rank has written its part, with the files of the part.
+    Write the record that a rank has written its part of a periodic checkpoint. It lists the files.
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    beside.rename(directory / _part(rank))  # so that no reader sees half of the file
+    # renamed when it is complete, so that no reader finds half of it
+    beside.rename(directory / _part(rank))
 
 
 def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
-    Return the parts of all ranks to exactly one caller, which must commit them. Return None to all
-    other callers, and as long as a part is missing.
+    Return the parts of all ranks to exactly one caller, which must then commit the checkpoint.
+    Return None to all other callers, and to every caller as long as a part is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    except FileNotFoundError:  # another rank was faster
+    except FileNotFoundError:  # another rank has claimed the parts
         return None
     parts[0] = directory / _CLAIMED
     encoded = [part.read_bytes() for part in parts]
@@ -285,9 +290,9 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
-    Set the checkpoints of steps after `step` aside. The job continues from `step` and may reach
-    another state, so no run may resume from these checkpoints. All ranks may call this at the same
-    time.
+    Rename the checkpoints of steps after `step`, so that they no longer count. The job continues
+    from `step` and may reach another state, so no run may resume from these checkpoints. All ranks
+    may call this at the same time.
 
     Return True if there was such a checkpoint.
     """
@@ -296,7 +301,7 @@ def give_up(store: CheckpointStore, step: int) -> bool:
         if later <= step or mark not in ("", _REPLACED) or not _is_of(directory, later):
             continue
         found, place = True, store.place(later)
-        with suppress(FileNotFoundError):  # another rank was faster
+        with suppress(FileNotFoundError):  # another rank has renamed this one already
             _set_aside(directory, place.with_name(f"{place.name}{_GIVEN_UP}"))
     return found
 
@@ -304,8 +309,8 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 def _set_aside(directory: Path, aside: Path) -> None:
     """
     Rename a checkpoint to `aside`, and remove an older checkpoint with this name. The older
-    directory is hidden before it is examined, because another rank may just have renamed the same
-    checkpoint to `aside`.
+    directory gets a hidden name before it is examined, because another rank may just have renamed
+    the same checkpoint to `aside`.
     """
     own = directory.stat().st_ino
     while True:
@@ -327,8 +332,8 @@ def _set_aside(directory: Path, aside: Path) -> None:
 
 def _going(directory: Path) -> Path:
     """
-    Return a unique hidden name for a directory that is being removed. The name is unique because a
-    later directory of the same checkpoint may be removed too.
+    Return a unique hidden name for a directory that is being removed. It must be unique because a
+    later directory with the same visible name may be removed too.
     """
     return directory.with_name(f".{directory.name}.{secrets.token_hex(4)}{_REMOVED}")
 
@@ -360,7 +365,7 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
     for older, mark, directory in store.held():
         old = mark in ("", _REPLACED, _GIVEN_UP) and older < whole[-keep]
         if old and _is_of(directory, older):
-            with suppress(FileNotFoundError):  # another rank was faster
+            with suppress(FileNotFoundError):  # another rank has hidden this one already
                 directory.rename(_going(directory))
 
 
@@ -445,7 +450,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
-        if not partial.name.startswith(f"{final.name}.round-"):  # `sweep` takes those
+        # unfinished periodic ones are removed by `sweep`
+        if not partial.name.startswith(f"{final.name}.round-"):
             why += (
                 f"; the complete checkpoint is in {partial}: move the other one away and rename "
                 "this one"
@@ -454,7 +460,9 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)  # a rename cannot replace a full directory; `newest` finds this name
+        # a rename cannot replace a directory with files; until the next rename, `newest` finds
+        # `replaced`
+        final.rename(replaced)
     partial.rename(final)
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -533,7 +541,8 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            found.setdefault(known.step, directory)  # preferred to a replaced one of the same step
+            # `committed` lists a complete one before a replaced one of its step
+            found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
 
 
@@ -546,7 +555,8 @@ def verify(directory: Path) -> Manifest:
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
-    # a BESIDE file is read with its shard; a file of no shard counts as a shard of that name
+    # a file with the suffix BESIDE is checked together with its shard; a file that belongs to no
+    # shard is checked as if it were a shard
     for shard in dict.fromkeys(first.removesuffix(BESIDE) for first in firsts):
         _whole_at(directory, known, shard)
     return known
@@ -569,7 +579,7 @@ def _belongs(name: str, shard: str) -> bool:
 
 def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    Return the files of the further copies of a shard, by the directory of the copy.
+    Return the files of the further copies of a shard, by the directory that contains the copy.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:
@@ -609,12 +619,12 @@ def verify_shards(
     directory: Path, shards: Sequence[str], rank: int, step: int | None = None
 ) -> tuple[Manifest, dict[str, Path]]:
     """
-    Check the files that a rank is about to read: the files of `shards`, whose names begin with the
-    shard's name, and the file with the rank-local state of `rank`. Return the manifest, and for
-    each shard the directory in which the shard is whole.
+    Check the files that a rank is about to read: the files of `shards` (their names begin with the
+    name of the shard), and the file with the rank-local state of `rank`. Return the manifest, and
+    for each shard the directory in which all its files are undamaged.
 
-    Raises `CheckpointCorrupt` when a file is damaged and no copy is whole, and when the checkpoint
-    is not of `step`.
+    Raises `CheckpointCorrupt` when a file is damaged and no copy of its shard is undamaged, and
+    when the checkpoint is not of `step`.
     """
     known = manifest_of(directory)
     if step is not None and known.step != step:
@@ -629,8 +639,8 @@ def verify_shards(
 
 def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     """
-    Return the directory in which every file of a shard is as it was written: the checkpoint itself,
-    or a further copy. Raises `CheckpointCorrupt` when there is none.
+    Return the directory in which every file of a shard is undamaged: the checkpoint itself, or a
+    further copy in it. Raises `CheckpointCorrupt` when there is none.
     """
     why = _first_damage(directory, [file for file in known.files if _belongs(file.name, shard)])
     if not why:

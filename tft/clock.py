@@ -8,7 +8,7 @@ from typing import Protocol
 
 class Clock(Protocol):
     """
-    The source of the time for the controller, the agents and the workers.
+    The clock that the controller, the agents and the workers read.
     """
 
     def now(self) -> float:

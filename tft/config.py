@@ -19,10 +19,12 @@ RUN_OPTIONS = "TFT_RUN_OPTIONS"
 """The variable with options of `tft run` for a job whose processes another launcher starts."""
 
 BROKER_PORTS = 2
-"""The broker listens at PORT for publishers and at PORT + 1 for subscribers."""
+"""How many ports the broker uses: it listens at PORT for publishers and at PORT + 1 for
+subscribers."""
 
 CHECKPOINT_NAME = "step-{step:08d}"
-"""With zeros, so that a listing is in the order of the steps."""
+"""The default pattern of checkpoint names. Steps are written with leading zeros, so that a
+directory listing has them in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,51 +34,63 @@ class JobSettings:
     """
 
     job: str
-    """A name no other job on the bus has; also the key that opens the transfer ports."""
+    """The name of the job, which no other job on the same bus may have. A rank must send it to
+    fetch state from another rank."""
     run_dir: Path
-    """Where the records of the run are kept."""
+    """The directory for the records of the run."""
     broker: str
-    """HOST:PORT of the broker."""
+    """The address of the broker, as HOST:PORT."""
     run: str = ""
-    """One start of `tft run`, which chooses it: a restarted controller goes on with its own run."""
+    """The identifier of one start of `tft run`. A controller that is restarted finds the same
+    identifier, and so continues the records of its own run."""
     nnodes: int = 1
-    """How many agents take part."""
+    """The number of agents that take part, one for each node."""
     nproc_per_node: int = 1
-    """How many ranks each agent starts."""
+    """The number of ranks that each agent starts."""
     adaptor: str = "pytorch"
-    """The entry point in `tft.adaptors` that knows the job's framework."""
+    """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
+    """
     enable: tuple[str, ...] = ()
-    """The strategies that may be used; empty: all that the adaptor can do."""
+    """The strategies that may be used. By default all that the adaptor supports."""
     max_incidents: int = 100
-    """After so many incidents the next one ends in `dump`."""
+    """The number of incidents after which the next incident ends in `dump`."""
     max_rank_faults: int = 5
-    """After causing so many incidents within 10 minutes a rank is neither retried nor replaced."""
+    """The number of incidents that one rank may cause within 10 minutes. After that the rank is
+    neither retried nor replaced."""
     replace_nodes: bool = False
-    """When a rank loses its process, all processes of its node are replaced, not that one alone."""
+    """Replace all processes of a node when one of them is lost. By default only the lost process is
+    replaced."""
     spread_savers: bool = False
-    """A last checkpoint is written by as many nodes as can, not by the lowest-placed holders."""
+    """Spread the writers of a last checkpoint over as many nodes as possible. By default the first
+    holder of each shard writes it."""
     save_copies: str = "one"
-    """How often a shard is in a checkpoint: once (`one`), or by each rank that holds it (`all`)."""
+    """How many copies of a shard a checkpoint contains: `one`, or one from each rank that holds the
+    shard (`all`)."""
     skip_batch: bool = False
-    """When bad numbers took everyone back, the batches up to that step are left out."""
+    """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
     checkpoint_every: int = 0
-    """Steps between two periodic checkpoints; 0: there are none."""
+    """The number of steps between two periodic checkpoints. 0: there are none."""
     checkpoint_dir: Path | None = None
-    """Where checkpoints are; not given: in `checkpoints` in the run directory."""
+    """The directory for checkpoints. By default `checkpoints` in the run directory."""
     checkpoint_name: str = CHECKPOINT_NAME
-    """What a checkpoint is called, with the step in it."""
+    """The pattern of the names of checkpoints. It contains the step."""
     keep_checkpoints: int = 0
-    """When a periodic checkpoint is complete, so many of the newest are kept; 0: all."""
+    """The number of periodic checkpoints to keep; the newest are kept. 0: keep all."""
     resume: bool = False
     """Continue from the newest checkpoint."""
     curve: Path | None = None
-    """The directory with the job's keys, of `tft keys`: the bus and the state that moves are encrypted."""
+    """The directory with the job's keys, made by `tft keys`. With keys, the bus and all transfers
+    of state between ranks are encrypted."""
     audit: str = "first"
-    """What a loop does outside its update windows is looked at in the `first` 20 steps of a process, or in all, and refused (`strict`), or not at all (`off`)."""
+    """The audit looks for actions of a training loop outside its update windows that an incident
+    cannot repair. `first`: it checks the first 20 steps of each process. `strict`: it checks all
+    steps and refuses such actions. `off`: it checks nothing."""
     last_step: int = 0
-    """Training ends with this step, as if the script asked for no more; 0: it ends as the script says."""
+    """The step at which training ends, as if the script asked for no more steps. 0: the script
+    decides."""
     record_digests: bool = False
-    """Each rank writes the digests of its batches, losses and state after every step, to compare runs."""
+    """Let each rank write digests of its batches, losses and state after every step, so that two
+    runs can be compared."""
 
     @property
     def world(self) -> int:
@@ -88,7 +102,7 @@ class JobSettings:
     @property
     def checkpoints(self) -> Path:
         """
-        Return the directory of the checkpoints.
+        Return the directory for checkpoints.
         """
         return self.checkpoint_dir or self.run_dir / "checkpoints"
 
@@ -100,27 +114,27 @@ class RankSettings:
     """
 
     rank: int
-    """RANK: global rank."""
+    """RANK: the number of this rank in the job."""
     world: int
-    """WORLD_SIZE: how many ranks the job has."""
+    """WORLD_SIZE: the number of ranks of the job."""
     job: str
     """TFT_JOB: see `JobSettings.job`."""
     run_dir: Path
     """TFT_RUN_DIR: see `JobSettings.run_dir`."""
     broker: str
-    """TFT_BROKER: HOST:PORT of the broker."""
+    """TFT_BROKER: the address of the broker, as HOST:PORT."""
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
     incarnation: int
-    """TFT_INCARNATION: how many processes held this rank before."""
+    """TFT_INCARNATION: how many earlier processes this rank has had."""
     page: int
-    """TFT_PAGE: the inherited file descriptor of this rank's page."""
+    """TFT_PAGE: the inherited file descriptor of the shared memory of this rank (`tft.page`)."""
     host: str
-    """TFT_HOST: the address other ranks reach this node at."""
+    """TFT_HOST: the address at which other ranks can reach this node."""
     checkpoint_every: int = 0
     """TFT_CHECKPOINT_EVERY: see `JobSettings.checkpoint_every`."""
     checkpoint_dir: Path | None = None
-    """TFT_CHECKPOINT_DIR: see `JobSettings.checkpoint_dir`; empty: it is not given."""
+    """TFT_CHECKPOINT_DIR: see `JobSettings.checkpoint_dir`. An empty variable means None."""
     checkpoint_name: str = CHECKPOINT_NAME
     """TFT_CHECKPOINT_NAME: see `JobSettings.checkpoint_name`."""
     keep_checkpoints: int = 0
@@ -128,9 +142,10 @@ class RankSettings:
     save_copies: str = "one"
     """TFT_SAVE_COPIES: see `JobSettings.save_copies`."""
     curve: Path | None = None
-    """TFT_CURVE: see `JobSettings.curve`; empty: it is not given."""
+    """TFT_CURVE: see `JobSettings.curve`. An empty variable means None."""
     successor: bool = False
-    """TFT_SUCCESSOR: it is to take over from a process that still trains (1), or not (0)."""
+    """TFT_SUCCESSOR: 1 if this process is to take the rank over from a process that still trains,
+    otherwise 0."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -141,13 +156,13 @@ class RankSettings:
     @property
     def checkpoints(self) -> Path:
         """
-        Return the directory of the checkpoints.
+        Return the directory for checkpoints.
         """
         return self.checkpoint_dir or self.run_dir / "checkpoints"
 
     def environment(self) -> dict[str, str]:
         """
-        Return the environment variables from which `rank_settings` makes the same settings.
+        Return the environment variables from which `rank_settings` reads these settings again.
         """
         return {
             "RANK": str(self.rank),
@@ -219,8 +234,8 @@ def started_by_agent(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run_options(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """
-    Return the words of TFT_RUN_OPTIONS, split as a shell splits them. Raises `UsageError` if the
-    text cannot be split, for example because a quote is not closed.
+    Return the options in the variable TFT_RUN_OPTIONS as a list, split as a shell splits them.
+    Raises `UsageError` if the text cannot be split, for example because a quote is not closed.
     """
     try:
         return tuple(shlex.split(environ.get(RUN_OPTIONS, "")))
@@ -249,11 +264,12 @@ class LaunchSettings:
     """
 
     rank: int
-    """RANK: global rank."""
+    """RANK: the number of this rank in the job."""
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
     words: int
-    """TFT_WORDS: the inherited file descriptor that takes the last words."""
+    """TFT_WORDS: the inherited file descriptor of the file for the last words of the process
+    (stacks and traceback)."""
 
 
 def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
@@ -276,16 +292,16 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
 
 def descriptor_variables(*, page: int | str, words: int | str) -> dict[str, str]:
     """
-    Return the variables TFT_PAGE and TFT_WORDS for a training process. They name the page and the
-    file for its last words, by the numbers of inherited descriptors or by paths.
+    Return the variables TFT_PAGE and TFT_WORDS for a training process: its shared memory and the
+    file for its last words. Each is the number of an inherited file descriptor, or a path.
     """
     return {"TFT_PAGE": str(page), "TFT_WORDS": str(words)}
 
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     """
-    Return the paths of the page and of the file for the last words, for a process that could not
-    inherit their descriptors. Return None for a process that has inherited them.
+    Return the paths of the shared memory and of the file for the last words, for a process that
+    could not inherit their file descriptors. Return None for a process that has inherited them.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
     return (page, words) if page.startswith("/") and words.startswith("/") else None
@@ -293,15 +309,15 @@ def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str]
 
 def aside_variables(mark: str) -> dict[str, str]:
     """
-    Return the variables TFT_ASIDE and TFT_REAPER for a process of the job that holds no rank. The
-    reaper with the mark `mark` ends this process.
+    Return the variables TFT_ASIDE and TFT_REAPER for a helper process of the job, which holds no
+    rank. The reaper with the mark `mark` will end this process.
     """
     return {"TFT_ASIDE": "1", "TFT_REAPER": mark}
 
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Return True if this process belongs to a job but holds no rank.
+    Return True if this process is a helper of a job and holds no rank.
     """
     return "TFT_ASIDE" in environ
 
@@ -346,7 +362,7 @@ def replace_environment(variables: Mapping[str, str]) -> None:
 
 def parent_variable(pid: int) -> dict[str, str]:
     """
-    Return the variable TFT_PARENT for a process that must die when the process `pid` dies.
+    Return the variable TFT_PARENT, for a process that must die when the process `pid` dies.
     """
     return {"TFT_PARENT": str(pid)}
 

@@ -43,13 +43,13 @@ class UnknownAdaptor(UsageError):
 
 class AddressTaken(UsageError):
     """
-    Another process listens on the address to which tft was told to bind.
+    Another process already listens on the address at which tft was told to listen.
     """
 
 
 class RankTaken(UsageError):
     """
-    Two processes claim one rank, and this process came second.
+    Two processes claim the same rank, and this process came second.
     """
 
 
@@ -79,7 +79,7 @@ class OrderRefused(PeerError):
 
 class CheckpointCorrupt(TftError):
     """
-    A checkpoint is not the one that was committed: a file is missing or its digest differs.
+    A checkpoint on the disk differs from what was written: a file is missing or its digest differs.
     """
 
 
@@ -106,7 +106,8 @@ class JobEnded(SystemExit):
 
 class Interrupted(BaseException):
     """
-    Raised on the training thread at the edge of an update window while an incident is handled.
+    Raised on the training thread at the begin or end of an update window, when an incident needs
+    the thread to leave the loop.
 
     It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
     `Session.run` catches it and enters the loop again at the agreed step.

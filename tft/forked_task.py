@@ -1,9 +1,9 @@
 """
-The messages between an agent, its fork server and the forked processes, for all three sides.
+The messages between an agent, its fork server and the processes that the fork server forks.
 
-The fork server has already imported the modules that a rank needs. A process that it forks becomes
-a child of the agent when the process between them ends. The forked process then waits for its task:
-it becomes a rank or the rendezvous store.
+The fork server has already imported the modules that a rank needs. It forks twice, so that the
+process of the task becomes a child of the agent when the process in between ends. The forked
+process waits for its task: to be a rank, or to be the rendezvous store.
 """
 
 import json
@@ -13,39 +13,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 READY = b"ready"
-"""The message of a fork server that works to the agent. A fork server that cannot work sends a
-sentence with the reason instead."""
+"""The message of a fork server to its agent that it is ready. A fork server that cannot work sends
+a sentence with the reason instead."""
 ANOTHER = b"another"
-"""The request of the agent to a fork server to fork a process. The forked process itself answers,
-see `introduce`."""
+"""The request of the agent to a fork server to fork a process. The new process itself answers, see
+`introduce`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedTask:
     """
-    What a forked process is to do: run the script of a rank, or run a rendezvous store.
+    The task of a forked process: to run the script of a rank, or to run a rendezvous store.
 
-    Its file descriptors are numbers in the process that has this object, not in the one that sent
-    it.
+    The file descriptors in this object are numbers of the process that has the object; the receiver
+    of a task gets other numbers than the sender had.
     """
 
     work: Literal["rank", "store"]
     arguments: tuple[str, ...]
-    """Of a rank: the script and its arguments. Of the store: the adaptor and the host."""
+    """For a rank: the script and its arguments. For a rendezvous store: the adaptor and the host.
+    """
     environment: dict[str, str]
-    """The whole environment, except the variables that name `descriptors`, whose numbers differ in
-    each process."""
+    """The complete environment of the process, without the variables that name `descriptors`: these
+    numbers differ in each process."""
     output: int
     """The descriptor for stdout and stderr."""
     descriptors: tuple[int, ...]
-    """Of a rank: `RankSettings.page` and `LaunchSettings.words`. Of the store: the pipe into which
-    it writes its port."""
+    """For a rank: the descriptors of `RankSettings.page` and `LaunchSettings.words`. For a
+    rendezvous store: the pipe into which it writes its port."""
 
 
 def introduce(door: socket.socket) -> socket.socket:
     """
     Announce this process to the agent at the other end of `door`. Return the socket on which this
-    process then gets its task.
+    process will receive its task.
     """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pidfd = os.pidfd_open(os.getpid())
@@ -61,7 +62,8 @@ def give_task(channel: socket.socket, task: ForkedTask) -> None:
     Does not block: each socket carries one task only.
     """
     told = json.dumps([task.work, task.arguments, task.environment])
-    text = os.memfd_create("tft-task")  # an environment can be larger than a message
+    # sent as a file, since an environment can be larger than a message
+    text = os.memfd_create("tft-task")
     try:
         with os.fdopen(text, "w", closefd=False) as writing:
             writing.write(told)
@@ -73,8 +75,8 @@ def give_task(channel: socket.socket, task: ForkedTask) -> None:
 
 def take_task(channel: socket.socket) -> ForkedTask | None:
     """
-    Wait for the task of this process. Return None if the agent will send none. The caller must
-    close the descriptors of the task.
+    Wait for the task of this process. Return None if the agent sends none. The caller must close
+    the file descriptors in the task.
     """
     said, received, _, _ = socket.recv_fds(channel, 16, 4)
     if not said:

@@ -1,8 +1,8 @@
 """
 The keys of a job: a directory that `tft keys` makes, and that all processes of the job read.
 
-    broker.key, broker.pub       the pair of the broker: broker.pub identifies the broker
-    job.key, job.pub             the pair of the job: a process with job.key is accepted
+    broker.key, broker.pub       the key pair of the broker: broker.pub identifies the broker
+    job.key, job.pub             the key pair of the job: a process with job.key is accepted
     transfer.key, transfer.crt   the key and certificate for the TLS ports where ranks fetch state
 
 All keys are derived from 32 bytes, so machines that share a secret already can make the same keys.
@@ -48,7 +48,8 @@ class Keys:
     """The public key of the job, which all participants share."""
     secret: bytes = field(repr=False)
     broker_secret: bytes = field(default=b"", repr=False)
-    """The secret key of the broker. Empty when it was not asked for: only the broker needs it."""
+    """The secret key of the broker. Empty in a process that did not ask for it: only the broker
+    does."""
 
 
 def make_keys(directory: Path, seed: bytes | None = None) -> None:
@@ -77,8 +78,8 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
 
 def share_keys(directory: Path, seed: bytes) -> None:
     """
-    Make the keys of a secret in a directory, unless they are there already. Other processes with
-    the same secret may do so at the same time.
+    Make the keys that follow from a secret in a directory, unless they are there already. Other
+    processes with the same secret may do so at the same time.
 
     Raises `UsageError` when the directory contains other keys.
     """
@@ -88,7 +89,7 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        except OSError:  # another process has made the directory meanwhile
+        except OSError:  # another process has just made the directory
             shutil.rmtree(mine)
     _check_directory(directory)
     for name, content in files.items():
@@ -146,8 +147,8 @@ def _files(seed: bytes) -> Mapping[str, bytes]:
 
 def _derived(seed: bytes, name: str) -> bytes:
     """
-    Derive 32 bytes from the secret for each name. The bytes of one name do not reveal those of
-    another.
+    Derive 32 bytes from the secret, for the purpose `name`. The bytes of one name do not reveal
+    those of another.
     """
     return hmac.digest(seed, f"tft {name}".encode(), "sha256")
 
@@ -169,8 +170,8 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
-    # Valid for as long as a certificate allows, so that no job ends because a date has passed. The
-    # certificate is compared as a whole, and is renewed together with the job's other keys.
+    # The certificate never expires, so that no job ends because a date has passed. It is replaced
+    # only together with the other keys of the job. Its users compare all of it with their own copy.
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), 1)
         .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))

@@ -26,7 +26,7 @@ def configure_logs(*, verbose: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),
-        # a file of this moment's stderr: a test or a caller that replaces sys.stderr is obeyed
+        # look up sys.stderr now, and not at import: a test or a caller may have replaced it
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

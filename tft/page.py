@@ -19,17 +19,18 @@ from tft.errors import UsageError
 from tft.protocol.messages import Position
 
 SLOT_BYTES = 256 * 1024
-"""Bytes for one capture with its header. The RNG of a CPU and a data position take 5 KB, each GPU a
-few bytes."""
+"""The number of bytes for one captured rank-local state with its header. The state of a CPU's
+generators and the data position take about 5 KB, those of each GPU a few bytes."""
 
 _SLOTS = 4
-"""Two captures for each of the last two steps: one when the window closed, one before that."""
+"""There is room for two captures of each of the last two steps: one from before the update window
+closed, and one from when it closed."""
 _HEAD_BYTES = 4096
 _SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
 
-# the head of the page, in words of eight bytes
+# the indexes of the fields at the begin of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
-# the header of a slot, in words of eight bytes
+# the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
@@ -46,17 +47,19 @@ class Page:
         """The file descriptor that the rank's processes inherit."""
         self._memory = mmap.mmap(fd, _SIZE)
         self._bytes = memoryview(self._memory)
-        # native formats are stored as one word; standard formats are stored byte by byte
+        # with the native format "Q" each store is one 8-byte store, which no reader sees half done;
+        # a standard format such as "<Q" would store byte by byte
         self._words = self._bytes.cast("Q")
         self._stamps = self._bytes.cast("d")
 
     @classmethod
     def create(cls) -> "Page":
         """
-        Create a page: step 0, window closed, not training, no captures.
+        Create a page for a new rank: step 0, outside an update window and outside `train`, without
+        captures.
         """
         fd = os.memfd_create("tft-page")
-        os.ftruncate(fd, _SIZE)  # sparse: a slot takes memory only when it is first written
+        os.ftruncate(fd, _SIZE)  # the file is sparse: memory is used only when a capture is written
         return cls(fd)
 
     @classmethod
@@ -83,8 +86,8 @@ class Page:
 
     def close(self) -> None:
         """
-        Release the memory and the descriptor. The content stays for other processes that have the
-        page open.
+        Unmap the memory and close the descriptor. Other processes that have the page open still see
+        its content.
         """
         for view in (self._words, self._stamps, self._bytes):
             view.release()
@@ -97,20 +100,22 @@ class Page:
         self, step: int, window: bool, stamp: float, *, tail: bool = False, after: bool = False
     ) -> None:
         """
-        Write the position of the training thread, which was reached at `stamp` (seconds).
+        Write the position that the training thread reached at `stamp` (seconds).
 
-        Without flags: `step` has ended, and so have the functions that are called after it.
-        `after`: the step has ended, but these functions have not. `tail`: the window of `step` has
-        closed and its tail has begun. `window`: the window of `step` + 1 has opened.
+        Without flags: `step` has ended, and so have the functions that are called after the step.
+        `after`: the step has ended, but these functions are still to be called. `tail`: the window
+        of `step` has closed, and the tail of the step has begun. `window`: the window of `step` + 1
+        has opened.
         """
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
     def end(self, step: int, *, after: bool) -> None:
         """
-        Write that `step` has ended. `after`: the functions that are called after it have not ended.
+        Write that `step` has ended. `after`: functions that are called after the step are still to
+        be called.
 
-        The time of the last move stays the time when the window of `step` closed.
+        The time of the position stays the time when the window of `step` closed.
         """
         self._words[_POSITION] = 8 * step + 4 * after
 
@@ -131,10 +136,10 @@ class Page:
 
     def capture(self, step: int, local_state: bytes, closed: bool) -> None:
         """
-        Keep the rank-local state of `step`. Takes about 1 us for 5 KB.
+        Store the rank-local state of `step` in the page. Takes about 1 us for 5 KB.
 
-        `closed`: the state was captured when the update window of `step` closed; else before that.
-        Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
+        `closed`: the state was captured when the update window of `step` closed; otherwise before
+        that. Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
         length = len(local_state)
         if length > CAPTURE_LIMIT:
@@ -147,7 +152,7 @@ class Page:
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
-        # seeded with the tag, so that an old digest never matches a new header
+        # the digest depends on the tag of the capture, so a new header never fits old content
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
@@ -162,7 +167,8 @@ class Page:
         for slot in range(_SLOTS):
             header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
             if self._words[header + _TAG] // 2 > step:
-                self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # no capture has this length
+                # a length that no capture can have makes it invalid
+                self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
 
     # ------------------------------------------------------------ methods for all readers
 
@@ -177,7 +183,7 @@ class Page:
 
     def tailed(self) -> bool:
         """
-        Return whether a process of this rank has called `has_tails`: steps end after their windows.
+        Return whether `has_tails` was called for this rank: then a step ends later than its window.
         """
         return bool(self._words[_TAILED])
 
@@ -201,7 +207,8 @@ class Page:
         captures: dict[int, bytes] = {}
         for tag, local_state in sorted(self._whole()):
             captures[tag // 2] = (
-                local_state  # the capture of the closed window sorts last, so it stays
+                # for each step the capture of the closed window comes last, and so is the one kept
+                local_state
             )
         return captures
 

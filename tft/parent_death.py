@@ -1,11 +1,13 @@
 """
 The parent-death tie between a process of tft and its parent: the child dies with its parent.
 
-Also the signal that asks a hanging child for the stacks of its threads before the child is killed.
+This file also defines the signal that asks a hanging child for the stacks of its threads before the
+child is killed.
 
 The kernel holds the tie (PR_SET_PDEATHSIG), so it works for a parent that is killed with SIGKILL
-and for a child that hangs. The child makes the tie itself, as its first action. A tie between fork
-and exec would be earlier, but no Python may run there in a process that has threads.
+and for a child that hangs. The child makes the tie itself, as its first action. The tie cannot be
+made earlier, between fork and exec, because no Python code may run there in a process that has
+threads.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ The signal that makes a training process write the stacks of its threads, and en
 signal near SIGRTMAX, because debuggers, profilers and virtual machines use those from SIGRTMIN up.
 """
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1  # the number of the option in <linux/prctl.h>
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,8 +41,8 @@ def die_with_parent() -> None:
     """
     Let the kernel kill this process with SIGKILL when its parent ends.
 
-    Does nothing in a process without a `parent_death_tie` in its environment. Such a process was
-    started by hand, and lives on without its shell.
+    Does nothing in a process without the variable of `parent_death_tie` in its environment. Such a
+    process was started by hand, and may outlive its shell.
     """
     parent = take_parent()
     if parent is None:
@@ -61,8 +63,8 @@ def die_with(parent: int) -> None:
 
 def adopt_orphans(*, yes: bool = True) -> None:
     """
-    Make descendants whose own parent ends children of this process. This process must reap them.
-    With `yes` false, end this.
+    Make this process the parent of all its descendants whose own parent ends. This process must
+    then reap them. With `yes` false, stop doing so.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 

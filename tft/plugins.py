@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import click
 
 ADAPTORS = "tft.adaptors"
-"""The entry point group in which an adaptor package registers."""
+"""The entry point group in which packages register adaptors."""
 PLUGINS = "tft.plugins"
-"""The entry point group in which a plugin package registers."""
+"""The entry point group in which packages register plugins."""
 
 CHECKPOINT_COMMANDS = "tft.checkpoint_commands"
 """The entry point group of functions that return a command of `tft checkpoint`."""
@@ -38,12 +38,14 @@ JOB_FILES = "tft.job_files"
 name of an entry point is the option of `tft replicas` that takes such a file."""
 
 FAILURES = (Exception, SystemExit)
-"""What counts as the failure of a plugin. `sys.exit` in a plugin must not end a process of tft."""
+"""The exceptions that count as a failure of a plugin. `SystemExit` is included because `sys.exit`
+in a plugin must not end a process of tft."""
 
 log = structlog.get_logger(__name__)
 
 
-@functools.cache  # the launcher of a rank loads it before the script, and `tft.init` loads it again
+# cached: the launcher of a rank calls this before the script runs, and `tft.init` calls it again
+@functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
     Return a plugin manager with only the adaptor of that name. Call the adaptor through `.hook`.
@@ -85,8 +87,9 @@ def find_adaptor(name: str) -> EntryPoint:
 
 def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
     """
-    Check that the adaptor of that name implements all hooks that it must. pluggy calls nothing for
-    a hook that is missing: without `tft_rollback` a rank would silently go on with a wrong state.
+    Check that the adaptor of that name implements all required hooks. pluggy does not complain
+    about a missing hook: without `tft_rollback`, for example, a rank would silently continue with a
+    wrong state.
 
     Raises `UsageError` that names the missing hooks.
     """
@@ -102,8 +105,8 @@ def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
 
 def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
     """
-    Return the function that a hook calls, for a hook that is called several times in every step. A
-    direct call saves the microsecond that pluggy takes for each call.
+    Return the function that implements a hook, for a hook that is called several times in every
+    step. A direct call avoids the microsecond that pluggy needs for each call.
 
     Return the hook itself when pluggy does more than to pass the arguments to one function.
     """
@@ -131,7 +134,7 @@ def load_plugins() -> pluggy.PluginManager:
             plugin = _only(name, entry_points(group=PLUGINS), "a plugin").load()
         except UsageError:
             raise
-        except FAILURES:  # the import of a third-party module may raise anything
+        except FAILURES:  # importing a third-party module may raise any exception
             log.exception("plugin_not_loaded", plugin=name)
             continue
         add(manager, plugin, name)
@@ -150,15 +153,15 @@ def checkpoint_commands() -> list["click.Command"]:
         entry = _only(name, entry_points(group=CHECKPOINT_COMMANDS), "a checkpoint command")
         try:
             commands.append(entry.load()())
-        except FAILURES:  # the import of a third-party module may raise anything
+        except FAILURES:  # importing a third-party module may raise any exception
             log.exception("checkpoint_command_not_loaded", command=name)
     return commands
 
 
 def read_job_file(kind: str, file: Path) -> Parallelism:
     """
-    Return the sizes of the job that a file of a framework describes. `kind` is the name of the
-    entry point of its reader.
+    Return the sizes of the job that are described in a file of a framework. `kind` is the name of
+    the entry point of the function that reads such files.
 
     Raises `UsageError` when no package reads such files, or the file cannot be used.
     """
@@ -169,9 +172,9 @@ def read_job_file(kind: str, file: Path) -> Parallelism:
 
 def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     """
-    Register one adaptor, plugin or object with hooks, and check it against the specifications.
+    Register one adaptor, plugin or object with hooks, and check it against the hook specifications.
 
-    Raises `UsageError` when a hook is not known, asks for arguments that it does not get, or is a
+    Raises `UsageError` when a hook does not exist, asks for arguments that it does not get, or is a
     wrapper. The message names the hook.
     """
     try:
@@ -192,23 +195,24 @@ def call_guarded(
     hook: str,
     *,
     may_refuse: bool = False,
-    **arguments: Any,  # Any: each hook's own
-) -> list[Any]:  # Any: each hook's own
+    **arguments: Any,  # Any: each hook has its own arguments
+) -> list[Any]:  # Any: each hook has its own type of answer
     """
     Call one hook on every plugin, one by one. Return the answers that are not None.
 
-    A plugin that raises or calls `sys.exit` is logged, and the next plugin is called. With `may_refuse`, a `UsageError`
-    or `SystemExit` of a plugin is raised. For a hook of which only the first answer counts, the calls end with the
-    first answer.
+    A plugin that raises or calls `sys.exit` is logged, and the next plugin is called. With
+    `may_refuse`, a `UsageError` or `SystemExit` of a plugin is raised. If only the first answer to
+    a hook counts (`firstresult`), no plugin is called after that answer.
     """
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
-    answers: list[Any] = []  # Any: each hook's own
-    for implementation in reversed(caller.get_hookimpls()):  # pluggy's order: last in, first out
+    answers: list[Any] = []  # Any: each hook has its own type of answer
+    # as in pluggy, the plugin that was registered last is called first
+    for implementation in reversed(caller.get_hookimpls()):
         try:
-            # not through pluggy's own call, which ends at the first plugin that raises
+            # pluggy's own call is not used, because it ends at the first plugin that raises
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
-        except FAILURES as error:  # third-party code may raise anything
+        except FAILURES as error:  # third-party code may raise any exception
             refuses = may_refuse and isinstance(error, UsageError | SystemExit)
             if refuses or is_exit_by_signal(error):
                 raise
@@ -223,7 +227,8 @@ def call_guarded(
 
 def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
     """
-    Return the only entry point of that name. `what` is what it offers, for the error message.
+    Return the only entry point of that name. `what` says, for error messages, what such an entry
+    point provides.
 
     Raises `UnknownAdaptor` when there is none, and `UsageError` when there are several.
     """
@@ -248,8 +253,8 @@ def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
 
 def is_exit_by_signal(error: BaseException) -> bool:
     """
-    Return whether a signal handler of the program has called `sys.exit` while a plugin ran. Then
-    the program ends, and the plugin has not failed.
+    Return True if `error` is the `SystemExit` of a signal handler of the program that ran while a
+    plugin was called. The program must then end, and the plugin has not failed.
     """
     if not isinstance(error, SystemExit):
         return False

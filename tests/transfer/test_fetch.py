@@ -363,7 +363,7 @@ def test_read_only_buffer_is_refused(opened: Opened) -> None:
     room = Room({"a": b"12"})
     room.memory["a"] = b"12"  # type: ignore[assignment] # on purpose not a bytearray
 
-    with pytest.raises(TransferFailed, match=r"room made for buffer 'a' .* cannot be written"):
+    with pytest.raises(TransferFailed, match=r"memory for buffer 'a' .* is read-only"):
         fetch_into(room, server.address)
 
 

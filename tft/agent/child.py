@@ -1,11 +1,11 @@
 """
-A process that the agent has started. The agent watches the process through its pidfd, so the kernel
-reports the end at once. The process is reaped only here, so a signal never reaches another process
-that has got the same pid.
+A process that the agent has started. The agent watches the process through its pidfd (a file
+descriptor for a process), so the kernel reports the end at once. The process is reaped only here,
+so a signal never reaches another process that has got the same pid.
 
 The agent also becomes the parent of orphans (`tft.parent_death.adopt_orphans`): descendants whose
-own parent has ended. Some orphans were forked to become ranks, and the agent watches them. The
-other orphans are strangers, and the agent only reaps them.
+own parent has ended. Orphans that were forked to become ranks are watched. All other orphans are
+only reaped.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from tft.files import write_whole
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
-"""The pids that a `Child` reaps. The set is global, as the kernel has one table of children for the
-process."""
+"""The pids that a `Child` reaps. The set is global, because the kernel keeps one table of children
+for the whole process."""
 
 
 class Child:
     """
-    One started process, which leads its own session and process group of the operating system.
+    A started process, which leads a session and a process group of the operating system.
     """
 
     def __init__(self, pid: int, pidfd: int, wait: Callable[[], int]) -> None:
         self.pid = pid
         self.code: int | None = None
-        """The exit status, or minus the number of the signal that ended the process. None while the
-        process lives."""
+        """The exit status, or the negative number of the signal that ended the process. None while
+        the process lives."""
         self._pidfd = pidfd
         self._wait = wait
         self._gone = asyncio.Event()
@@ -89,12 +89,13 @@ class Child:
 
     def _on_end(self, ended: Callable[["Child"], None]) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        self.end()  # kill its group while the zombie still keeps the group number reserved
+        # kill its process group now: while the process is unreaped, no other group gets this number
+        self.end()
         self.code = self._wait()
         _watched.discard(self.pid)
         os.close(self._pidfd)
         self._gone.set()
-        reap_strangers()  # an unreaped child ends the search of `reap_strangers` for the others
+        reap_strangers()  # `reap_strangers` stops at a child that is not reaped yet
         ended(self)
 
     def signal(self, number: int) -> None:
@@ -104,7 +105,7 @@ class Child:
         When a stopped process gets a signal and then SIGCONT, its main thread handles the signal
         before it does anything else.
         """
-        if self.code is None:  # not reaped yet, so no other process can have the same pid
+        if self.code is None:  # the process is not reaped yet, so no other process can have its pid
             signal_main_thread(self.pid, number)
 
     def end(self) -> None:
@@ -156,14 +157,14 @@ def reap_strangers() -> None:
         except ChildProcessError:
             return
         if ended is None or ended.si_pid in _watched:
-            return  # its `Child` reaps it on the loop, and then calls this function again
+            return  # a `Child` reaps this process later, and then calls this function again
         os.waitpid(ended.si_pid, 0)
 
 
 def write_pid(path: Path, pid: int) -> None:
     """
     Write a pid file. A reader finds the whole number or no file. Only other programs read the file,
-    so a failed write (as on a full disk) is logged and raises nothing.
+    so a failed write, such as on a full disk, is only logged.
     """
     try:
         write_whole(path, str(pid))

@@ -1,7 +1,7 @@
 """
 The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes, which
-become ranks or the rendezvous store, and knows when the fork server can send none. The agent can
-always start these processes without the fork server, but the start takes longer.
+become ranks or the rendezvous store, and knows when the fork server cannot send any. Without a fork
+server the agent can still start these processes, but more slowly.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from tft.forked_task import ANOTHER, READY, ForkedTask, give_task
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""Seconds before the fork server is started again. The pause keeps a fork server that ends at once
-from using up the machine."""
+"""The time in seconds before the fork server is started again. The pause keeps a fork server that
+ends at once from using up the machine."""
 _ATTEMPTS = 3
-"""The number of fork servers that may be killed in a row before they are ready. After that, the
-machine has no room for a fork server, and the agent gives up."""
+"""The number of fork servers in a row that may be killed before they are ready. After that, the
+agent gives up, because the machine has no memory for a fork server."""
 _LOADING_LIMIT = 60.0
-"""Seconds for the imports: ten times the time they take on a busy machine. A rank that is started
-without the fork server needs the same imports."""
+"""The time in seconds for the imports: ten times what they take on a busy machine. Waiting longer
+is useless, because a rank that is started without the fork server needs the same imports."""
 _FORKING_LIMIT = 2.0
-"""Seconds for a fork, which takes milliseconds with any framework. If a fork takes longer, a start
-with all imports is faster."""
+"""The time in seconds for a fork, which takes milliseconds with any framework. If a fork takes
+longer, starting a process with all imports is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class ForkServer:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """Whether a forked process can be expected, so that a start should wait for one."""
+        """True if a forked process will probably arrive, so that a start should wait for one."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None
@@ -155,7 +155,7 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # a pipe, as for the ranks: Python's stdout object must stay valid after the fork
+            # a pipe, as for the ranks: after a fork, Python's stdout object must still be usable
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -180,9 +180,9 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:  # there was nothing to read after all
+        except BlockingIOError:  # another reader was faster: there is nothing to read
             return
-        except OSError:  # e.g. the fork server has ended, which `_ended` handles
+        except OSError:  # for example because the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
         if not said:
             asyncio.get_running_loop().remove_reader(self._door)
@@ -223,7 +223,7 @@ class ForkServer:
     def _ended(self, child: Child) -> None:
         if self._door is not None:
             asyncio.get_running_loop().remove_reader(self._door)
-            self._door.close()  # a process that is being forked now cannot connect, and ends
+            self._door.close()  # a process that is being forked now will fail to connect, and end
             self._door = None
         self._limit_to(None)
         assert child.code is not None
@@ -231,7 +231,8 @@ class ForkServer:
         self.hopeful = False
         if self._stopped:
             return
-        self._changed()  # no rank waits for the next fork server
+        # ranks that wait for a forked process must not wait for the next fork server
+        self._changed()
         self._failures += not was_ready
         if self._refusal or (not was_ready and child.code >= 0):
             self._give_up(self._refusal or f"it ended with {child.code}, see logs/")

@@ -18,11 +18,13 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _PIECE = 64 * 1024
-"""Bytes read at a time: as much as a pipe holds. A longer line is shown in parts."""
+"""The number of bytes that are read at a time: as many as a pipe holds. A longer line is shown in
+parts."""
 _BACKLOG = 8 * 1024 * 1024
-"""Bytes that may wait for the terminal. They hold all output of a test run in little memory."""
+"""The number of bytes that may wait for the terminal. It is large enough for all output of a test
+run."""
 _FAREWELL = 1.0
-"""Seconds in which waiting output is still written when the agent ends."""
+"""The time in seconds for which the agent still writes waiting output when it ends."""
 
 
 class Console:
@@ -37,7 +39,7 @@ class Console:
         self._taken = 0
         self._written = 0
         self._left_out = 0
-        # a daemon thread: it may hang in a write for ever, and the agent must still be able to end
+        # a daemon thread: it may hang in a write forever, and the agent must still be able to end
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 
@@ -75,7 +77,8 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                except OSError as error:  # the reader has gone; the logs are still written
+                # nobody reads the agent's stdout any more, but the logs are still written
+                except OSError as error:
                     log.warning("console_lost", why=error.strerror)
                     readable = False
             self._written += len(lines)
@@ -170,7 +173,8 @@ class Output:
         while rest and self._log_fd >= 0:
             try:
                 rest = rest[os.write(self._log_fd, rest) :]
-            except OSError as error:  # e.g. the disk is full; the job can still go on
+            # for example a full disk: the job can continue without this log
+            except OSError as error:
                 log.warning("log_lost", path=str(self._record), why=error.strerror)
                 with contextlib.suppress(OSError):
                     os.close(self._log_fd)

@@ -31,14 +31,14 @@ from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
 log = structlog.get_logger(__name__)
 
 LAST_WORDS_LIMIT = 0.5
-"""Seconds in which a process may write the stacks of its threads before it is killed. Writing takes
-milliseconds even for a hundred threads, unless the machine is busy."""
+"""The time in seconds in which a process may write the stacks of its threads before it is killed.
+Writing takes milliseconds even for a hundred threads, unless the machine is busy."""
 
 
 @dataclass(slots=True)
 class _Process:
     """
-    The live process of one incarnation of a rank.
+    The living process of one incarnation of a rank.
     """
 
     incarnation: int
@@ -46,15 +46,15 @@ class _Process:
     words: int
     """The descriptor of the memory file into which the process writes its stacks."""
     stopped: bool = False
-    """Whether the process was in the stopped state (as by SIGSTOP) when its end was ordered."""
+    """True if the process was in the stopped state (as by SIGSTOP) when its end was ordered."""
     asked: bool = False
-    """Whether the process was asked to write its stacks before its end."""
+    """True if the process was asked to write its stacks before its end."""
 
 
 @dataclass(slots=True)
 class _RankState:
     """
-    The state of a rank over all its incarnations.
+    The state of a rank on this node, over all its incarnations.
     """
 
     rank: int
@@ -62,22 +62,23 @@ class _RankState:
     """The number of the rank's place on the node, from 0."""
     page: Page
     incarnation: int = -1
-    """The newest incarnation that was started here, or that was ended before its start."""
+    """The newest incarnation that was started on this node, or that was ended before its start."""
     due: Spawn | None = None
     """
-    The order for the process that is still to be started. The process starts when the store is
-    open, the process before it is gone, and a forked process is there or cannot be expected.
+    The order for the process that is still to be started. None: there is none. The process is
+    started when the store is open, the previous process has ended, and a forked process is there or
+    will not come.
     """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
-    """The reports on the newest incarnation, for an answer to a repeated order."""
+    """The reports on the newest incarnation. They are sent again when an order is repeated."""
 
 
 class Ranks:
     """
     All ranks of this node.
 
-    `report` is called with each report on a process; the same report may be given twice. `lost` is
+    `report` is called with each report on a process; the same report may come twice. `lost` is
     called with the error when ranks can neither be started nor ended any more.
     """
 
@@ -317,7 +318,7 @@ class Ranks:
         forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still shows the state of the process before
+        # the page still contains the state of the previous process
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -406,14 +407,15 @@ class Ranks:
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:
-            return  # the time limit for its stacks is running already
+            return  # the process was asked for its stacks already, and has a time limit for them
         process.stopped = process.stopped or process.child.stopped()
         if not last_words:
             process.child.end()
             return
         process.asked = True
         process.child.signal(LAST_WORDS)
-        process.child.signal(signal.SIGCONT)  # a stopped process takes signals only when continued
+        # a stopped process handles signals only when it continues
+        process.child.signal(signal.SIGCONT)
         asyncio.get_running_loop().call_later(LAST_WORDS_LIMIT, process.child.end)
 
     def _ended(self, rank_state: _RankState) -> None:
@@ -484,7 +486,7 @@ def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
     return Child.start(
         [
             sys.executable,
-            "-P",  # a module in the working directory must not hide a module of tft
+            "-P",  # -P: modules in the working directory must not hide modules of tft
             *("-m", "tft.worker.launch", *task.arguments),
         ],
         environment=task.environment,
@@ -495,5 +497,5 @@ def _execute(task: ForkedTask, ended: Callable[[Child], None]) -> Child:
 
 
 def _read(fd: int) -> str:
-    # pread, because the file offset is shared with the process that wrote the file
+    # pread, because the process that wrote the file shares the file offset
     return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")

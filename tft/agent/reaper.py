@@ -22,7 +22,8 @@ import sys
 from collections.abc import Iterator
 
 VARIABLE = "TFT_REAPER"
-"""The variable in the environment of the store, the ranks, and all processes that they start."""
+"""The environment variable by which the reaper recognises the store, the ranks, and all processes
+that they start."""
 
 _QUIET_ROUNDS = 2
 """
@@ -41,7 +42,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1):
-        pass  # nothing is ever written: read returns when the agent's end of the pipe is closed
+        pass  # nothing is ever written to the pipe: read returns when the agent's end is closed
     mark = f"{VARIABLE}={sys.argv[1]}".encode()
     quiet = 0
     while quiet < _QUIET_ROUNDS:
@@ -62,7 +63,7 @@ def _bears(pid: int, mark: bytes) -> bool:
         with open(f"/proc/{pid}/environ", "rb") as environ:
             return mark in environ.read().split(b"\0")
     except OSError:
-        return False  # the process is gone, or belongs to another user
+        return False  # the process has ended, or belongs to another user
 
 
 def _end(mark: bytes) -> bool:
@@ -79,7 +80,7 @@ def _end(mark: bytes) -> bool:
                 continue
             opened.callback(os.close, process)
             if not _bears(pid, mark):
-                continue  # the pid was given to another process before the pidfd was opened
+                continue  # the pid has been given to another process in the meantime
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             dying.register(process, select.POLLIN)

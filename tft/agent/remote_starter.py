@@ -42,11 +42,11 @@ class Distant:
         self.began = began
         self.ended = ended
         self.pid = 0
-        """0 until the program reports the start. The kernel gives the pid to no other process until
-        this process is reaped, and the program reaps it only when the agent asks."""
+        """The pid, or 0 until the program reports the start. The kernel gives the pid to no other
+        process until this process is reaped, and the program reaps it only when the agent asks."""
         self.code: int | None = None
-        """The exit status, or minus the number of the signal that ended the process. None while the
-        process lives."""
+        """The exit status, or the negative number of the signal that ended the process. None while
+        the process lives."""
         self._starter = starter
 
     def signal(self, number: int) -> None:
@@ -131,8 +131,8 @@ class Elsewhere:
         ask = Ask(kind=kind, number=process.number, local_rank=process.local_rank)
         self._unsent.append((ask, None))
         with contextlib.suppress(OSError):
-            # If the program that started the rank has ended, the request is lost. The reaper then
-            # kills the rank's process, after this agent has ended.
+            # If the program that started the rank has ended, the request is lost. The reaper will
+            # then kill the rank's process, after this agent has ended.
             self._send()
 
     def _send(self) -> None:
@@ -141,7 +141,7 @@ class Elsewhere:
         when the program has read some. Raises OSError when the program has gone.
         """
         if self._channel.fileno() == -1:
-            return  # this agent is leaving
+            return  # the socket is closed, because this agent is ending
         loop = asyncio.get_running_loop()
         while self._unsent:
             ask, environment = self._unsent[0]
@@ -159,7 +159,7 @@ class Elsewhere:
         loop.remove_writer(self._channel)
 
     def _send_more(self) -> None:
-        with contextlib.suppress(OSError):  # `_hear` learns that the program has gone
+        with contextlib.suppress(OSError):  # `_hear` will notice that the program has ended
             self._send()
 
     def _drop_unsent(self) -> None:

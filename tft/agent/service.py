@@ -1,7 +1,7 @@
 """
-The agent of a node. The agent carries out the controller's orders, reports the start and the end
-of the ranks' processes, and sends the status of the ranks in beats. The agent decides nothing:
-the controller decides what is done about a lost rank.
+The agent of a node. The agent carries out the controller's orders, reports the start and the end of
+the ranks' processes, and sends the status of the ranks as heartbeats (`Beat`). It decides nothing
+itself: the controller decides what is done about a lost rank.
 """
 
 import asyncio
@@ -45,13 +45,14 @@ __all__ = ["AgentSettings", "main"]
 log = structlog.get_logger(__name__)
 
 BEAT = 0.1
-"""Seconds between two beats. An unacknowledged report is sent again at the same interval, and the
-steps of the ranks are read at the same interval for plugins that observe progress."""
+"""The time in seconds between two heartbeats. At the same interval, unacknowledged reports are sent
+again, and the steps of the ranks are read for plugins that observe progress."""
 SETTLING = 1.0
-"""Seconds that the agent waits at its end until the controller has acknowledged the last reports.
-The time is enough for several turns of the controller."""
+"""The time in seconds that the agent waits at its end until the controller has acknowledged the
+last reports. The controller can handle many reports in this time."""
 CLEANING = 2.0
-"""Seconds that the agent waits until killed processes are gone. The reaper works on after that."""
+"""The time in seconds that the agent waits until killed processes have ended. The reaper continues
+after that."""
 
 
 def main(settings: AgentSettings) -> int:
@@ -93,7 +94,7 @@ class Agent:
         self._settled = asyncio.Event()
         self._leave: asyncio.Future[tuple[int, float]] = asyncio.Future()
         """The exit status, and the seconds in which the ranks may end by themselves. The agent
-        starts to clean up when the future has a result or an exception."""
+        starts to clean up when this future has a result or an exception."""
         self._console = Console()
         marker = settings.starter.mark if settings.starter else secrets.token_hex(16)
         self._reaper = ReaperSidecar(settings, marker=marker)
@@ -128,7 +129,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
         loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
-        adopt_orphans()  # the forked ranks must become children of the agent, which reaps them
+        # forked processes of ranks must become children of the agent, which reaps them
+        adopt_orphans()
         self._reaper.start()
         self._ranks.prepare()
         self._store.start()
@@ -156,7 +158,8 @@ class Agent:
                 case Heard(envelope=envelope):
                     self._hear(envelope.message)
                 case Present():
-                    self._repeat()  # the new peer may be a controller that lacks the reports
+                    # the new participant may be a controller that has not got the reports yet
+                    self._repeat()
                 case Malformed(why=why):
                     log.warning("malformed_message", why=why)
                 case NotLetIn(why=why):
@@ -170,7 +173,7 @@ class Agent:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case _:
-                pass  # a message to other receivers, or an order of an older leader
+                pass  # a message to other receivers, or an order of a former leader
 
     def _carry_out(self, order: Lead | Spawn | Kill | EndNode) -> None:
         match order:
@@ -203,7 +206,7 @@ class Agent:
         )
 
     def _start_due(self) -> None:
-        self._store.start_due()  # before the ranks, which need an open store
+        self._store.start_due()  # start the store before the ranks, which need it
         self._ranks.start_due()
 
     def _store_opened(self, port: int) -> None:
@@ -255,7 +258,7 @@ class Agent:
             self._leave.set_exception(error)
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        # asyncio would only log the error, and the end of a rank could stay unreported for ever
+        # asyncio would only log the error, and the end of a rank might never be reported
         error = context.get("exception")
         log.error("callback_failed", what=context["message"], exc_info=error)
         self._fail(error if isinstance(error, Exception) else InternalError(context["message"]))
@@ -283,7 +286,7 @@ class Agent:
 class _Progress:
     """
     Calls the plugin hook `tft_progressed` when the highest completed step of this node's ranks
-    grows.
+    increases.
     """
 
     def __init__(
@@ -309,7 +312,8 @@ class _Progress:
 
 async def _within(seconds: float, fact: Coroutine[None, None, object]) -> None:
     """
-    Wait for `fact`, at most `seconds`. Returns silently when the time is over.
+    Wait for the coroutine `fact`, at most `seconds`. Returns without an error when the time is
+    over.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -47,7 +47,8 @@ class StartedElsewhere:
     descriptor: int
     """The inherited file descriptor of a socket, with that program at the other end."""
     mark: str
-    """The mark of the processes of that program that the reaper ends together with the ranks."""
+    """The mark in the environment of that program's other processes. The reaper ends processes with
+    this mark together with the ranks."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
@@ -79,11 +80,11 @@ class AgentSettings:
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
-    """The address at which other nodes reach this node."""
+    """The address at which other nodes can reach this node."""
     environment: dict[str, str]
     """The environment that the processes started by the agent inherit."""
     module: bool = False
-    """Whether `script` is run as `python -m` runs a module."""
+    """True if `script` is a module, to be run as with `python -m`."""
     placed: Placed | None = None
     """The place that another launcher has given to the only rank of this node. None: the agent
     numbers its ranks itself."""
@@ -133,8 +134,8 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
     Return the environment that all ranks have in common. The fork server has this environment too,
     because libraries read it while they are imported.
     """
-    # one thread per rank by default, as the ranks of a node share its cores; a program that starts
-    # the ranks itself decides on cores itself
+    # one thread per rank by default, because the ranks of a node share its cores; a program that
+    # starts the ranks itself must also set the number of threads
     threads = {} if settings.starter else {"OMP_NUM_THREADS": "1"}
     return {
         **threads,
@@ -153,11 +154,11 @@ class RankStart:
     incarnation: int
     successor: bool
     slot: int
-    """The rank's place on the node."""
+    """The number of the rank's place on the node."""
     page: int
-    """The descriptor of the page, which the process inherits."""
+    """The inherited file descriptor of the page (the shared memory of the rank)."""
     words: int
-    """The descriptor of the file for the stacks of the process's threads, inherited too."""
+    """The inherited file descriptor of the file for the stacks of the process's threads."""
     store: tuple[str, int]
     """The address (host, port) of the rendezvous store."""
 
@@ -201,7 +202,8 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         "GROUP_RANK": str(place.machine),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # so that init_process_group joins the agent's store; otherwise rank 0 opens its own
+        # with this variable, init_process_group joins the agent's store; without it, rank 0 would
+        # open another one
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": job.job,
         "TORCHELASTIC_RESTART_COUNT": "0",

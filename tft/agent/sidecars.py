@@ -20,17 +20,17 @@ from tft.forked_task import ForkedTask
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""Seconds before a process is started again. The pause keeps a process that ends at once from using
-up the machine."""
+"""The time in seconds before a helper process is started again. The pause keeps a process that ends
+at once from using up the machine."""
 _ATTEMPTS = 3
-"""The number of stores in a row that may end before they open. After that, the next store is not
-expected to open either."""
+"""The number of stores in a row that may end before they open. After that, the agent gives up,
+because another store would fail too."""
 
 
 class ReaperSidecar:
     """
-    The agent's side of `tft.agent.reaper`. It holds the pipe whose end tells the reaper that the
-    agent has ended.
+    The agent's side of `tft.agent.reaper`. It keeps the pipe open by which the reaper notices the
+    end of the agent.
     """
 
     def __init__(self, settings: AgentSettings, *, marker: str) -> None:
@@ -60,7 +60,7 @@ class ReaperSidecar:
     async def dismiss(self) -> None:
         """
         Close the pipe, so that the reaper acts as if the agent had ended. Wait until the reaper has
-        killed all marked processes and has ended.
+        killed all processes with its mark and has ended.
         """
         self._dismissed = True
         if self._child is not None and self._child.code is None:
@@ -97,8 +97,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """Whether a store is to be started, as soon as a forked process is there or cannot be
-        expected."""
+        """True if a store is to be started, as soon as a forked process is there or will not come.
+        """
         self._opened = opened
         self._lost = lost
         self._failed = failed
@@ -120,7 +120,7 @@ class StoreSidecar:
 
     def start_due(self) -> None:
         """
-        Start the store if it is due, and a forked process is there or cannot be expected.
+        Start the store if one is to be started, and a forked process is there or will not come.
         """
         if not self._due or self._dismissed:
             return
@@ -168,7 +168,7 @@ class StoreSidecar:
     def _read_port(self) -> None:
         told = os.read(self._reading, 16)
         self._close()
-        if told:  # empty when the store ended before it opened
+        if told:  # nothing comes if the store ended before it opened
             self._port = int(told)
             self._failures = 0
             log.info("store_opened", port=self._port)
@@ -181,7 +181,7 @@ class StoreSidecar:
             self._reading = -1
 
     def _ended(self, child: Child) -> None:
-        self._close()  # a port that was not read yet is useless now
+        self._close()  # do not read the port any more: its store has ended
         if self._dismissed:
             return
         log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)

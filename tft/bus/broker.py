@@ -24,12 +24,12 @@ from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys
 
 LEAST_DESCRIPTORS = 256
-"""The number of open files for 100 participants with two connections each, and for the broker
-itself."""
+"""The least limit of open files with which a broker starts. It is enough for 100 participants with
+two connections each, and for the broker itself."""
 
 BACKLOG = 4096
-"""The number of connections that may wait to be accepted. After a restart all participants connect
-at once."""
+"""The number of connections that may wait to be accepted. It is large because after a restart of
+the broker all participants connect at once."""
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
 
@@ -141,7 +141,7 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            with suppress(zmq.ZMQError):  # raised when `publishers` itself could not be bound
+            with suppress(zmq.ZMQError):  # raises if `publishers` itself could not be bound
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:
                 raise

@@ -57,7 +57,8 @@ class MemoryBroker:
 
     def _subscribe(self, topic: bytes) -> None:
         self._subscriptions[topic] += 1
-        if self._subscriptions[topic] == 1:  # as XPUB, report only the first subscription
+        # like an XPUB socket, report only the first subscription to a topic
+        if self._subscriptions[topic] == 1:
             for participant in self._participants:
                 participant.subscribed(topic)
 

@@ -1,8 +1,6 @@
 """
-Functions that choose or check the network addresses of a job.
-
-Some choose or check the broker's address before the broker starts. Others find the address at which
-other machines reach this machine or node 0.
+Functions that choose or check the network addresses of a job: the address of the broker before it
+starts, and the addresses at which machines reach each other.
 """
 
 import errno
@@ -24,7 +22,8 @@ def check_free(host: str, port: int) -> None:
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # as the broker does: a port whose old connections are in TIME_WAIT counts as free
+            # the broker sets this option too; with it a port whose old connections are in TIME_WAIT
+            # counts as free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))
@@ -110,7 +109,8 @@ def own_address(host: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, 9))  # sends nothing; the kernel only chooses the route
+            # a UDP connect sends nothing; it only makes the kernel choose the route
+            probe.connect((host, 9))
         except OSError as error:
             raise UsageError(
                 f"this machine has no route to {host}, the machine of process 0: {error.strerror}"

@@ -26,12 +26,12 @@ _HANDLER = "inproc://zeromq.zap.01"
 """The address at which libzmq looks for the handler."""
 _DOMAIN = "tft"
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""The events of connections that fail before the handler is asked. Their address cannot be logged.
-The event has no address, and the descriptor in an earlier event may belong to another connection by
-the time it is examined."""
+"""The events of connections that fail before the handler is asked. Their peer's address cannot be
+logged: the event has none, and the file descriptor of an earlier event may belong to another
+connection by now."""
 _REMEMBERED = 1000
-"""The number of refusals that are remembered, so that each is logged once. A refused process tries
-again every second."""
+"""The number of refused peers that are remembered, so that each refusal is logged once. A refused
+process tries again every second."""
 
 
 class ZapAuthenticator:
@@ -52,7 +52,7 @@ class ZapAuthenticator:
             each.curve_server = True
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler no peer is accepted
+            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse all peers while there is no handler
             each.monitor(f"inproc://authenticator-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
@@ -94,7 +94,9 @@ class ZapAuthenticator:
             self.close()
         except BaseException:
             log.critical("door_fell_shut", exc_info=True)
-            os._exit(70)  # no peer could connect any more; the broker is started again
+            # the broker cannot accept peers without this thread; `tft run` will start another
+            # broker
+            os._exit(70)
 
     def _answer(self) -> None:
         version, number, _, address, _, mechanism, *credentials = self._asked.recv_multipart()

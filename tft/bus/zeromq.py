@@ -36,20 +36,20 @@ process, a dead machine and a broken link are silent.
 
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 200
-"""Milliseconds between two tries to connect. A restarted broker is found within 220 ms, and a lost
-broker costs five tries a second."""
+"""The longest time in milliseconds between two tries to connect. A restarted broker is found within
+220 ms, and an absent broker costs only five tries a second."""
 
 CONNECT_TIMEOUT_MS = 1000
-"""Milliseconds after which a try to connect is given up and begun anew. Without this limit, the
-kernel waits longer and longer between its tries to connect to a silent machine."""
+"""The time in milliseconds after which a try to connect is given up and repeated. Without this
+limit, the kernel would wait longer and longer between its tries to connect to a silent machine."""
 
 REFUSED_RETRY = 1.0
-"""Seconds until a broker that has refused this process is tried again, as the right broker may have
-been started in its place. ZeroMQ itself never tries again."""
+"""The time in seconds after which a broker that has refused this process is tried again, because
+the right broker may have been started in its place. ZeroMQ itself does not try again."""
 
 CUT_OFF = 3
-"""The number of connections in a row that end during the handshake before this is reported. One or
-two end so when a broker is started again."""
+"""The number of connections in a row that must end during the handshake before the bus reports it.
+One or two may end so when a broker restarts."""
 
 MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 """The value in the event of a failed handshake when one side encrypts and the other does not."""
@@ -62,7 +62,8 @@ _HANDSHAKES = (
 )
 
 BATCH = 256
-"""The number of frames that are read before the loop does other work: a millisecond or two."""
+"""The number of frames that are read in one turn of the event loop, before other work is done. It
+takes one or two milliseconds."""
 
 
 @asynccontextmanager
@@ -139,7 +140,7 @@ class _Line:
         """
         Connect to the broker, for the first time or again after ZeroMQ has stopped trying.
         """
-        with suppress(zmq.ZMQError):  # raised at the first time: there is no connection yet
+        with suppress(zmq.ZMQError):  # raises at the first call, because there is no connection yet
             self.socket.disconnect(self._endpoint)
         self.socket.connect(self._endpoint)
 
@@ -182,7 +183,7 @@ def _line(
             socket.curve_secretkey = keys.secret
         socket.monitor(f"inproc://handshakes-{port}", _HANDSHAKES)
         handshakes.linger = 0
-        handshakes.set_hwm(0)  # a full queue would block ZeroMQ's own thread
+        handshakes.set_hwm(0)  # if this queue were full, ZeroMQ's own thread would block
         handshakes.connect(f"inproc://handshakes-{port}")
         yield _Line(socket, handshakes, host, port)
 
@@ -264,7 +265,8 @@ class _Link:
                     self._cut_off = 0
                     self._told.clear()
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
-                    self._cut_off += 1  # one count for both sockets, as both lead to one broker
+                    # counted for both sockets together, because both connect to the same broker
+                    self._cut_off += 1
                     if self._cut_off >= CUT_OFF:
                         self._tell(self._why_cut_off())
                 case failed:

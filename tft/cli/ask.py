@@ -30,8 +30,8 @@ from tft.protocol.messages import (
 )
 from tft.protocol.topics import ORDERS, REPORTS
 
-_REPEAT = 0.1  # seconds between two sendings of a request that is not acknowledged
-_SILENCE = 10.0  # a leader sends every second, and a new leader comes long before this
+_REPEAT = 0.1  # seconds after which an unacknowledged request is sent again
+_SILENCE = 10.0  # seconds; a leader sends once a second, and a restarted one much sooner than this
 
 _HEALTHY = {str(State.HEALTHY)}
 _STILL = {str(State.PAUSING), str(State.PAUSED)}
@@ -117,7 +117,8 @@ def dump(run_dir: Path, why: str) -> int:
         try:
             await leader.until({str(State.ENDED)})
         except PeerError:
-            if report.text() is None:  # else the controller left before its last message came
+            # the controller may leave before its last message arrives; the report says more
+            if report.text() is None:
                 raise
         newest = checkpoint.newest(checkpoint_store_there(run_dir))
         if report.result() != "dumped" or newest is None:
@@ -198,7 +199,8 @@ class Leader:
         `_SILENCE` seconds without a leader.
         """
         try:
-            async with asyncio.timeout(limit):  # the cancellation loses nothing: see `Bus.receive`
+            # when the timeout cancels `receive`, no message is lost (see `Bus.receive`)
+            async with asyncio.timeout(limit):
                 arrival = await self._bus.receive()
         except TimeoutError:
             self._complain_of_silence()
@@ -224,7 +226,8 @@ class Leader:
 def _ask(run_dir: Path, asking: Callable[[Leader], Awaitable[int]]) -> int:
     there = job_there(run_dir)
     sender = (
-        f"ask.{secrets.token_hex(4)}"  # a new name, because the numbers of the reports start anew
+        # each request needs a new sender name, because its reports are counted from 1 again
+        f"ask.{secrets.token_hex(4)}"
     )
 
     async def with_bus() -> int:

@@ -16,11 +16,11 @@ from tft.plugins import checkpoint_commands
 
 def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
     """
-    Read every file of a checkpoint and print that it is whole.
+    Read every file of a checkpoint, and print whether it is undamaged.
 
-    `path` may be a run directory, or a directory with checkpoints of the pattern `checkpoint_name`.
-    For both the newest checkpoint is read. Raises `CheckpointCorrupt`, naming what is damaged, and
-    `UsageError` if there is no checkpoint.
+    `path` may be a checkpoint, a run directory, or a directory with checkpoints of the pattern
+    `checkpoint_name`. Of a directory with checkpoints the newest is read. Raises
+    `CheckpointCorrupt`, naming what is damaged, and `UsageError` if there is no checkpoint.
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():

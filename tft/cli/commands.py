@@ -24,7 +24,7 @@ def run_command() -> click.Command:
     configure_logs()
     plugins = load_plugins()
 
-    def run(**options: Any) -> int:  # Any: each option's own type
+    def run(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
         from tft.launcher.plan import check_plan, make_plan
         from tft.launcher.run import launch
@@ -44,29 +44,29 @@ def run_command() -> click.Command:
                 type=click.INT,
                 default=0,
                 show_default=True,
-                help="Which of the nodes this is. Node 0 runs the broker and the controller.",
+                help="The number of this node, from 0. Node 0 runs the broker and the controller.",
             ),
-            _host_option("The address other nodes reach this one at."),
+            _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("Where to put a copy of the run directory's report.json (node 0)."),
+            _report_option("A file for a copy of the run directory's report.json (on node 0)."),
             _spare_option(),
             click.Option(
                 ["--spare-if-taken"],
                 is_flag=True,
                 help=(
-                    "Where a launcher of this node is still alive, join as another node with "
-                    "room for its ranks."
+                    "If a launcher of this node is still running, join as an additional node "
+                    "with room for its ranks."
                 ),
             ),
             click.Option(
                 ["--led-elsewhere"],
                 is_flag=True,
-                help="Broker and controller are those of a `tft lead`, not of node 0.",
+                help="The broker and the controller are run by a `tft lead`, not by node 0.",
             ),
             click.Option(
                 ["--resume-if-any"],
                 is_flag=True,
-                help="As --resume, if there is a checkpoint; otherwise begin.",
+                help="As --resume if there is a checkpoint; otherwise begin anew.",
             ),
             *chain.from_iterable(call_guarded(plugins, "tft_options")),
             *_script(),
@@ -82,7 +82,7 @@ def lead_command() -> click.Command:
     Return the command `tft lead`.
     """
 
-    def lead(start: str, **options: Any) -> int:  # Any: each option's own type
+    def lead(start: str, **options: Any) -> int:  # Any: the options have different types
         configure_logs()
         from tft.launcher.plan import LEADER, check_plan, make_plan
         from tft.launcher.run import launch
@@ -103,19 +103,19 @@ def lead_command() -> click.Command:
         callback=lead,
         params=[
             *job_options(given=False),
-            _host_option("The address other nodes reach this one at."),
+            _host_option("The address at which other nodes can reach this node."),
             _insecure_option(),
-            _report_option("Where to put a copy of the run directory's report.json."),
+            _report_option("A file for a copy of the run directory's report.json."),
             click.Option(
                 ["--start"],
                 metavar="NAME",
                 default="",
-                help="Find the run directory as nodes do that another launcher has started.",
+                help="Another launcher's name for this job; the run directory is named after it.",
             ),
         ],
         help=(
-            "Run the broker and the controller of a job whose nodes are elsewhere: each is a `tft "
-            "run --led-elsewhere`."
+            "Run the broker and the controller of a job, but no ranks. The nodes of the job are "
+            "started with `tft run --led-elsewhere`."
         ),
     )
 
@@ -166,10 +166,10 @@ def controller_command() -> click.Command:
     Return the command `tft controller`.
     """
 
-    def controller(**options: Any) -> int:  # Any: each option's own type
+    def controller(**options: Any) -> int:  # Any: the options have different types
         die_with_parent()
-        # Let Ctrl-C kill the controller like any accident: the exit code must not look like the end
-        # of a job.
+        # Let Ctrl-C kill the controller like any other accident. If it handled the signal, its exit
+        # code would look like the regular end of a job.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         configure_logs()
         from tft.controller.service import main
@@ -178,12 +178,13 @@ def controller_command() -> click.Command:
 
         settings = job_settings(options)
         check_settings(settings)
-        by_hand = not settings.run  # `tft run` chooses a name for the run, and has written the file
+        # `tft run` names the run and writes job.json; a controller started by hand does so itself
+        by_hand = not settings.run
         if by_hand:
             check_no_launcher(settings.run_dir)
         make_run_dir(settings.run_dir)
         if by_hand:
-            write_job(settings, ())  # `tft pause` and the other commands find the job by this file
+            write_job(settings, ())  # `tft pause` and similar commands find the job by this file
         return main(settings)
 
     return click.Command(
@@ -202,7 +203,7 @@ def agent_command() -> click.Command:
     def agent(
         placed: tuple[int, int, int] | None,
         starter: tuple[int, str] | None,
-        **options: Any,  # each option's own type
+        **options: Any,  # Any: the options have different types
     ) -> int:
         die_with_parent()
         configure_logs()
@@ -229,8 +230,10 @@ def agent_command() -> click.Command:
         callback=agent,
         params=[
             *job_options(given=True),
-            click.Option(["--node"], type=click.INT, required=True, help="Which of the nodes."),
-            _host_option("The address other nodes reach this one at."),
+            click.Option(
+                ["--node"], type=click.INT, required=True, help="The number of the node, from 0."
+            ),
+            _host_option("The address at which other nodes can reach this node."),
             _spare_option(),
             *_script(),
         ],
@@ -357,8 +360,9 @@ def _spare_option() -> click.Option:
         default=0,
         show_default=True,
         help=(
-            "For how many ranks of other nodes this node has room: ranks whose node is lost or "
-            "is to be left. With a --node-rank of --nnodes or more it has no ranks of its own."
+            "The number of ranks of other nodes for which this node has room, if their node is "
+            "lost or given up. With a --node-rank of --nnodes or more this node has no ranks of "
+            "its own."
         ),
     )
 
@@ -379,8 +383,8 @@ def _insecure_option() -> click.Option:
 
 def _script() -> list[click.Parameter]:
     """
-    Return the parameters for SCRIPT and its arguments, and for another launcher's placement of the
-    ranks.
+    Return the parameters for the script and its arguments, and for a rank that another launcher has
+    placed.
     """
     return [
         click.Option(

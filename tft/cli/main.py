@@ -19,13 +19,14 @@ _APART = {
     "checkpoint": "checkpoints",
     "verify": "verify",
 }
-"""The modules of the commands that are not in `tft.cli.commands`."""
+"""The commands that have a module of their own, with its name. All other commands are in
+`tft.cli.commands`."""
 
 
 class _Commands(click.Group):
     """
-    The group of commands. It makes a command when it is requested, because only `tft run` needs the
-    options of plugins.
+    The group of commands. It creates a command only when it is requested, because `tft run` must
+    load plugins for its options, and other commands need not.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -38,7 +39,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        # A job starts many processes, so each module is imported only for its own commands.
+        # Each module is imported only for its own commands, because a job starts many processes.
         module = import_module(f"tft.cli.{_APART.get(cmd_name, 'commands')}")
         make: Callable[[], click.Command] = getattr(module, f"{cmd_name}_command")
         return make()

@@ -20,7 +20,7 @@ from tft.placement.redundancy import (
 
 SIZES = ("dp", "tp", "pp", "cp", "ep")
 _FEW = 8
-"""How many shards of a kind, and ranks of a shard, are shown without `--all`."""
+"""How many shards of a kind, and how many ranks of a shard, are shown without `--all`."""
 _LINES = 64
 """How many report lines are shown without `--all`: a page or two."""
 _GB = 1e9
@@ -34,11 +34,11 @@ class Question:
 
     layout: Layout
     ranks_per_node: int | None = None
-    """Ranks on each node; None: nodes are not considered."""
+    """The number of ranks on each node. None: nodes are not considered."""
     parameters: float = 0
-    """Number of parameters of the whole model; 0: bytes per rank are not computed."""
+    """The number of parameters of the whole model. 0: bytes per rank are not computed."""
     of_experts: float = 0
-    """How many of the parameters are in experts."""
+    """How many of the parameters belong to experts."""
 
 
 def in_words(asked: Question, *, everything: bool) -> Iterator[str]:

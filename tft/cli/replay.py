@@ -16,7 +16,7 @@ from tft.replay.timeline import timeline
 
 SAME = 0
 DIFFERENT = 1
-_SHOWN = 3  # later differences mostly follow from the first one
+_SHOWN = 3  # later differences are mostly consequences of the first ones
 
 
 def replay_story(path: Path, which: int | None) -> int:

@@ -43,7 +43,7 @@ def replicas_command() -> click.Command:
     Return the command `tft replicas`.
     """
 
-    def command(**options: Any) -> int:  # Any: each option's own type
+    def command(**options: Any) -> int:  # Any: the options have different types
         asked = _question(options, click.get_current_context())
         if options["as_json"]:
             click.echo(json.dumps(as_json(asked)))
@@ -70,7 +70,7 @@ def _options() -> list[click.Parameter]:
         "--pp": "Pipeline stages.",
         "--cp": "Context-parallel ranks.",
         "--ep": "Expert-parallel ranks, among those of dp * cp.",
-        "--optimizer-shards": "Cut the optimizer state of dp * cp ranks into N; 1: not at all.",
+        "--optimizer-shards": "Shards of the optimizer state of dp * cp ranks; 1: it is not cut.",
     }
     return [
         *(_number(name, sentence, default=1) for name, sentence in sizes.items()),
@@ -79,7 +79,7 @@ def _options() -> list[click.Parameter]:
             metavar="NAMES",
             default="-".join(DIMENSIONS),
             show_default=True,
-            help="How ranks are counted: neighbours differ in the first.",
+            help="How ranks are counted: neighbouring ranks differ in the first dimension.",
         ),
         click.Option(
             ["--yaml"],
@@ -87,25 +87,25 @@ def _options() -> list[click.Parameter]:
             metavar="FILE",
             help="Take all of these from a MindSpore Transformers YAML file.",
         ),
-        _number("--ranks-per-node", "Say which nodes of N ranks can be lost."),
-        _number("--nodes", "Say which of N nodes can be lost."),
+        _number("--ranks-per-node", "Print which nodes can be lost if each has N ranks."),
+        _number("--nodes", "Print which nodes can be lost if the job has N nodes."),
         click.Option(
             ["--parameters"],
             type=_Amount(),
             default=0,
-            help="Say how many bytes a rank needs for a model of N parameters, as 13e9 or 13B.",
+            help="Print the bytes that a rank needs for a model of N parameters (13e9, 13B).",
         ),
         click.Option(
             ["--expert-parameters"],
             type=_Amount(),
             default=0,
-            help="How many of these are in experts.",
+            help="How many of the --parameters belong to experts.",
         ),
         click.Option(["--json", "as_json"], is_flag=True, help="Print everything, as JSON."),
         click.Option(
             ["--all", "everything"],
             is_flag=True,
-            help="Show every group, pair and line, where otherwise the first of them are.",
+            help="Print all groups, pairs and lines, not only the first ones.",
         ),
     ]
 
@@ -121,7 +121,8 @@ def _number(name: str, sentence: str, default: int | None = None) -> click.Optio
     )
 
 
-def _question(options: dict[str, Any], context: click.Context) -> Question:  # Any: as `command`
+# Any: the options have different types
+def _question(options: dict[str, Any], context: click.Context) -> Question:
     layout = _layout(options, context)
     parameters, of_experts = options["parameters"], options["expert_parameters"]
     if of_experts > parameters:
@@ -139,7 +140,8 @@ def _question(options: dict[str, Any], context: click.Context) -> Question:  # A
     )
 
 
-def _layout(options: dict[str, Any], context: click.Context) -> Layout:  # Any: as `command`
+# Any: the options have different types
+def _layout(options: dict[str, Any], context: click.Context) -> Layout:
     if options["yaml"] is not None:
         for name in (*SIZES, "optimizer_shards", "order"):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
@@ -162,7 +164,8 @@ def read_layout(file: Path) -> Layout:
 
     Raises `UsageError` if the file or its sizes cannot be used, or nothing installed reads it.
     """
-    from tft.plugins import read_job_file  # loads the bus, which the sizes of options do not need
+    # imported only here, because it is slow and other options do not need it
+    from tft.plugins import read_job_file
 
     sizes = read_job_file("yaml", file)
     scheme = Scheme(
@@ -179,7 +182,8 @@ def read_layout(file: Path) -> Layout:
         raise UsageError(f"{file}: {refused}") from None
 
 
-def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:  # Any: as `command`
+# Any: the options have different types
+def _ranks_per_node(options: dict[str, Any], world: int) -> int | None:
     ranks: int | None = options["ranks_per_node"]
     nodes: int | None = options["nodes"]
     if nodes is None:

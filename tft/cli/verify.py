@@ -72,7 +72,7 @@ def verify_command() -> click.Command:
     )  # fmt: skip
 
 
-def _verify(**options: Any) -> int:  # Any: each option's own type
+def _verify(**options: Any) -> int:  # Any: the options have different types
     from tft.launcher.run_directory import new_run_dir
     from tft.verify.schedule import PHASES, steps_for
     from tft.verify.verification import Verifier
@@ -115,7 +115,8 @@ def _verify(**options: Any) -> int:  # Any: each option's own type
     return 0 if result.identical else 1
 
 
-def _report(result: Any) -> dict[str, object]:  # Any: imported when it is needed
+# Any: a `Verification`, whose module is imported only when it is used
+def _report(result: Any) -> dict[str, object]:
     return {
         "verdict": "identical" if result.identical else "differs",
         "ranks": result.ranks,
@@ -155,15 +156,17 @@ class _Printer:
         if not self._quiet:
             click.echo(line)
 
-    def began(self, ended: Any, digests: Any) -> None:  # Any: imported when they are needed
+    # Any: `Ended` and `Digests`, whose modules are imported only when they are used
+    def began(self, ended: Any, digests: Any) -> None:
         """
-        Tell that the undisturbed job has ended.
+        Print that the undisturbed job has ended.
         """
         self.say(f"  {'undisturbed':<12} {digests.last} steps in {ended.seconds:.1f} s")
 
-    def found(self, finding: Any) -> None:  # Any: imported when it is needed
+    # Any: a `Finding`, whose module is imported only when it is used
+    def found(self, finding: Any) -> None:
         """
-        Tell a finding.
+        Print the result for one phase.
         """
         where = ""
         if finding.kill is not None and finding.result != "not tried":
@@ -179,7 +182,8 @@ class _Printer:
         if finding.result == "differs":
             self.say(f"    records: {finding.run_dir}")
 
-    def ended(self, result: Any) -> None:  # Any: as above
+    # Any: a `Verification`, whose module is imported only when it is used
+    def ended(self, result: Any) -> None:
         """
         Print the verdict.
         """

@@ -1,7 +1,7 @@
 """
-The recovery plugins of a controller. They get events of the job, and are asked for advice on an
-incident. They run under the guard of `call_guarded`. Their advice reaches the job machine as an
-event like any other.
+The recovery plugins of a controller. They are notified of events of the job, and asked for advice
+on incidents. If a plugin raises an exception, it is logged (`call_guarded`). Advice reaches the job
+machine as an event.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Advisors:
 
     def present(self) -> bool:
         """
-        Return whether a plugin gives advice (implements `tft_advise`).
+        Return True if some plugin gives advice (implements `tft_advise`).
         """
         return bool(self._plugins.hook.tft_advise.get_hookimpls())
 
@@ -62,7 +62,8 @@ class Advisors:
             report(await self.advise(consult))
 
         asking = asyncio.create_task(ask())
-        self._asked.add(asking)  # asyncio may drop a task that nothing refers to
+        # kept in a set, because asyncio drops tasks to which nothing refers
+        self._asked.add(asking)
         asking.add_done_callback(self._asked.discard)
 
     async def advise(self, consult: Consult) -> Advised:
@@ -94,7 +95,7 @@ Said = TypeVar("Said", bound=OutsideReport)
 def checked(message: Said) -> Said:
     """
     Return `message` itself if it is a valid report. An invalid message must not get into the story,
-    because no controller could then continue from the story.
+    because then no controller could continue from the story.
 
     Raises `UsageError`, which says what is wrong, when the message is not valid.
     """
@@ -109,7 +110,7 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the view of an incident that a plugin gets.
+    Return the view of an incident that plugins get.
     """
     return IncidentView(
         number=consult.incident,
@@ -138,8 +139,8 @@ def view(consult: Consult) -> IncidentView:
 
 def joined(consult: Consult, answers: list[Advice]) -> Advised:
     """
-    Join the advice of several plugins into one. The first advice that names a strategy is used.
-    Every veto counts, and so does the longest wait that a plugin asks for.
+    Combine the advice of several plugins. The first advice that names a strategy is used. Every
+    veto counts, and so does the longest wait that a plugin asks for.
     """
     named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
     return Advised(

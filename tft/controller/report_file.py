@@ -50,7 +50,7 @@ class ReportFile:
 
     def _moment(self, fault: Fault) -> float | None:
         """
-        Return when a fault really happened, in seconds; None when no plugin knows.
+        Return when a fault really happened, in seconds. None: no plugin knows.
         """
         known = call_guarded(
             self._plugins,

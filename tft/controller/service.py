@@ -1,7 +1,7 @@
 """
-The shell of the controller. It turns messages from the bus into events, lets the job machine judge
-each event, writes the event to the story, and publishes the machine's orders on the bus. It has one
-timer, for the machine's next deadline. It makes no decision about recovery itself.
+The process around the job machine. It turns messages from the bus into events, lets the job machine
+handle each event, writes the event to the story, and publishes the machine's orders on the bus. It
+has one timer, for the machine's next deadline. It makes no decision about recovery itself.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run
 
 REPEAT = 0.1
-"""Seconds between two repetitions of an order that is not answered."""
+"""The time in seconds between two repetitions of an order that is not answered."""
 LEAD = 1.0
-"""Seconds between two `Lead` orders when there is nothing new to acknowledge. The interval is long
-because every rank reads each `Lead`."""
+"""The time in seconds between two `Lead` messages when there is nothing new to acknowledge. It is
+long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""The number of warnings about malformed messages that are remembered, so that they are not logged
-again."""
+"""The number of warnings about malformed messages that are remembered, so that each is logged only
+once."""
 FAREWELL = 3.0
-"""Seconds in which the agents may hear that the job is over, and leave."""
+"""The time in seconds that agents have to receive the end of the job, and to leave."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states in which ranks are expected to make progress."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
@@ -152,9 +152,11 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=epoch))
-            self._tell("leads", nodes=sorted(self._machine.nodes))  # joined an earlier controller
+            # nodes that joined an earlier controller
+            self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            for node in self._machine.nodes:  # a node lost meanwhile sends no beat: expect one now
+            # a node lost since then sends no heartbeat: start its time limit
+            for node in self._machine.nodes:
                 self._hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
             tasks = [
@@ -205,7 +207,7 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    self._news.set()  # a command waits for a `Lead`, to learn the leader
+                    self._news.set()  # the command waits for a `Lead`, which tells it the leader
             case Gone(sender=sender):
                 self._nodes.discard(sender)
                 self._news.set()
@@ -286,7 +288,8 @@ class Controller:
         """
         try:
             commands = self._machine.handle(event)
-            if self._machine.state is not self._state:  # not each time: `check` reads every rank
+            # only after a change of state, because `check` reads every rank
+            if self._machine.state is not self._state:
                 self._machine.check()
         except Exception:
             self._story.event(event, None)
@@ -316,8 +319,8 @@ class Controller:
 
     def _own(self, message: OutsideReport) -> None:
         """
-        Handle a report that comes from this process itself. It needs no number, because it cannot
-        be lost or repeated.
+        Handle a report that was made in this process. It needs no number, because it cannot be lost
+        or repeated.
         """
         self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
@@ -336,8 +339,8 @@ class Controller:
 
 class Warnings:
     """
-    The warnings about malformed messages. Each is logged once, because a sender repeats a message
-    for ever when it gets no answer.
+    The warnings about malformed messages. Each is logged once, because a sender that gets no answer
+    repeats its message forever.
     """
 
     def __init__(self) -> None:
@@ -361,7 +364,8 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
 
 
-def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+# Any: asyncio passes values of several types
+def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
     End the process with status 70. A controller that has failed to act on an event must not
     continue; the next controller continues from the story.

@@ -1,4 +1,4 @@
 """
-The judgement: decides what to do about events. All code here is pure; the time comes with the
-events.
+The decisions of tft: the state machines that turn events into orders. All code here is pure; it
+reads no clock, because every event carries its time.
 """

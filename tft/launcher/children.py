@@ -1,5 +1,6 @@
 """
-The processes that the launcher starts, and their orphans. The launcher sees the end of each.
+The processes that the launcher starts, and the orphans that they leave behind. The launcher notices
+the end of each.
 """
 
 import asyncio
@@ -27,8 +28,8 @@ class LaunchedProcess:
 
     async def ended(self) -> int:
         """
-        Wait for the end of the process. Returns its exit status, or minus the signal that killed
-        it.
+        Wait for the end of the process. Returns its exit status, or the negative number of the
+        signal that killed it.
         """
         return await asyncio.shield(self._ended)
 
@@ -62,14 +63,14 @@ class Children:
     """
     Starts and reaps processes.
 
-    While this is open, a process whose parent ends becomes a child of this process. So `gone` knows
-    whether no process is left, orphans included.
+    While this object is open, descendants whose parent ends become children of this process, so
+    that `gone` can tell whether any process is left.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, LaunchedProcess] = {}
         self._none_left = asyncio.Event()
-        self._earlier = _children()  # children that existed before; they are not reaped here
+        self._earlier = _children()  # children that existed before are not reaped here
 
     def __enter__(self) -> Self:
         adopt_orphans(yes=True)
@@ -104,7 +105,7 @@ class Children:
         environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                # -P: a module in the working directory must not stand in for one of ours
+                # -P: modules in the working directory must not hide modules of tft
                 [sys.executable, "-P", "-m", "tft", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -133,7 +134,8 @@ class Children:
     def _reap(self) -> None:
         while True:
             try:
-                # only look: the Popen object must take the exit status of its own child
+                # WNOWAIT: do not reap here, because each Popen object must get the exit status of
+                # its own child
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 self._none_left.set()

@@ -1,5 +1,6 @@
 """
-Decides what the end of a part of the job means, and what the exit code of `tft run` is. Pure.
+Decides what the end of a broker, controller or agent means for the job, and what the exit code of
+`tft run` is. Pure functions.
 """
 
 import signal
@@ -12,14 +13,14 @@ FAILED = 4
 CANCELLED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 RESULTS = (COMPLETED, DUMPED, FAILED, *CANCELLED)
-"""The exit codes of a controller, or of an agent that was told to end. Any other code except
-`REFUSED` is an accident."""
+"""The exit codes of a controller that has ended its job, or of an agent that was told to end. Any
+other code except `REFUSED` means that the process died by accident."""
 
 
 class Restarts:
     """
-    Limits how often a part may be restarted, because a part that dies again and again will not
-    recover.
+    Limits how often the broker or the controller may be restarted, because a process that dies
+    again and again will not recover.
     """
 
     def __init__(self, *, limit: int = 10, within: float = 60.0) -> None:
@@ -29,7 +30,7 @@ class Restarts:
 
     def again(self, at: float) -> bool:
         """
-        Return True if a part that ended at `at` (seconds) may be started again.
+        Return True if a process that ended at `at` (seconds) may be started again.
 
         At most `limit` restarts are allowed within `within` seconds.
         """
@@ -43,8 +44,8 @@ def exit_code(result: int, stopped_by: int | None) -> int:
     """
     Return the exit code of `tft run` for a job that ended with `result`.
 
-    `stopped_by` is the signal that asked for the end, or None. A job that completed after the
-    signal has completed.
+    `stopped_by` is the signal that asked for the end, or None. A job that completed in spite of the
+    signal counts as completed.
     """
     if stopped_by is None or result == COMPLETED:
         return result
@@ -53,7 +54,8 @@ def exit_code(result: int, stopped_by: int | None) -> int:
 
 def ended(code: int) -> str:
     """
-    Return how a process ended, as words. `code` is the exit status, or minus the signal.
+    Return how a process ended, as part of a sentence. `code` is the exit status, or the negative
+    number of the signal.
     """
     if code >= 0:
         return f"exited with {code}"

@@ -1,7 +1,6 @@
 """
-Converts the settings of `tft.config` to command options, and a settings object to arguments.
-
-Each setting is declared once, in `tft.config`.
+Converts the settings of `tft.config` to command options, and a settings object to command
+arguments. Each setting is declared only once, in `tft.config`.
 """
 
 import ast
@@ -16,21 +15,21 @@ import click
 from tft.config import JobSettings
 
 LOOPBACK = "127.0.0.1"
-"""The address where everything listens by default."""
+"""The address at which everything listens by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """
-    One field of a settings class, described by its declaration.
+    A field of a settings class: its name, type, default and description.
     """
 
     name: str
     type: object
     default: object
-    """The default; `dataclasses.MISSING` if the setting has none and is required."""
+    """The default. `dataclasses.MISSING` if the setting has none and is required."""
     sentence: str
-    """The string under the declaration."""
+    """The docstring below the declaration of the field."""
 
     @property
     def option(self) -> str:
@@ -79,18 +78,18 @@ def job_options(*, given: bool) -> list[click.Parameter]:
     """
     Return one option for each setting of a job.
 
-    With `given`, options without a default are required. Without it, they are None, and the caller
-    finds a value.
+    With `given`, options without a default are required. Otherwise such options may be missing
+    (None), and the caller chooses a value.
     """
     return [_option(setting, given=given) for setting in settings_of(JobSettings)]
 
 
 def job_settings(options: Mapping[str, object]) -> JobSettings:
     """
-    Return the settings for the values of `job_options`.
+    Return the settings of a job from the values of `job_options`.
     """
     chosen = {setting.name: options[setting.name] for setting in settings_of(JobSettings)}
-    return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted them by type
+    return JobSettings(**chosen)  # type: ignore[arg-type]  # click has converted the values
 
 
 def job_arguments(settings: JobSettings) -> list[str]:
@@ -110,7 +109,8 @@ def job_arguments(settings: JobSettings) -> list[str]:
 
 
 def _option(setting: Setting, *, given: bool) -> click.Option:
-    kinds: Mapping[object, click.ParamType[Any]] = {  # Any: each one's own
+    # Any: each type of option converts to another type of value
+    kinds: Mapping[object, click.ParamType[Any]] = {
         str: click.STRING,
         int: click.INT,
         bool: click.BOOL,

@@ -34,47 +34,48 @@ from tft.plugins import find_adaptor
 from tft.transfer.tls import read_tls
 
 LEADER = -1
-"""The node number of a launcher without a node. It runs the broker and the controller for nodes
-elsewhere."""
+"""The node number of a launcher that has no node of its own. It runs the broker and the controller
+for nodes that other launchers run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    One node's share of a job, ready to be started.
+    What one launcher starts of a job, ready to be carried out.
     """
 
     settings: JobSettings
     node: int
     host: str
-    """The address at which other nodes reach this node."""
+    """The address at which other nodes can reach this node."""
     insecure: bool
     report: Path | None
-    """The path of a copy of the report, written when the job is over; None: no copy."""
+    """The path for a copy of the report, written when the job is over. None: no copy."""
     script: str
     arguments: tuple[str, ...]
     module: bool = False
     """True if `script` is the name of a module."""
     placed: Placed | None = None
     """
-    The place that another launcher has given to the only rank of this node; None: no other launcher
+    The place that another launcher has given to the only rank of this node. None: no other launcher
     has placed the rank.
     """
     starter: StartedElsewhere | None = None
-    """The program that starts the processes of the ranks; None: the agent starts them."""
+    """The program that starts the processes of the ranks. None: the agent starts them."""
     may_begin: bool = False
-    """True if the job may begin from the start when there is no checkpoint to resume from."""
+    """True if the job may begin anew when there is no checkpoint to resume from."""
     led_elsewhere: bool = False
-    """True if the broker and the controller run next to a launcher that has no node."""
+    """True if the broker and the controller are run by a launcher that has no node (`tft lead`)."""
     spare: int = 0
     """The number of additional ranks for which the node has room."""
     goes_on: bool = False
-    """True if the nodes train already, and the launcher without a node is started once more."""
+    """True if the nodes train already, and only the launcher without a node is started once more.
+    """
 
     @property
     def leads(self) -> bool:
         """
-        Return True if the broker and the controller run next to this launcher.
+        Return True if this launcher runs the broker and the controller.
         """
         return self.node == LEADER or (self.node == 0 and not self.led_elsewhere)
 
@@ -96,7 +97,7 @@ class Plan:
     @property
     def agent(self) -> str:
         """
-        Return the name of this node's agent among the parts of the job.
+        Return the name of this node's agent, as used for its log and its pid file.
         """
         return f"agent-{self.node}"
 
@@ -119,7 +120,8 @@ class Plan:
     @property
     def again(self) -> str:
         """
-        Return a sentence part for the operator: how to continue from a checkpoint of this run.
+        Return how to continue from a checkpoint of this run, as part of a sentence for the
+        operator.
         """
         run_dir = self.settings.run_dir
         if not self.launched:
@@ -128,8 +130,7 @@ class Plan:
 
     def commands(self) -> dict[str, list[str]]:
         """
-        Return the parts that this launcher starts: the name of each part with its arguments of
-        `tft`.
+        Return the processes that this launcher starts: by name, the arguments of `tft` for each.
         """
         job = job_arguments(self.settings)
         parts = self._agent(job) if self.trains else {}
@@ -155,12 +156,13 @@ class Plan:
 
     def inherited(self, part: str) -> tuple[int, ...]:
         """
-        Return the file descriptors that a part inherits from this launcher.
+        Return the file descriptors that a process started by this launcher inherits. `part` is the
+        name of the process.
         """
         return (self.starter.descriptor,) if self.starter and part == self.agent else ()
 
 
-def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own type
+def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have different types
     """
     Return the plan for the options of `tft run`. All options that were left open are decided here.
 
@@ -184,7 +186,7 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
-        # The name is also the key of the job's ports, so it must be impossible to guess.
+        # The name of the job also gives access to its ports, so it must be impossible to guess.
         "job": options["job"] or ("" if launched else secrets.token_hex(8)),
         "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),
@@ -195,7 +197,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: each option's own typ
     settings = job_settings({**options, **found})
     if options["spare_if_taken"] and in_use(run_dir, node):
         node, spare = _another(settings, node), settings.nproc_per_node
-    # The node that leads decides; another node may look when the story has already begun.
+    # Only the node that leads the job decides this: when another node looks, the run may have begun
+    # and written its story already.
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
@@ -228,8 +231,8 @@ def _another(settings: JobSettings, node: int) -> int:
 
 def named(plan: Plan) -> Plan:
     """
-    Return the plan with a name for its job. Nodes that could not be told the name find it in the
-    run directory.
+    Return the plan with a name for its job. Nodes that were not given the name read it from the run
+    directory.
     """
     if plan.settings.job:
         return plan
@@ -303,7 +306,8 @@ def check_plan(plan: Plan) -> None:
             f"{settings.nproc_per_node}"
         )
     if plan.starter is not None:
-        _check_starter(plan.starter)  # the script is not checked: the other program starts it
+        # the script is not checked, because the other program starts it
+        _check_starter(plan.starter)
     elif plan.trains and not plan.module and not Path(plan.script).is_file():
         raise UsageError(f"the script {plan.script} does not exist")
     find_adaptor(settings.adaptor)

@@ -1,9 +1,9 @@
 """
-`tft run`: starts the parts of a job on this node (agent, broker, controller).
+`tft run`: starts the processes of a job on this node (agent, broker, controller).
 
-It keeps the broker and the controller running. It reports to the controller what no other process
-can see: the end of an agent, and a signal that asks for the end of the job. It leaves no process
-behind.
+It restarts the broker and the controller when they die. It reports to the controller what no other
+process can see: the end of an agent, and a signal that asks for the end of the job. It leaves no
+process behind.
 """
 
 import asyncio
@@ -49,13 +49,19 @@ from tft.launcher.summary import summary
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
 
-_REPEAT = 0.1  # seconds between two sendings of a report that is not acknowledged
-_TOLD_GRACE = 15.0  # seconds for an agent to end: it gives its ranks time to unwind
-_STOP_LIMIT = Policy().stop + Policy().save  # what the core allows for a last checkpoint
-_NEWS_LIMIT = 10.0  # to reach a controller on another node, which may be gone with that node
-_SHUT_OUT_LIMIT = 10.0  # the broker of another job may be ending, and the right one starting
-_UNHEARD = 10.0  # then say what is awaited: node 0 may be started later by hand
-_ORPHANS_LIMIT = 5.0  # a reaper needs a moment to end what a killed agent leaves
+_REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
+_TOLD_GRACE = 15.0  # seconds for an agent to end after it was told to: its ranks need time to leave
+# seconds in which the job machine must have written a last checkpoint
+_STOP_LIMIT = Policy().stop + Policy().save
+# seconds to reach a controller on another node, which may be lost with that node
+_NEWS_LIMIT = 10.0
+# seconds to be accepted by a broker: that of an earlier job may still run, and the right one start
+# later
+_SHUT_OUT_LIMIT = 10.0
+# seconds without a controller after which the operator is told what this node waits for
+_UNHEARD = 10.0
+# seconds for the reaper to end the processes that a killed agent has left behind
+_ORPHANS_LIMIT = 5.0
 
 
 def launch(plan: Plan, environment: Mapping[str, str]) -> int:
@@ -72,7 +78,8 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin and not plan.goes_on:
             _turn_back(checkpoint_store_of(settings))
-        if plan.leads or plan.placed is None:  # another launcher's nodes are as many as the ranks
+        # under another launcher there are as many nodes as ranks: only the leading one prints this
+        if plan.leads or plan.placed is None:
             say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
         if plan.leads and settings.resume and not plan.goes_on:
             store = checkpoint_store_of(settings)
@@ -118,10 +125,10 @@ def _last_checkpoint(plan: Plan) -> str:
 
 def _turn_back(store: CheckpointStore) -> None:
     """
-    Set aside the checkpoints that are newer than the newest usable one.
+    Rename the checkpoints that are newer than the newest usable one, so that they no longer count.
 
-    A job that starts by itself then resumes from the usable checkpoint. If no checkpoint is usable,
-    nothing is set aside.
+    A job that is restarted automatically then resumes from the usable checkpoint. If no checkpoint
+    is usable, nothing is renamed.
     """
     last, directory = newest(store), resumable(store)
     if last is None or directory is None or last == directory:
@@ -157,9 +164,9 @@ async def _run(plan: Plan, environment: Mapping[str, str], report: FreshReport) 
 
 def say(sentence: str) -> None:
     """
-    Print a line for the operator on stderr; stdout belongs to the ranks.
+    Print a line for the operator on stderr, because stdout belongs to the ranks.
 
-    If nobody reads stderr any more, the error is ignored: the job goes on without its terminal.
+    If nobody reads stderr any more, the error is ignored: the job continues without its terminal.
     """
     with suppress(OSError):
         click.echo(f"tft: {sentence}", err=True)
@@ -167,7 +174,7 @@ def say(sentence: str) -> None:
 
 class NodeLauncher:
     """
-    Runs the parts of one node, from the start of the first part to the end of the last.
+    Runs the processes of one node, from the start of the first to the end of the last.
     """
 
     def __init__(
@@ -196,7 +203,7 @@ class NodeLauncher:
 
     async def run(self) -> int:
         """
-        Start all parts, supervise them until the job is over, and end the remaining parts.
+        Start all processes, supervise them until the job is over, and end those that are left.
 
         Returns the exit code of `tft run`.
         """
@@ -222,9 +229,9 @@ class NodeLauncher:
 
     async def _keep(self, name: str) -> None:
         """
-        Run the broker or the controller until the job is over, and restart the part when it dies.
+        Run the broker or the controller until the job is over, and restart it when it dies.
 
-        The job ends when the part dies too often, or refuses to start.
+        The job ends when it dies too often, or refuses to start.
         """
         restarts = Restarts()
         refusable = True
@@ -236,8 +243,9 @@ class NodeLauncher:
                 self._finish(exit_code(code, self._stopped_by), grace=_TOLD_GRACE)
                 return
             if code == REFUSED and (refusable or name == "controller"):
-                # A restarted broker may find its port in use for a moment, so a refusal only
-                # restarts it. A controller that refuses a damaged story will always refuse it.
+                # A restarted broker may find its port in use for a moment, so it is started again
+                # if it refuses. A controller that refuses a damaged story will always refuse it, so
+                # the job ends.
                 self._refused(name, REFUSED if refusable else FAILED)
                 return
             if not restarts.again(self._clock.now()):
@@ -252,7 +260,7 @@ class NodeLauncher:
 
     async def _watch_agent(self) -> None:
         """
-        Run the agent. The agent is not restarted, because its ranks died with it.
+        Run the agent. The agent is not restarted, because its ranks die with it.
         """
         name = self._plan.agent
         agent = self._start(name)
@@ -261,8 +269,8 @@ class NodeLauncher:
             self._refused(name, REFUSED)
             return
         if code == COMPLETED:
-            # The agent was told to end. On the node with the controller, the controller's exit code
-            # decides.
+            # The agent was told to end. On the node that runs the controller, the exit code of the
+            # controller decides.
             if not self._plan.leads:
                 self._finish(self._reported())
             return
@@ -295,7 +303,8 @@ class NodeLauncher:
 
     async def _end(self) -> None:
         """
-        End all parts. The broker is last, because the others send their last messages through it.
+        End all processes. The broker is ended last, because the others send their last messages
+        through it.
         """
         if self._plan.trains:
             await self._parts[self._plan.agent].end(grace=self._grace)
@@ -320,7 +329,7 @@ class NodeLauncher:
 
     def _reported(self) -> int:
         """
-        Return the exit code from the report, where the controller runs on another node.
+        Return the exit code from the report, on a node that does not run the controller.
 
         The controller writes the report before it tells the agents that the job is over.
         """
@@ -339,7 +348,7 @@ class NodeLauncher:
 
     def _signalled(self, number: signal.Signals) -> None:
         """
-        Ask for a last checkpoint at the first signal; kill all parts at the next one.
+        Ask for a last checkpoint at the first signal; kill all processes at the next one.
 
         If another launcher has placed this rank, the next signals are ignored.
         """
@@ -347,7 +356,9 @@ class NodeLauncher:
             self._stop.set_result(number)
             return
         if self._plan.placed is not None:
-            return  # another launcher may signal twice; it kills when its own time limit is over
+            # another launcher may send the signal twice, and kills this process when its own time
+            # limit is over
+            return
         say(f"{number.name}: all processes are killed")
         for part in self._parts.values():
             part.send(signal.SIGKILL)
@@ -364,7 +375,8 @@ class NodeLauncher:
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
-        # this launcher keeps the controller running, so the controller hears the request in the end
+        # if this launcher runs the controller, there is no limit: the controller will receive the
+        # request
         limit = None if self._plan.leads else _NEWS_LIMIT
         try:
             async with asyncio.timeout(limit):
@@ -409,10 +421,11 @@ class NodeLauncher:
 
     async def _say_what_is_awaited(self) -> None:
         """
-        Say once for what this node waits, when no controller has been heard for `_UNHEARD` seconds.
+        Print once what this node waits for, when it has not heard a controller for `_UNHEARD`
+        seconds.
 
-        A node waits without limit for the node that leads. If the leader failed to start, the
-        leader's terminal says why.
+        A node waits without limit for the node that leads. If that node failed to start, its
+        terminal says why.
         """
         try:
             async with asyncio.timeout(_UNHEARD):
@@ -426,10 +439,11 @@ class NodeLauncher:
 
     def _not_let_in(self, why: str) -> None:
         """
-        Give up after `_SHUT_OUT_LIMIT` seconds if the broker has never let this node in.
+        Give up if the broker has refused this node for `_SHUT_OUT_LIMIT` seconds and never accepted
+        it.
 
-        With the wrong keys the node would wait without limit. A node that was let in before looks
-        for its broker until the job is over.
+        With wrong keys the node would otherwise wait forever. A node that was accepted before tries
+        to reach its broker until the job is over.
         """
         say(why)
         if not self._led.is_set() and not self._plan.leads and self._shut_out is None:

@@ -5,9 +5,9 @@ This module decides whether a run may use the directory, writes the files of the
 out which launchers use the directory now.
 
     job.json        the command that was run, with its settings
-    logs/           the standard error of each part
-    pids/           the pid of each part, as text; each launcher keeps its own file locked
-    job.name        the name of the job, if its nodes could not be told one
+    logs/           the standard error of each process
+    pids/           the pid of each process, as text; a launcher keeps its own file locked
+    job.name        the name of the job, for nodes that were not given one
     story.jsonl     written by the controller; it exists if there has been a run here
     report.json     written by the controller at the end
 """
@@ -38,27 +38,28 @@ _UNREAD = {
     ".partial": "it was never finished",
     ".given-up": "the job has since gone back to an earlier step",
 }
-"""The reasons why a checkpoint is not read, by the mark that follows its name."""
+"""The reasons why a checkpoint is not read, by the suffix of its directory."""
 
 
 def launcher_name(node: int) -> str:
     """
-    Return the name of a node's launcher among the parts of the job. Node -1 is a launcher without a
-    node.
+    Return the name of a node's launcher, as used for its log and its pid file. Node -1 is a
+    launcher without a node.
     """
     return {-1: "lead", 0: "run"}.get(node, f"run-{node}")
 
 
 def pid_file(run_dir: Path, part: str) -> Path:
     """
-    Return the path of the file with the pid of a part.
+    Return the path of the pid file of a process. `part` is the name of the process.
     """
     return run_dir / "pids" / f"{part}.pid"
 
 
 def log_file(run_dir: Path, part: str) -> Path:
     """
-    Return the path of the file with the standard error of a part.
+    Return the path of the file for the standard error of a process. `part` is the name of the
+    process.
     """
     return run_dir / "logs" / f"{part}.log"
 
@@ -79,11 +80,10 @@ def holds_story(run_dir: Path) -> bool:
 
 def living_run(run_dir: Path) -> str | None:
     """
-    Return the run whose nodes train in this directory without a leader; None if there is no such
-    run.
+    Return the run whose nodes train in this directory without a leader. None: there is no such run.
 
-    A node counts if its launcher is alive and was there before the last entry of the story. A
-    launcher that came later belongs to the next run.
+    A node counts if its launcher is alive and was started before the last entry of the story. A
+    launcher that was started later belongs to the next run.
     """
     try:
         told = (run_dir / STORY).stat().st_mtime_ns
@@ -126,9 +126,9 @@ def check_run_dir(
     Check whether this run may use its directory. Nothing is written.
 
     Raises `UsageError` if the run may not use the directory, and `CheckpointCorrupt` if the
-    checkpoint to resume from is damaged. With `may_begin`, a run that is to resume may find no
-    checkpoint. A run that `goes_on` is led from here again. The checkpoints and the story are
-    checked only with `leads`, and not if the run `goes_on`.
+    checkpoint to resume from is damaged. `may_begin`: a run that is to resume may begin anew if
+    there is no checkpoint. `goes_on`: the nodes train already, and this launcher only leads them
+    again. The checkpoints and the story are checked only with `leads`, and only without `goes_on`.
     """
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():
@@ -139,7 +139,8 @@ def check_run_dir(
         with _locked(settings, node):
             pass
     if not leads or goes_on:
-        return  # the leading node decides; it may have begun the story before this node looks
+        # only the leading node checks these; it may already have begun the story of this run
+        return
     if settings.resume:
         if may_begin:
             _check_unfinished(run_dir)
@@ -179,18 +180,19 @@ def run_dir_of(
     settings: JobSettings, node: int, *, leads: bool = True, goes_on: bool = False
 ) -> Iterator[None]:
     """
-    Hold the run directory for this launcher: create it if necessary, and lock out other launchers
-    of this node.
+    Use the run directory for this launcher: create it if necessary, and lock it against other
+    launchers of this node.
 
-    The leading node removes unfinished and retired checkpoints on entry and on exit. On entry they
-    stay if the run `goes_on`, because its nodes may be writing a checkpoint.
+    The leading node removes unfinished and old checkpoints on entry and on exit. With `goes_on` it
+    does not remove them on entry, because the nodes may be writing a checkpoint.
 
     Raises `UsageError` if the directory cannot be made, or if another launcher uses it.
     """
     make_run_dir(settings.run_dir)
     with _locked(settings, node) as lock:
         pid = f"{os.getpid()}\n".encode()
-        os.pwrite(lock, pid, 0)  # no renaming: the lock belongs to this very file
+        # the file must not be replaced by renaming, because the lock belongs to this file
+        os.pwrite(lock, pid, 0)
         os.truncate(lock, len(pid))
         store = checkpoint.checkpoint_store_of(settings)
         if leads and not goes_on:
@@ -202,9 +204,10 @@ def run_dir_of(
 
 def resumable(store: CheckpointStore) -> Path | None:
     """
-    Return the newest checkpoint that is whole and holds the rank-local state of all ranks.
+    Return the newest checkpoint that is undamaged and contains the rank-local state of all ranks.
 
-    If there is no such checkpoint, return the newest checkpoint; None if there is no checkpoint.
+    If there is no such checkpoint, return the newest checkpoint of all. None: there is no
+    checkpoint.
     """
     found = checkpoint.committed(store)
     for directory in found:
@@ -215,15 +218,15 @@ def resumable(store: CheckpointStore) -> Path | None:
 
 def unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return why a job cannot resume from a checkpoint; empty if it can. Every file is read.
+    Return why a job cannot resume from a checkpoint, or "" if it can. Every file is read.
     """
     return _unfit(store, directory, checkpoint.verify)
 
 
 def known_unfit(store: CheckpointStore, directory: Path) -> str:
     """
-    Return why a job cannot resume from a checkpoint, as far as the manifest shows. Empty means that
-    the manifest shows no obstacle; the other files are not read.
+    Return why a job cannot resume from a checkpoint, as far as its manifest shows. Empty: the
+    manifest shows no obstacle. The other files are not read.
     """
     return _unfit(store, directory, checkpoint.manifest_of)
 
@@ -265,8 +268,8 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
 
 def shared_name(run_dir: Path) -> str:
     """
-    Return a name that nobody can guess: the same for all callers in this run directory, in later
-    runs too.
+    Return a name that nobody can guess, and that is the same for all callers in this run directory,
+    also in later runs.
 
     The first caller makes the name.
     """
@@ -276,7 +279,8 @@ def shared_name(run_dir: Path) -> str:
     os.write(made, secrets.token_hex(8).encode())
     os.close(made)
     with suppress(FileExistsError):
-        os.link(mine, path)  # atomic and whole: only one caller succeeds, also between machines
+        # a link is made atomically, also between machines: only one caller succeeds
+        os.link(mine, path)
     mine.unlink()
     return path.read_text()
 
@@ -298,7 +302,7 @@ def write_job(settings: JobSettings, command: Sequence[str]) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobThere:
     """
-    The name of the job that runs in a run directory, and how to reach it.
+    The name of the job that runs in a run directory, and how to reach the job.
     """
 
     job: str
@@ -306,7 +310,7 @@ class JobThere:
     log: Path
     """The log file of the controller."""
     curve: Path | None = None
-    """The directory with the keys of the job; None: it has no keys."""
+    """The directory with the keys of the job. None: it has no keys."""
 
 
 def job_there(run_dir: Path) -> JobThere:
@@ -330,7 +334,7 @@ def job_there(run_dir: Path) -> JobThere:
         raise UsageError(
             f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
         ) from None
-    # job.json is written when a run begins, the report when a run ends
+    # job.json is written at the begin of a run, and report.json at its end
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
@@ -339,10 +343,11 @@ def job_there(run_dir: Path) -> JobThere:
 
 def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
     """
-    Return where the checkpoints of a run directory are: in the place that its last run used.
+    Return where the checkpoints of a run directory are, according to the job.json of its last run.
     """
     default = CheckpointStore(directory=run_dir / "checkpoints")
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no run, or one of another tft
+    # there was no run, or only one of another version of tft
+    with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads((run_dir / JOB).read_text())["settings"]
         return CheckpointStore(
             directory=Path(told["checkpoint_dir"]), name=str(told["checkpoint_name"])
@@ -362,20 +367,20 @@ class FreshReport:
         before = {} if self._earlier is None else self._read()
         self._told = {name: len(before.get(name, ())) for name in ("incidents", "missed")}
 
-    def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
+    def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
         Return the incidents of this run. The report of a resumed job also begins with earlier
         incidents.
         """
         return self._new("incidents")
 
-    def missed(self) -> list[dict[str, Any]]:  # Any: JSON
+    def missed(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
         Return the periodic checkpoints that could not be written, of this run only.
         """
         return self._new("missed")
 
-    def _new(self, name: str) -> list[dict[str, Any]]:  # Any: JSON
+    def _new(self, name: str) -> list[dict[str, Any]]:  # Any: parsed JSON
         if self.text() is None:
             return []
         entries: list[dict[str, Any]] = self._read()[name]
@@ -383,13 +388,13 @@ class FreshReport:
 
     def result(self) -> str:
         """
-        Return how the job ended; empty if the report is not written yet.
+        Return how the job ended. Empty: the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["result"])
 
     def why(self) -> str:
         """
-        Return why the job ended; empty if the report is not written yet.
+        Return why the job ended. Empty: the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["why"])
 
@@ -399,7 +404,7 @@ class FreshReport:
         """
         return 0 if self.text() is None else int(self._read()["steps"])
 
-    def _read(self) -> dict[str, Any]:  # Any: JSON
+    def _read(self) -> dict[str, Any]:  # Any: parsed JSON
         report: dict[str, Any] = json.loads(self._path.read_text())
         return report
 
@@ -438,7 +443,7 @@ def last_line(log: Path) -> str:
 
 def in_use(run_dir: Path, node: int) -> bool:
     """
-    Return True if a launcher of this node is alive.
+    Return True if a launcher of this node is running in the run directory.
     """
     return _is_locked(pid_file(run_dir, launcher_name(node)))
 

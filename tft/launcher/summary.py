@@ -7,7 +7,7 @@ from typing import Any
 
 
 def summary(
-    incidents: list[dict[str, Any]],  # Any: JSON, as in `docs/reference/report.md`
+    incidents: list[dict[str, Any]],  # Any: parsed JSON, described in `docs/reference/report.md`
     missed: list[dict[str, Any]],
 ) -> list[str]:
     """
@@ -17,14 +17,14 @@ def summary(
     return [*lines, *(_missing(each) for each in missed)]
 
 
-def _missing(missed: dict[str, Any]) -> str:  # Any: JSON
+def _missing(missed: dict[str, Any]) -> str:  # Any: parsed JSON
     more = missed["times"] - 1
     others = f" and {more} later {'one' if more == 1 else 'ones'}" if more else ""
     where = "" if missed["rank"] is None else f"{_where(missed)}: "
     return f"no checkpoint of step {missed['step']}{others}: {where}{missed['why']}"
 
 
-def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
+def _lines(incident: dict[str, Any]) -> list[str]:  # Any: parsed JSON
     faults = incident["faults"]
     what = "; ".join(f"{f['kind']} at {_where(f)} in step {f['step']}" for f in faults)
     lines = [
@@ -40,16 +40,16 @@ def _lines(incident: dict[str, Any]) -> list[str]:  # Any: JSON
     return lines
 
 
-def _cost(incident: dict[str, Any]) -> str:  # Any: JSON
+def _cost(incident: dict[str, Any]) -> str:  # Any: parsed JSON
     if incident["strategy"] == "exit":
         return "nothing was saved"
     lost = incident["steps_lost"]
     return f"{lost} {'step' if lost == 1 else 'steps'} lost"
 
 
-def _asked(incident: dict[str, Any]) -> str:  # Any: JSON
+def _asked(incident: dict[str, Any]) -> str:  # Any: parsed JSON
     return "ranks came back" if incident["strategy"] == "scale_out" else "asked to stop"
 
 
-def _where(fault: dict[str, Any]) -> str:  # Any: JSON
+def _where(fault: dict[str, Any]) -> str:  # Any: parsed JSON
     return "no one rank" if fault["rank"] is None else f"rank {fault['rank']}"

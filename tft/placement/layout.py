@@ -1,7 +1,7 @@
 """
 Derive the shard groups of a job from the sizes of its parallelism: which rank holds which shard,
-before anything runs. Except for `memory`, which counts bytes with these sizes, no other module of
-`core` knows kinds of parallelism by name. The result is an ordinary `Topology`.
+before anything runs. The result is an ordinary `Topology`. Only this module and `memory_cost`,
+which counts bytes with these sizes, know kinds of parallelism by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,16 @@ from tft.errors import UsageError
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """Tensor, context, expert, data and pipeline parallelism, in the order in which Megatron counts
-ranks by default: neighbouring ranks differ in the first dimension. The order of MindSpore is the
-same: pipeline stages outermost, then data, then tensors."""
+ranks by default: the ranks of one tensor-parallel group come next to each other. MindSpore uses the
+same order: tensors innermost, pipeline stages outermost."""
 WORLD = 1_000_000
-"""Ten times the largest job that anybody plans for. A larger world is a typing error."""
+"""The largest number of ranks that is accepted. It is ten times the largest job that anybody plans
+for, so a larger number is a typing error."""
 
 
 Places = list[tuple[str, tuple[int, ...]]]
-"""The data-parallel groups of all places in the model, each with the name part that identifies its
-place."""
+"""The data-parallel groups of the model. Each has the part of a shard's name that says which part
+of the model the group trains, and its ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,13 @@ class Scheme:
     """
 
     name: str
-    """The name of the framework, for sentences."""
+    """The name of the framework, for messages."""
     cuts_parameters: bool
     """True if parameters are cut together with their optimizer state, except small ones. False: the
     parameters are whole on every rank of a data-parallel group."""
     experts_as_dense: bool
-    """True if the state of experts is cut into as many shards as the dense state. False: it has as
-    many copies as the dense state."""
+    """True if the state of experts is cut into as many shards as the state of the dense part of the
+    model. False: it is cut so that it has as many copies as that state."""
 
 
 MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False)
@@ -51,10 +52,10 @@ class StateKind:
 
     kind: str
     what: str
-    """A text that says what the state consists of."""
+    """A text that says what the state consists of, for messages."""
     copies: int
     groups: Mapping[str, tuple[int, ...]]
-    """Shard to the ranks that hold a copy of it."""
+    """By shard: the ranks that hold a copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +70,17 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    """The number of ranks that experts are spread over, out of the dp * cp ranks of a dense
-    group."""
+    """The number of ranks over which experts are spread, out of the dp * cp ranks of a dense
+    data-parallel group."""
     shards: int = 1
-    """The number of shards that the optimizer state of a dense group is cut into. 1: it is not
-    cut."""
+    """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
+    it is not cut."""
     order: tuple[str, ...] = DIMENSIONS
     """The dimensions in the order in which ranks are counted: neighbouring ranks differ in the
     first."""
     scheme: Scheme = MEGATRON
     threshold_kb: int = 0
-    """In kilobytes. Parameters that are smaller than this stay whole, if parameters are cut."""
+    """A size in kilobytes. If parameters are cut, parameters smaller than this are not."""
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "shards"):
@@ -109,22 +110,23 @@ class Layout:
     @property
     def dense(self) -> int:
         """
-        The number of ranks with the same place in the model: the size of a dense data-parallel
-        group.
+        The size of a dense data-parallel group: the number of ranks that train the same part of the
+        model, apart from experts.
         """
         return self.dp * self.cp
 
     @property
     def dense_copies(self) -> int:
         """
-        The number of ranks of a dense group that hold each shard of the optimizer state.
+        The number of ranks of a dense data-parallel group that hold each shard of the optimizer
+        state.
         """
         return self.dense // self.shards
 
     @property
     def expert(self) -> int:
         """
-        The number of ranks with the same experts: the size of an expert data-parallel group.
+        The size of an expert data-parallel group: the number of ranks that train the same experts.
         """
         return self.dense // self.ep
 
@@ -157,8 +159,8 @@ class Layout:
 
     def states(self) -> tuple[StateKind, ...]:
         """
-        Return all kinds of state with their shard groups: one set of groups per pipeline stage and
-        tensor rank, and for experts one per part of the experts.
+        Return all kinds of state with their shard groups. There is one set of groups for each
+        pipeline stage and tensor rank, and for experts one for each part of the experts.
         """
         dense, experts = self._dense_places(), self._expert_places()
         if self.scheme.cuts_parameters and self.shards > 1:
@@ -218,8 +220,8 @@ class Layout:
 
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
-        Yield each pair of pipeline stage and tensor rank: its name part, and the first of its
-        ranks.
+        Yield each pair of pipeline stage and tensor rank, as two values: its part of a shard's
+        name, and the first of its ranks.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -227,8 +229,8 @@ class Layout:
 
     def _place(self, stage: int, tensor: int) -> str:
         """
-        Return the part of a shard's name that identifies one place in the model. Empty if there is
-        only one place.
+        Return the part of a shard's name that identifies a pipeline stage and tensor rank. Empty if
+        there is only one such place.
         """
         of_stage = f".stage{stage}" if self.pp > 1 else ""
         of_tensor = f".tensor{tensor}" if self.tp > 1 else ""
@@ -239,8 +241,8 @@ class Layout:
 
     def _expert_sizes(self) -> dict[str, int]:
         """
-        Return the sizes for experts. Experts have no context parallelism: the ranks of that
-        dimension are data-parallel ranks for them.
+        Return the sizes of the dimensions for experts. Experts have no context parallelism: the
+        ranks of that dimension count as data-parallel ranks.
         """
         return {"tp": self.tp, "cp": 1, "ep": self.ep, "dp": self.expert, "pp": self.pp}
 
@@ -328,7 +330,7 @@ def _ranks(number: int) -> str:
 
 def _possible(ranks: int) -> str:
     """
-    Return a text with the numbers of shards for which every shard has a replica.
+    Return a text that lists the numbers of shards with which every shard has a replica.
     """
     several = [shards for shards in range(2, ranks // 2 + 1) if ranks % shards == 0]
     if not several:
@@ -355,9 +357,9 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
 
 def report_lines(topology: Topology) -> Iterator[str]:
     """
-    Yield for every rank the holders of its state with the fewest copies, in the form of MindIO's
-    log: `rank:4, report group list: [0, 4]`. A rank has several lines if several such groups have
-    the same number of holders. MindIO prints a group only once, for the rank that reports it first.
+    Yield for every rank the groups of ranks that hold its least replicated state, in the form of
+    MindIO's log: `rank:4, report group list: [0, 4]`. A rank has several lines if several such
+    groups have the same size. MindIO prints a group only once, for the rank that reports it first.
     """
     fewest: dict[int, list[tuple[int, ...]]] = {}
     for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:

@@ -18,9 +18,10 @@ class Gradients(Enum):
 
 
 _WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
-"""Bytes per parameter: the part that every rank has whole, and the part that is cut with the
-optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes. Adam adds a parameter and two
-moments in fp32, and a gradient in fp32 if the gradient is not fp32 already."""
+"""The bytes per parameter: those that every rank holds in full, and those that are divided among
+the ranks together with the optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes. Adam
+adds a parameter and two moments in fp32, and a gradient in fp32 if the gradient is not in fp32
+already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +31,12 @@ class Cost:
     """
 
     formula: str
-    """How the total is calculated: the whole part, and the part that is cut over the data-parallel
-    group."""
+    """The calculation of the total as text: the bytes that every rank holds in full, plus those
+    that are divided over the data-parallel group."""
     total: float
     added: float
-    """How much of the total is due to the copies: without copies the state would be cut over the
-    whole group."""
+    """How many bytes of the total are due to the copies. Without copies the state would be divided
+    over the whole data-parallel group."""
 
 
 def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
@@ -58,14 +59,14 @@ def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
 
 def dense_cost(layout: Layout, gradients: Gradients) -> Cost:
     """
-    Return the cost of a parameter that every rank of its pipeline stage and tensor rank has.
+    Return the cost of a parameter of the dense part of the model, on a rank that holds it.
     """
     return cost(gradients, layout.dense, layout.dense_copies)
 
 
 def expert_cost(layout: Layout, gradients: Gradients) -> Cost:
     """
-    Return the cost of a parameter of an expert.
+    Return the cost of a parameter of an expert, on a rank that holds it.
     """
     return cost(gradients, layout.expert, layout.expert_copies)
 

@@ -1,6 +1,6 @@
 """
-Find which ranks or nodes a job can lose at once without losing state: those that it cannot lose
-alone, and the pairs that it cannot lose together.
+Find which ranks or nodes a job can lose without losing state: those that it must not lose at all,
+and the pairs that it must not lose together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +12,9 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
     """
-    The ranks or nodes that hold all copies of some shard, each with one shard that would be lost
-    with it. All others can be lost, alone or as one of two.
+    The ranks or nodes whose loss would lose state: each holds all copies of some shard, which is
+    named. Any other rank or node can be lost, alone or together with one other that is not its
+    partner in `pairs`.
     """
 
     alone: Mapping[int, str]
@@ -24,15 +25,15 @@ class Survival:
 
 def of_ranks(topology: Topology) -> Survival:
     """
-    Return which losses of one rank or two ranks lose state.
+    Return which losses of one rank or of two ranks would lose state.
     """
     return _survival((shard, set(ranks)) for shard, ranks in topology.groups.items())
 
 
 def of_nodes(topology: Topology) -> Survival:
     """
-    Return which losses of one node or two nodes, with all their ranks, lose state. The topology
-    must know the node of every rank.
+    Return which losses of one node or of two nodes, with all their ranks, would lose state. The
+    topology must know the node of every rank.
     """
     nodes = topology.nodes
     return _survival(
@@ -77,9 +78,9 @@ def stretches(numbers: Sequence[int]) -> list[str]:
 
 def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None) -> list[str]:
     """
-    Return pairs as text, grouped by the distance between the two, which is mostly the same for all
-    pairs: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or `node`. At most `most`
-    ranges are named for each distance; None: all.
+    Return pairs of ranks or nodes as text, grouped by the distance between the two, which is mostly
+    the same for all pairs: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or
+    `node`. At most `most` ranges are named for each distance; None means all.
     """
     firsts: dict[int, list[int]] = {}
     for first, second in pairs:
@@ -94,8 +95,8 @@ def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None
 
 def shortened(words: Sequence[str], most: int | None) -> str:
     """
-    Return a list as text for a sentence. After `most` items the rest is only counted; None: all are
-    named.
+    Return a list as text for a message. After `most` items the rest is only counted; None means
+    that all are named.
     """
     if most is None or len(words) <= most:
         return ", ".join(words)

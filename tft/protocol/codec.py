@@ -30,13 +30,13 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
 
 class _Wire(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
-):  # a struct, because `from` is a keyword in Python, and because structs check strictly
+):  # not a dataclass: `from` is a keyword in Python, and a struct checks types strictly
     v: int
     job: str
     sender: str
     number: int
     kind: str
-    body: dict[str, Any]  # Any: its shape follows from `kind`, and is checked after that is known
+    body: dict[str, Any]  # Any: its fields depend on `kind`, and are checked once `kind` is known
 
 
 # ---------------------------------------------------------------- the wire
@@ -125,7 +125,7 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
 
 def _brief(words: str) -> str:
     """
-    Return `words` cut to 200 characters, so that a received text cannot fill the log.
+    Return `words` cut to 200 characters, so that a text from another process cannot fill the log.
     """
     return words if len(words) <= 200 else f"{words[:200]}…"
 
@@ -150,7 +150,8 @@ def from_plain(kind: str, body: dict[str, object]) -> Message:
     return _message(kind, body, str_keys=True)
 
 
-def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # Any: unchecked yet
+# Any: values that are not checked yet
+def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
     try:
         shape = _KINDS[kind]
     except KeyError:
@@ -168,13 +169,13 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:  # 
     return message
 
 
-def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: follows the shape of `came`
+def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: has the shape of `came`
     """
-    Return an error that msgspec does not detect in received fields; None if there is no error.
+    Return an error in received fields that msgspec does not detect. None: there is no error.
 
-    The error is a field that the dataclass does not have, or a number that is not finite. `came` is
-    what was received. `known` is the converted message as plain values. `path` is the place of
-    `came` in the message, for the error text.
+    Such an error is a field that the dataclass does not have, or a number that is not finite.
+    `came` is the received value, `known` the converted message as plain values, and `path` the
+    place of `came` in the message, for the error text.
     """
     match came:
         case dict():
@@ -216,7 +217,8 @@ def pack(content: object) -> bytes:
     return packed
 
 
-def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the caller checks it
+# Any: any plain value may have been packed; the caller checks it
+def unpack(packed: bytes | memoryview) -> Any:
     """
     Decode the result of `pack`. A tuple comes back as a list.
 
@@ -225,7 +227,8 @@ def unpack(packed: bytes | memoryview) -> Any:  # Any: whatever was packed; the 
     nesting to 1024 levels.
     """
     try:
-        # keys may be no text: rank-local state has steps as keys, and a data position may have any
+        # keys need not be text: rank-local state has steps as keys, and a data position may have
+        # any keys
         return msgpack.unpackb(packed, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(

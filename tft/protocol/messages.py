@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 10
-"""Increased when a message changes its form. A peer with another version is refused with a
-sentence."""
+"""The version of the protocol. It is increased when a message changes its form. A peer with another
+version is refused with an error message."""
 
 FaultKind = Literal[
     "process", "node", "memory", "network", "numeric", "hang", "straggler", "corruption", "software"
@@ -48,10 +48,11 @@ class Position:
     window: bool
     """True while the update window of step `step` + 1 is open."""
     tail: bool = False
-    """True while the loop has not reached the end of step `step`. What follows the update window,
-    such as a scheduler's step or an evaluation, may be done in part."""
+    """True while the loop has not reached the end of step `step`. A part of what follows the update
+    window, such as a scheduler's step or an evaluation, may be done already."""
     after: bool = False
-    """True while functions that are called after step `step` have not been called, or still run."""
+    """True while functions that are to be called after step `step` are still running or not yet
+    called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +103,10 @@ class Joined:
     """HOST:PORT where this rank serves its shards to other ranks."""
     adaptor: str
     strategies: tuple[str, ...]
-    """The strategies in which the adaptor can take part."""
+    """The strategies that the adaptor supports."""
     derives: bool = False
-    """The adaptor can make this rank's rank-local state from a step alone, if the captured one is
-    lost."""
+    """True if the adaptor can make the rank-local state of this rank from the number of a step,
+    when the captured one is lost."""
     at: float
 
 
@@ -121,12 +122,13 @@ class Ready:
     incarnation: int
     shards: tuple[ShardCopies, ...]
     column: tuple[int, ...] = ()
-    """The ranks that can only leave and come back together when the job shrinks or grows. Empty:
-    only this rank."""
+    """The ranks of the model replica of this rank, which can leave and come back only together when
+    the job shrinks or grows. Empty: only this rank."""
     reloads: bool = False
-    """The program keeps checkpoints of its own, and finds the newest of them by itself."""
+    """True if the program writes checkpoints without tft, and finds the newest of them by itself.
+    """
     strategies: tuple[str, ...] = ()
-    """The strategies in which the adaptor can take part, now that it has the state. Empty: as in
+    """The strategies that the adaptor supports, now that it has the state. Empty: those in
     `Joined`."""
     after: float = 0.0
     """Seconds that the functions which are called after a step may take. 0: there are none."""
@@ -149,11 +151,14 @@ class Faulted:
     traceback: str
     position: Position
     polluted: bool = False
-    """The last update may have spread the error: no copy of `position.step` is sound."""
+    """True if the last update may have spread the error: no copy of the state of `position.step` is
+    sound."""
     not_after: int | None = None
-    """The error is known to be older: no copy of a step later than this one is sound."""
+    """The error is known to be older than this rank noticed: no copy of a step later than this one
+    is sound. None: nothing is known about that."""
     context_lost: bool = False
-    """The device accepts no more work from this process: only another process can go on."""
+    """True if the device accepts no more work from this process, so that only another process can
+    continue."""
     at: float
 
 
@@ -171,18 +176,19 @@ class Answered:
     failure: str | None = None
     """Why the order could not be carried out; None: it was carried out."""
     context_lost: bool = False
-    """As in `Faulted`, if this is the reason of `failure`."""
+    """True if the order failed because the device accepts no more work from this process."""
     position: Position
     held: int | None
-    """The step whose whole state this rank has in memory; None while the state is incomplete."""
+    """The step of the complete state that this rank has in memory. None: the state is incomplete.
+    """
     backups: tuple[int, ...] = ()
-    """Earlier steps of which this rank keeps a copy of the whole state."""
+    """The earlier steps of which this rank keeps a copy of the complete state."""
     waiting: bool = False
-    """For `freeze`: the training thread waits in a collective, or is out of the loop."""
+    """For `freeze`: True if the training thread waits in a collective, or is out of the loop."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """For `compare`, `fetch`, `restore` and `reload`, by shard and part: digests of the state of
-    step `held`. An empty digest means that the part is this rank's own. No digests at all: no state
-    is held, or the state cannot be compared."""
+    """For `compare`, `fetch`, `restore` and `reload`: digests of the state of step `held`, by shard
+    and part. An empty digest means that this part differs from rank to rank by design. No digests
+    at all: the rank has no state, or the state cannot be compared."""
     compared: float = 0.0
     """Seconds that computing the digests took."""
     line: str = ""
@@ -190,10 +196,11 @@ class Answered:
     odd: dict[int, str] = field(default_factory=dict)
     """For `fetch`: the sources that were left out, each with the reason."""
     inexact: tuple[str, ...] = ()
-    """Sentences about what the loop of this rank does in its tails that an incident cannot undo, or
+    """Sentences about what the loop of this rank does in its tails that an incident cannot undo or
     repeat exactly."""
     tails: bool = False
-    """The loop of this rank marks the ends of its steps, after their update windows."""
+    """True if the loop of this rank marks the end of each step, which is later than the end of the
+    update window."""
     files: tuple[SavedFile, ...] = ()
     """For `save`: the files that were written."""
     verdict: Verdict = "pass"
@@ -201,8 +208,8 @@ class Answered:
     finding: str = ""
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     local_state: dict[int, str] = field(default_factory=dict)
-    """For a `save` that failed: the rank-local state that the rank captured last (hexadecimal), by
-    step. Without this rank's copies, another step may have to be saved."""
+    """For a `save` that failed: the rank-local state that this rank captured last (hexadecimal), by
+    step. Without the copies of this rank, the job may have to save another step."""
     began: float
     at: float
 
@@ -250,7 +257,7 @@ class Checkpointed:
     step: int
     """The step whose end state the checkpoint holds."""
     compared: bool = False
-    """All copies of the checkpoint's state were equal at that step."""
+    """True if all copies of the checkpoint's state were found equal at that step."""
     at: float
 
 
@@ -269,9 +276,10 @@ class CheckpointFailed:
     """The step whose end state the checkpoint would have held."""
     why: str
     differ: bool = False
-    """The copies that ranks hold are not equal, which is a fault. False: training goes on."""
+    """True if the copies that ranks hold are not equal, which is a fault. False: the checkpoint
+    failed for another reason, and training continues."""
     wrong: tuple[int, ...] = ()
-    """The ranks whose copies are wrong. Empty: this is unknown."""
+    """The ranks whose copies are wrong. Empty: not known."""
     at: float
 
 
@@ -316,16 +324,17 @@ class Exited:
     rank: int
     incarnation: int
     code: int
-    """The exit status, or minus the number of the signal that ended the process."""
+    """The exit status, or the negative number of the signal that ended the process."""
     position: Position
-    """The last position, read from the shared page that the process left behind."""
+    """The last position, read from the shared memory that the process left behind."""
     stack: str
-    """The stacks that the process wrote when it was asked to; else empty."""
+    """The stacks that the process wrote when it was asked for them. Empty: it was not asked, or did
+    not answer."""
     stopped: bool = False
-    """The process was in the stopped state (SIGSTOP) when it was ended."""
+    """True if the process was in the stopped state (SIGSTOP) when it was ended."""
     local_state: dict[int, str]
-    """The rank-local state that the process captured last (RNG, data position; hexadecimal), by
-    step."""
+    """The rank-local state that the process captured last (generators, data position; hexadecimal),
+    by step."""
     at: float
 
 
@@ -354,7 +363,7 @@ class NodeLost:
 
     node: int
     pid: int = 0
-    """The process of the agent that is meant; 0: whichever agent the node has."""
+    """The pid of the agent that ended. 0: the present agent of the node."""
     why: str
     at: float
 
@@ -371,8 +380,9 @@ class StopRequested:
     signal: int
     """The signal that was received; 0: none."""
     node: int | None = None
-    """The node whose launcher was asked, if only its own ranks end with it. If these ranks are to
-    move to other nodes, or have moved, the job goes on."""
+    """The node whose launcher was asked to end, if only the ranks of this node are to end. If these
+    ranks are to move to other nodes, or have moved, the job continues. None: the whole job is to
+    end."""
     at: float
 
 
@@ -389,8 +399,8 @@ class PauseRequested:
 
     why: str
     check: str
-    """The check to run during the pause; the job goes on by itself afterwards. Empty: no check, and
-    the job goes on when it is asked to."""
+    """The check to run during the pause; the job continues by itself afterwards. Empty: there is no
+    check, and the job continues when it is asked to."""
     at: float
 
 
@@ -414,7 +424,7 @@ class SwitchRequested:
     """
 
     ranks: tuple[int, ...]
-    """The ranks to move. Empty: an earlier request is called off."""
+    """The ranks to move. Empty: cancel an earlier request."""
     why: str
     at: float
 
@@ -431,9 +441,9 @@ class Noticed:
     kind: FaultKind
     evidence: str
     polluted: bool = False
-    """As in `Faulted`."""
+    """True if the last update may have spread the error, as in `Faulted`."""
     not_after: int | None = None
-    """As in `Faulted`."""
+    """The last step whose copies can be sound, as in `Faulted`. None: not known."""
     at: float
 
 
@@ -448,16 +458,18 @@ class Advised:
     round: int
     """The round of the offer that is answered. Advice for an older offer has no effect."""
     strategy: str = ""
-    """The strategy to follow: an offered one, or a name of the plugin's own for a variant of
-    `base`. Empty: the default."""
+    """The strategy to follow: one that was offered, or a new name of the plugin for a variant of
+    `base`. Empty: the plugin leaves the choice to tft."""
     base: str = ""
-    """For a name of the plugin's own: the strategy of which it is a variant."""
+    """If `strategy` is a new name of the plugin: the strategy of which it is a variant."""
     not_after: int | None = None
-    """For a name of the plugin's own: go back to this step or an earlier one."""
+    """If `strategy` is a new name of the plugin: the step to return to; an earlier one is possible,
+    too."""
     skip: int = 0
-    """For a name of the plugin's own: how many batches to leave out."""
+    """If `strategy` is a new name of the plugin: the number of batches to skip."""
     replace: tuple[int, ...] = ()
-    """For a name of the plugin's own: ranks whose processes are replaced too."""
+    """If `strategy` is a new name of the plugin: the ranks whose living processes are replaced,
+    too."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be followed in this incident."""
     wait: float = 0.0
@@ -479,7 +491,7 @@ class Pulse:
     incarnation: int
     position: Position
     training: bool
-    """The rank is inside `train`: so a lack of progress matters."""
+    """True if the rank is inside `train`. Only then a lack of progress means a fault."""
     moved: float
     """The time when the training thread last made progress."""
 
@@ -506,8 +518,8 @@ class Lead:
 
     epoch: int
     heard: dict[str, int]
-    """Each sender (for example `rank.3/1.4711`, `node.0/0`) with the highest report number acted
-    on."""
+    """By sender (for example `rank.3/1.4711`, `node.0/0`): the highest number of a report that the
+    controller has handled."""
     state: str = ""
     """The state of the job as a whole: a state of `docs/reference/machine.md`."""
     incident: int = 0
@@ -657,13 +669,13 @@ class Regroup:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
-    """The first step that will be computed in the groups. 0: the ranks find the step out
-    (`Reload`)."""
+    """The first step that will be computed with these groups. 0: the ranks find the step out
+    themselves (`Reload`)."""
     name: str
     host: str
     port: int
     without: tuple[int, ...] = ()
-    """The ranks of the world that are not in the groups, because the job has shrunk."""
+    """The ranks of the world that take no part in the groups, because the job has shrunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -682,7 +694,8 @@ class Reload:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     not_after: int | None = None
-    """Checkpoints of steps after this one may be wrong; None: there is no limit."""
+    """Checkpoints of steps after this one may be wrong and must not be used. None: there is no
+    limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -714,13 +727,13 @@ class Rollback:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     skip: int = 0
-    """The number of batches to draw and drop after that."""
+    """The number of batches to draw and drop after the rollback."""
     local_state: dict[int, str] = field(default_factory=dict)
-    """The captured state of lost processes (hexadecimal), by rank, for a process that may not find
-    it."""
+    """The rank-local state that lost processes had captured (hexadecimal), by rank, for a new
+    process that may not find it in shared memory."""
     derive: tuple[int, ...] = ()
-    """The ranks that have been away, or whose captured state is lost: they make their state from
-    the step."""
+    """The ranks that must make their rank-local state from the number of the step, because they
+    were away or their captured state is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -736,11 +749,11 @@ class Resume:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
-    """First call the functions that are called after step `step` - 1: some rank has not completed
-    them."""
+    """True: first call the functions to be called after step `step` - 1, because some rank has not
+    completed them."""
     tails: bool = False
-    """The loops mark the ends of their steps, as some rank has reported. So no step ends with its
-    update window, not even the first one."""
+    """True if the loops mark the end of each step, as some rank has reported. Then no step ends
+    with its update window, not even the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -805,8 +818,8 @@ class Save:
     step: int
     shards: tuple[str, ...]
     copies: tuple[str, ...] = ()
-    """Shards that this rank writes a second time, in addition to the rank that writes them first. A
-    failure of these copies does not matter."""
+    """Shards that this rank writes although another rank writes them too. If these copies fail, the
+    checkpoint is still complete."""
     writes_own: bool = True
     """False if the rank has no rank-local state of `step`: it has come back in this incident, or
     the job has trained the step without it."""
@@ -889,7 +902,7 @@ class Kill:
     rank: int
     incarnation: int
     last_words: bool
-    """Have the process write its stacks first."""
+    """True if the process must first write the stacks of its threads."""
     cause: str
 
 
@@ -961,7 +974,7 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""The name that an answer uses for the order that it answers."""
+"""The name of each order in answers to it (`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """
-Judge a story again: feed the recorded events of a run to the job machine of this version, and
-compare its commands with the recorded ones.
+Replay a story: give the recorded events of a run to the job machine of this version, and compare
+its commands with the recorded ones.
 
     replayed(text) -> Replay              for a story that was pasted into a test
     replay(run) -> Replay                 for a run that was read (`tft.replay.recording.runs_of`)
@@ -33,13 +33,13 @@ from tft.replay.recording import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """
-    The state of a machine between two events.
+    The state of the job machine between two events.
     """
 
     state: str
     incident: int
     open: bool
-    """True if the incident is not over."""
+    """True if the incident is not closed."""
     round: int
     strategy: str
     tried: tuple[tuple[str, str], ...]
@@ -59,8 +59,8 @@ class Turn:
     @property
     def differs(self) -> bool:
         """
-        True if the machine now gives other commands for this event than the recorded ones. False if
-        the commands were not recorded.
+        True if the machine now returns other commands for this event than the recorded ones. False
+        if no commands were recorded.
         """
         return self.recorded.then is not None and self.recorded.then != fingerprint(self.commands)
 
@@ -76,26 +76,26 @@ class Replay:
     """The machine after the last event."""
     turns: tuple[Turn, ...]
     failed_at: StoryEvent | None = None
-    """The event at which the machine failed; later events were not judged. None: it did not
-    fail."""
+    """The event at which the machine raised an exception; later events were not replayed. None: it
+    did not."""
     failure: str = ""
-    """The exception of the machine, as text."""
+    """The exception of the machine, as text. Empty: there was none."""
 
     @property
     def differences(self) -> list[Turn]:
         """
-        The events for which the machine now gives other commands than the recorded ones.
+        The events for which the machine now returns other commands than the recorded ones.
         """
         return [turn for turn in self.turns if turn.differs]
 
     @property
     def same(self) -> bool:
         """
-        True if this version gives exactly the recorded commands.
+        True if this version returns exactly the recorded commands.
 
         If the machine raises an exception at an event, `same` is False when the commands of that
-        event were recorded. When they were not recorded, the failure does not count as a
-        difference.
+        event were recorded. When they were not recorded, the recorded machine failed there too, and
+        the failure does not count as a difference.
         """
         known = self.failed_at is not None and self.failed_at.then is not None
         return not self.differences and not known
@@ -131,7 +131,7 @@ class Replay:
 
 def replayed(text: str) -> Replay:
     """
-    Judge the last run of a story again, and return the result. `text` is the text of the story.
+    Replay the last run of a story, and return the result. `text` is the text of the story.
     """
     [run] = runs_of(f"{text.strip()}\n".encode(), "the story", -1).values()
     return replay(run)
@@ -149,7 +149,7 @@ def replay(run: Run) -> Replay:
         try:
             commands = tuple(machine.handle(recorded.event))
             machine.check()
-        except Exception as broken:  # noqa: BLE001 # what a broken machine raises, nobody knows
+        except Exception as broken:  # noqa: BLE001 # a machine with a bug may raise any exception
             failure = f"{type(broken).__name__}: {broken}"
             turns_done = tuple(turns)
             return Replay(
@@ -188,7 +188,8 @@ def as_test(replay: Replay, name: str) -> str:
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.events)]
-    # JSON is all ASCII here; a literal ends at an apostrophe, so none may remain
+    # JSON is pure ASCII here; an apostrophe would end the string literal of the test, so it is
+    # escaped
     story = [numbered(line, n).replace("'", r"\u0027") for n, line in enumerate(lines, start=1)]
     return "\n".join(
         [

@@ -1,10 +1,10 @@
 """
-The story of a run: every event of the job machine, one line of JSON each. An event is written
+The story of a run: every event of the job machine, as one line of JSON each. An event is written
 before the orders that follow from it are sent. A controller that is started again reads the story
-and continues from there. `tft replay` lets the machine judge the story again.
+and continues from there. `tft replay` gives the events to the job machine again.
 
-A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports. `n` counts from
-1 without gaps over all runs in the directory. `"then"` is the fingerprint of the commands that
+A line is `{"n", "at", "kind", "body"}`, with `"from"` and `"number"` for reports. `n` counts from 1
+without gaps over all runs in the directory. `"then"` is the fingerprint of the commands that
 followed (see `fingerprint`); it is absent when they are not known. A run begins with a line of kind
 `Opened`.
 """
@@ -34,29 +34,30 @@ REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[DeadlinePassed | Stalled | Led]] = {
     "DeadlinePassed": DeadlinePassed, "Stalled": Stalled, "Led": Led,
 }  # fmt: skip
-"""The events that the controller makes itself, by name. No process sends them."""
+"""The events that the controller creates itself, by name. No other process sends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """
     All arguments of the job machine of a run. Every argument is recorded, so that a later change of
-    a default value cannot change the result of judging an old story.
+    a default value cannot change the result of a replay.
     """
 
     job: str
     run: str
-    """The name of one start of `tft run`. A restarted controller continues only its own run."""
+    """The identifier of one start of `tft run`. A restarted controller continues only its own run.
+    """
     world: int
     policy: Policy
     checkpoints: str
     """The directory for last checkpoints."""
     checkpoint_name: str = "step-{step:08d}"
-    """The pattern of the checkpoints' names. The default is the only name that older versions
-    had."""
+    """The pattern of the checkpoints' names. The default is the pattern that all earlier versions
+    used."""
     resume: tuple[str, int] | None
-    """The path and the step of the checkpoint that the run resumes from. None: the run starts
-    new."""
+    """The path and the step of the checkpoint from which the run resumes. None: the run starts
+    anew."""
     older: tuple[tuple[str, int], ...] = ()
     """The checkpoints of earlier steps that were known when the run began: path and step of
     each."""
@@ -87,7 +88,7 @@ class StoryEvent:
     line: int
     event: Event
     then: str | None
-    """The fingerprint of the commands that followed; None when they are not known."""
+    """The fingerprint of the commands that followed. None: they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +148,8 @@ class Story:
 
     def _mend(self) -> None:
         """
-        Cut off an unfinished last line of the file. The controller that wrote the line died while
-        writing it. No command was sent for the event of that line.
+        Remove an unfinished last line of the file. The controller that wrote the line died while
+        writing it, so no command was sent for the event of that line.
         """
         if not self._path.exists():
             return
@@ -172,21 +173,22 @@ class Story:
         """
         self._write(event_line(event, None if then is None else fingerprint(then)))
 
-    def _write(self, line: dict[str, Any]) -> None:  # Any: JSON
+    def _write(self, line: dict[str, Any]) -> None:  # Any: any JSON value
         self._lines += 1
         left = memoryview(numbered(line, self._lines).encode() + b"\n")
-        while left:  # a disk that gets full takes a part of the line, and then raises
+        # a disk that becomes full accepts a part of the line, and raises an error at the next write
+        while left:
             left = left[os.write(self._file, left) :]
 
 
-def numbered(line: dict[str, Any], number: int) -> str:  # Any: JSON
+def numbered(line: dict[str, Any], number: int) -> str:  # Any: any JSON value
     """
     Return the text of a line of a story, with its number.
     """
     return json.dumps({"n": number, **line}, separators=(",", ":"))
 
 
-def opened_line(opened: Opened) -> dict[str, Any]:  # Any: JSON
+def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
     """
     Return the line with which a run begins.
     """
@@ -194,15 +196,16 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: JSON
     return {"at": opened.at, "kind": "Opened", "body": body}
 
 
-def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: JSON
+def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line of an event. `then` is the fingerprint of its commands, None when not known.
+    Return the line of an event. `then` is the fingerprint of its commands. None: they are not
+    known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}
 
 
-def _plain(event: Event) -> dict[str, Any]:  # Any: JSON
+def _plain(event: Event) -> dict[str, Any]:  # Any: any JSON value
     match event:
         case Received(at=at, sender=sender, number=number, message=message):
             kind, body = to_plain(message)
@@ -221,12 +224,16 @@ def _plain(event: Event) -> dict[str, Any]:  # Any: JSON
 
 
 class _Line(
-    msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from"}
-):  # a struct, as it can forbid unknown fields, and can rename `sender`: `from` is a keyword
+    msgspec.Struct,
+    forbid_unknown_fields=True,
+    rename={"sender": "from"},
+    # a struct, which can refuse unknown fields and can rename `sender`, since `from` is a Python
+    # keyword
+):
     n: int
     at: float
     kind: str
-    body: dict[str, Any]  # Any: its shape follows from `kind`, and is checked after that is known
+    body: dict[str, Any]  # Any: its fields depend on `kind`, and are checked once `kind` is known
     sender: str = ""
     number: int = 0
     then: str | None = None

@@ -54,28 +54,29 @@ Alike = (
     Answered | Joined | Ready | Spawned | Trained | Finished | Checkpointed | CheckpointFailed
     | Exited | Faulted
 )  # fmt: skip
-"""Reports that many ranks send at about the same time."""
+"""The reports that many ranks send at about the same time. The timeline shows them in one line."""
 
 DONE: dict[str, str] = {
-    "freeze": "froze", "stop": "left the loop", "compare": "reported what it holds", "load": "loaded the checkpoint",
-    "fetch": "copied and verified", "restore": "withdrew a copy", "regroup": "formed the groups",
-    "reload": "loaded a checkpoint of its own", "rebuild": "rebuilt", "rollback": "rolled back", "resume": "entered the loop",
-    "hold": "stood still", "check": "passed the check", "release": "went on", "save": "saved",
-    "commit": "committed the checkpoint", "complete": "completed", "end": "took leave",
+    "freeze": "froze", "stop": "left the loop", "compare": "reported its digests", "load": "loaded the checkpoint",
+    "fetch": "copied and verified", "restore": "restored a copy", "regroup": "formed the groups",
+    "reload": "loaded a checkpoint of its own", "rebuild": "rebuilt the wrapper", "rollback": "rolled back", "resume": "entered the loop",
+    "hold": "stopped at the boundary", "check": "passed the check", "release": "went on", "save": "saved",
+    "commit": "committed the checkpoint", "complete": "completed", "end": "left the job",
 }  # fmt: skip
-"""By order: what a rank did that has carried it out."""
+"""By order: how the timeline says that a rank has carried it out."""
 SAID_OTHERWISE = frozenset(
     {
         "fault", "rank_gone", "rank_faulted", "stopped", "strategy_chosen", "stalled", "order_failed",
         "incident_closed", "job_ends", "claim_refused",
     }
 )  # fmt: skip
-"""Events that the machine logs, and that other lines of a timeline show already."""
+"""Events of the machine's log that the timeline leaves out, because its other lines show them
+already."""
 BESIDE_THE_POINT = frozenset(
     {"epoch", "incident", "round", "to", "incarnations", "rank", "incarnation", "at"}
 )
 LONG = 100
-"""The number of characters of an unknown value that are shown."""
+"""The number of characters that are shown of a value of an unknown message."""
 
 
 # ---------------------------------------------------------------- many ranks
@@ -95,7 +96,7 @@ def alike(messages: Sequence[Alike]) -> str:
         case Joined():
             return "called tft.init"
         case Ready():
-            return "got ready"
+            return "became ready"
         case Trained(step=step):
             return f"trained step {step}"
         case Finished(step=step):
@@ -114,8 +115,8 @@ def alike(messages: Sequence[Alike]) -> str:
 
 def particulars(messages: Sequence[Alike]) -> str:
     """
-    Return the details that differ between the reports of several ranks, such as the step that each
-    rank holds. The text is empty when the details do not matter for a decision.
+    Return the details in which the reports of several ranks differ, such as the step that each rank
+    holds. The text is empty if the details did not matter for any decision.
     """
     answers = [message for message in messages if isinstance(message, Answered)]
     match messages[0]:
@@ -141,7 +142,7 @@ def _each(verb: str, values: Sequence[tuple[int, str]]) -> str:
 
 
 def _held(answer: Answered) -> str:
-    held = "nothing whole" if answer.held is None else f"step {answer.held}"
+    held = "no complete state" if answer.held is None else f"step {answer.held}"
     copies = ", ".join(str(step) for step in answer.backups)
     return f"{held} and copies of {copies}" if copies else held
 
@@ -165,8 +166,8 @@ def sentence(message: Report) -> str:
             return f"the rendezvous store is open at {host}:{port}"
         case Exited(rank=rank, code=code, position=position):
             how = _signal(-code) if code < 0 else f"exit code {code}"
-            stopped = ", found stopped" if message.stopped else ""
-            stacks = "; it left its stacks" if message.stack else ""
+            stopped = ", while it was stopped" if message.stopped else ""
+            stacks = "; it wrote its stacks" if message.stack else ""
             return f"rank {rank} died ({how}{stopped}), standing at {_where(position)}{stacks}"
         case NodeLost(node=node, why=why):
             return f"node {node} is lost: {why}"

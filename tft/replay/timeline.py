@@ -58,7 +58,7 @@ def timeline(replay: Replay) -> list[str]:
 @dataclass(slots=True, kw_only=True)
 class _Chorus:
     """
-    Several reports that the timeline shows in one line, because many ranks answered one order.
+    Reports that the timeline shows in one line, because many ranks answered one order.
     """
 
     last: Turn
@@ -162,8 +162,8 @@ class _Timeline:
 
     def _together(self, key: Key, turn: Turn) -> str:
         """
-        Return the line for a group of reports that the timeline shows together. Return an empty
-        text unless `turn` is the last report of the group.
+        Return the line for a group of reports that the timeline shows together. Return "" unless
+        `turn` is the last report of the group.
         """
         chorus = self._choruses[key]
         if chorus.last is not turn:
@@ -187,7 +187,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # else the report is a repetition
+            if event.message.rank not in chorus.said:  # otherwise this report is a repetition
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -214,7 +214,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # other ranks see the same fault
+        case Faulted(kind="network", step=step) if stand.open:  # other ranks report the same fault
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None

@@ -1,6 +1,6 @@
 """
-`python -m tft.simulation --seeds 0:2000`: run the simulated schedules of many seeds, and print a
-summary of the results.
+Run the simulated schedules of many seeds, and print a summary of the results. Example: `python -m
+tft.simulation --seeds 0:2000`.
 """
 
 import argparse
@@ -18,11 +18,25 @@ def main() -> int:
     in every run, otherwise 1.
     """
     parser = argparse.ArgumentParser(prog="python -m tft.simulation", description=__doc__)
-    parser.add_argument("--seeds", default="0:2000", help="FROM:TO, or one seed")
-    parser.add_argument("--rare", action="store_true", help="those that are written down, too")
-    parser.add_argument("--jobs", type=int, default=2, help="how many processes run them")
-    parser.add_argument("--stories", type=Path, default=Path("/tmp"), help="for those that fail")
-    parser.add_argument("--explain", type=int, default=3, help="how many failures to make small")
+    parser.add_argument("--seeds", default="0:2000", help="the seeds to run: FROM:TO, or one seed")
+    parser.add_argument(
+        "--rare", action="store_true", help="also run the schedules that are written by hand"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="the number of processes that run the seeds"
+    )
+    parser.add_argument(
+        "--stories",
+        type=Path,
+        default=Path("/tmp"),
+        help="the directory for the stories of runs that fail",
+    )
+    parser.add_argument(
+        "--explain",
+        type=int,
+        default=3,
+        help="the number of failing schedules to make as small as possible",
+    )
     arguments = parser.parse_args()
     first, _, last = arguments.seeds.partition(":")
     seeds = range(int(first), int(last) if last else int(first) + 1)

@@ -1,7 +1,7 @@
 """
-The auditor of a simulated run. It checks each decision of the leading controller's job machine. The
-reports that the machine was given must contain a reason for the decision. The decision is also
-compared with the real state of the simulated cluster, which the machine cannot see.
+The auditor of a simulated run. It checks each decision of the leading controller's job machine: a
+report that the machine was given must contain a reason for it. Each decision is also compared with
+the real state of the simulated cluster, which the machine cannot see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ from tft.simulation.truth import Content
 
 S = State
 HARMLESS = ("resume", "come", "advise")
-"""Mishaps that need no reaction."""
+"""Mishaps that need no reaction of the job."""
 NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
     "compare": ("stop",),
@@ -57,13 +57,13 @@ NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "save": ("restore",),
     "commit": ("save",),
 }
-"""By order: the orders of the same round that each rank must have carried out before it."""
+"""By order: the orders that each rank must have carried out before it in the same round."""
 
 
 class Auditor:
     """
     Checks the decisions of the leading job machine. Call `hears` with every event before the
-    machine judges it. Call `judges` with the commands of the machine after that.
+    machine handles it, and `judges` with the commands of the machine after that.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -74,7 +74,8 @@ class Auditor:
         self._copies = Copies(stage, self._ledger)
         self._chances = Chances(stage, self._ledger, self._copies)
         self._ceiling: int | None = None
-        """The ceiling of the machine's incident before the event that is judged now."""
+        """The ceiling of the machine's incident (the last step whose state can be sound) before the
+        event that is being checked."""
         self._state = S.AWAITING
         self._number = 0
         self._rank_states: dict[int, int] = {}
@@ -85,11 +86,11 @@ class Auditor:
         self._to_end = ""
         """Why the job has to end. Empty when it does not have to."""
         self._unread = 0
-        """How many orders `load` have failed."""
+        """The number of `load` orders that have failed."""
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that is about to be judged, and the state of the machine before it.
+        Record an event that the machine is about to handle, and the state of the machine before it.
         """
         self._state = machine.state
         incident = machine.incident
@@ -105,7 +106,7 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # the offers of that moment may be impossible now
+                self._consult = None  # what was offered earlier may be impossible now
             self._ledger.hears(machine, message)
             self._copies.hears(message)
 
@@ -138,11 +139,11 @@ class Auditor:
             case Advised():
                 self._followed(machine, event.message)
             case Answered(order="load", failure=str()):
-                # A rank's own data is only in its checkpoint. Other ranks that have read theirs
-                # cannot help.
+                # A rank's rank-local state is only in its checkpoint, so ranks that have read their
+                # parts cannot replace a part that cannot be read.
                 self._unread += 1
                 if self._unread > 1:
-                    self._chances.may_end("a checkpoint was read in vain, and once more")
+                    self._chances.may_end("a checkpoint could not be read twice")
             case StopRequested():
                 if self._state not in SETTLED:
                     self._to_end = "the end was requested"
@@ -184,7 +185,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # one such report may have several causes, or none
+            return  # such a report may have several causes, or none
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
@@ -223,7 +224,7 @@ class Auditor:
         self._number = machine.incident.number
         self._vetoed.clear()
         if self._number > self._stage.schedule.policy.max_incidents:
-            self._chances.may_end("the last incident was the last")
+            self._chances.may_end("the number of incidents has reached its limit")
             self._to_end = "too many incidents"
         happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
         if not happened:
@@ -243,7 +244,9 @@ class Auditor:
             case Tell(event="strategy_chosen"):
                 self._not_ruled_out(machine)
             case Tell(event="rank_not_ended"):
-                self._chances.may_end("where it was no other process can be started")
+                self._chances.may_end(
+                    "no other process can be started where a process could not be ended"
+                )
                 self._stage.checks.invariants.given_up.add(int(str(command.facts["rank"])))
             case Tell(event="paused"):
                 self._stand(machine)
@@ -261,7 +264,7 @@ class Auditor:
                 self._consult = command
             case _:
                 if type(command) in ORDER_NAMES:
-                    self._ordered(machine, event, command)  # type: ignore[arg-type] # those are the orders to ranks
+                    self._ordered(machine, event, command)  # type: ignore[arg-type] # all others are orders to ranks
 
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
         self._answered_by_all(order)

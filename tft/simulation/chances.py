@@ -85,7 +85,7 @@ class Chances:
             raise Broken("the job ends only for a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
-            return  # a rank that never came may never come
+            return  # the job may wait for ranks that never arrive
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
@@ -103,7 +103,9 @@ class Chances:
                 f"from step {best}",
             )
         if machine.state is S.DUMPING:
-            return  # a dump of held state is not given up for a search
+            # while the state in memory is being saved, the job does not look for a checkpoint
+            # instead
+            return
         found = self._to_be_found(machine)
         if found is not None:
             raise Broken(
@@ -153,8 +155,8 @@ class Chances:
 
     def _to_be_found(self, machine: Machine) -> int | None:
         """
-        Return the step of the newest checkpoint that all ranks have kept on their own and could
-        load. Return None when such a checkpoint does not exist.
+        Return the step of the newest checkpoint that the ranks have written without tft and that
+        all of them could load. None: there is no such checkpoint.
         """
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:

@@ -21,18 +21,21 @@ class Clock:
     def __init__(self, now: float) -> None:
         self.now = now
         self.happened = 0
-        """How many calls have been made."""
+        """The number of calls that were made."""
         self._turn = 0
-        self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []  # Any: what `call` takes
+        # Any: the arguments of `call`
+        self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []
 
-    def at(self, moment: float, call: Call, *arguments: Any) -> None:  # Any: what `call` takes
+    # Any: the arguments of `call`
+    def at(self, moment: float, call: Call, *arguments: Any) -> None:
         """
         Call `call` at a moment, in virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
 
-    def after(self, delay: float, call: Call, *arguments: Any) -> None:  # Any: what `call` takes
+    # Any: the arguments of `call`
+    def after(self, delay: float, call: Call, *arguments: Any) -> None:
         """
         Call `call` after `delay` virtual seconds.
         """

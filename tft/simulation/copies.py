@@ -31,43 +31,44 @@ Digests = tuple[tuple[str, str], ...]
 
 class Copies:
     """
-    Compares the reports about copies with the real content of the ranks. When it is uncertain which
-    copies are right, the check passes.
+    Compares what ranks report about their copies with the real content of the copies. When it is
+    uncertain which copies are right, the check passes.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger) -> None:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
-        """The last step from whose end all ranks went on together."""
+        """The last step from whose end all ranks continued together."""
         self._bar: int | None = None
-        """The latest step that may be used while copies differ and it is undecided which are
-        right. None: no limit."""
+        """The latest step that may be used while copies differ and it is not known which are right.
+        None: no limit."""
         self._most: dict[tuple[str, int], Digests] = {}
-        """By shard and step: the digests that count, since most or all ranks hold them."""
+        """By shard and step: the digests that count as right, because most or all ranks hold them.
+        """
         self._unlike: set[str] = set()
-        """The shards for which the event `begins_unlike` was sent."""
+        """The shards for which the event `begins_unlike` was logged."""
         self.disputed: set[int] = set()
-        """The ranks whose copies differ while nobody can say which copies are right."""
+        """The ranks whose copies differ while it is not known which copies are right."""
         self._suspected: set[int] = set()
-        """The ranks whose copies were put in doubt since all ranks last went on together."""
+        """The ranks whose copies were put in doubt since all ranks last continued together."""
         self._brought: set[tuple[int, int]] = set()
-        """Rank and incarnation of the ranks that have fetched since then. Their copies say
-        nothing about the copies of other ranks."""
+        """Rank and incarnation of the processes that have fetched state since then. Their copies do
+        not prove anything about the copies of other ranks."""
         self._inexact: int | None = None
-        """The step at whose end this incident lets all ranks go on from content of the step's
-        tail. None: no such step."""
+        """The step from whose tail, and not from whose end, this incident lets all ranks continue.
+        None: no such step."""
 
     def suspects(self, rank: int) -> bool:
         """
-        Return whether the copies of a rank were put in doubt since all ranks last went on
+        Return True if the copies of a rank were put in doubt since all ranks last continued
         together.
         """
         return rank in self._suspected
 
     def judged(self, machine: Machine, report: object) -> None:
         """
-        Record a report that the machine has judged. A report counts only if it comes from the
+        Record a report that the machine has handled. A report counts only if it comes from the
         process that currently holds its rank.
         """
         match report:
@@ -79,7 +80,7 @@ class Copies:
 
     def hears(self, report: object) -> None:
         """
-        Record a report that is about to be judged.
+        Record a report that the machine is about to handle.
         """
         match report:
             case Faulted(rank=rank) if report.kind in DOUBTFUL or report.context_lost:
@@ -89,7 +90,8 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                if (report.incident, report.round) == self._ledger.key:  # else the answer is late
+                # otherwise the answer belongs to an earlier round
+                if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
             case _:
                 pass
@@ -109,7 +111,8 @@ class Copies:
             if step is None or (ceiling is not None and step > ceiling):
                 continue
             if not step:
-                continue  # ranks may begin with different content, which is reported
+                # ranks may begin with different content, for which another event is logged
+                continue
             for shard in answer.digests:
                 votes.setdefault((shard, step), []).append(answer)
         for (shard, step), answers in votes.items():
@@ -151,8 +154,8 @@ class Copies:
         the auditor accepts that a rank named as wrong is ended.
         """
         shard, step = str(facts["shard"]), int(str(facts["step"]))
-        right: list[int] = facts["right"]  # type: ignore[assignment] # ranks
-        wrong: list[int] = facts["wrong"]  # type: ignore[assignment] # ranks
+        right: list[int] = facts["right"]  # type: ignore[assignment] # a list of ranks
+        wrong: list[int] = facts["wrong"]  # type: ignore[assignment] # a list of ranks
         answers = {answer.rank: answer for answer in self._said()} if stopped else {}
         most = self._most.get((shard, step))
         if not right:
@@ -280,7 +283,9 @@ class Copies:
                 if rank not in machine.members or process is None or process.held() != step:
                     continue
                 content = process.memory.content[shard]
-                if process.memory.unsaid:  # another shard of the rank may be the flipped one
+                # a silent corruption of this rank was not reported yet, and may be in another of
+                # its shards
+                if process.memory.unsaid:
                     unsaid.add(content)
                 elif not (content.wrong or content.spoilt):
                     held[content] = rank
@@ -310,8 +315,8 @@ class Copies:
 
     def _bend_to_tail(self, machine: Machine, shard: str, step: int, content: Content) -> None:
         """
-        Make content of the tail of `step` right if the incident has reported that it goes on from
-        it.
+        Count content of the tail of `step` as right if the incident has reported that training
+        continues from it.
         """
         truth = self._stage.truth
         if machine.incident.exactness.sentences and content in truth.stages(step, shard):
@@ -329,7 +334,7 @@ class Copies:
                 f"{what} is not the content that most ranks hold",
             )
         if content not in truth.stages(step, shard):
-            return  # wrong content shows later, when it is used
+            return  # content that is wrong in another way is found when a rank uses it
         if not machine.incident.exactness.sentences:
             raise Broken(
                 "an inexact recovery is reported",

@@ -23,13 +23,13 @@ class Disk:
     unreadable: set[str] = field(default_factory=set)
     """Directories of complete checkpoints that cannot be read."""
     own: dict[int, dict[int, dict[str, Written]]] = field(default_factory=dict)
-    """By step and rank: the checkpoints that the ranks write on their own and do not report. The
-    empty name holds the rank's data position (its rank-local state)."""
+    """By step and rank: the checkpoints that ranks write without tft and do not report. The file
+    with the empty name contains the rank's data position."""
 
     def found(self, world: int, not_after: int | None) -> int | None:
         """
         Return the newest step, not later than `not_after`, of which all `world` ranks have written
-        a checkpoint of their own. Return None when such a step does not exist.
+        a checkpoint without tft. None: there is no such step.
         """
         whole = [step for step, parts in self.own.items() if len(parts) == world]
         return max((s for s in whole if not_after is None or s <= not_after), default=None)

@@ -25,11 +25,11 @@ class Group:
         self._stage = stage
         self.members = members
         self.broken = False
-        """True when a member is gone or has shut its end of the group."""
+        """True when a member has ended or has shut its connections."""
         self._building: dict[int, ProcessPart] = {}
         self._arrived: dict[int, ProcessPart] = {}
         self._averaging: dict[int, ProcessPart] = {}
-        """The members in the collective of the tail."""
+        """The members that wait in the collective of the tail."""
         self._spoilt = False
         """True when a member has contributed wrong data to the current all-reduces."""
 
@@ -112,7 +112,7 @@ class Group:
 
     def _summed(self, step: int) -> None:
         """
-        Deliver the results of the completed all-reduces to the members, in up to three groups at
+        Deliver the results of the completed all-reduces to the members, in up to three parts at
         different times. From now on each member can finish the step without the others.
         """
         stage, spoilt = self._stage, self._spoilt
@@ -262,8 +262,7 @@ class Group:
 class _Meeting:
     waiting: dict[int, ProcessPart] = field(default_factory=dict)
     spoilt: bool = False
-    """True when two processes have come for one rank. The number of arrivals is wrong from then
-    on."""
+    """True when two processes have joined for one rank. Then the number of arrivals is wrong."""
 
 
 class Groups:

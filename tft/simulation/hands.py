@@ -1,6 +1,6 @@
 """
-How a simulated training thread carries out orders. Each order takes time. Some orders need the
-other ranks. Every order may fail, hang, or be interrupted when the process ends.
+The work of a simulated training thread: how it carries out orders. Each order takes time. Some
+orders need the other ranks. Every order may fail, hang, or be interrupted when the process ends.
 """
 
 from collections.abc import Iterable, Mapping
@@ -92,7 +92,7 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             _tear(process, fetched)
             process.memory.torn = (
                 whole or process.memory.torn
-            )  # otherwise the other shards are not touched
+            )  # otherwise the other shards stay complete
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             process.memory.torn = True
@@ -222,8 +222,8 @@ def _fetch(
 
 def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | None:
     """
-    Return the content of a shard from the first source that lives and holds the step. Return None
-    when no source does.
+    Return the content of a shard from the first source that lives and has the state of the step.
+    None: there is no such source.
     """
     stage, step = process.stage, order.step
     for source in transfer.sources:
@@ -263,9 +263,9 @@ def _load(process: ProcessPart, execute: Execute, order: Load) -> None:
     if order.directory in process.stage.disk.unreadable:
         return process.done(execute, f"CheckpointCorrupt: {order.directory} cannot be read")
     if files is None:
-        return process.done(execute, f"CheckpointCorrupt: there is no {order.directory}")
+        return process.done(execute, f"CheckpointCorrupt: {order.directory} does not exist")
     if f"local-state-{process.rank}" not in files:
-        why = f"CheckpointCorrupt: it holds no rank-local state of rank {process.rank}"
+        why = f"CheckpointCorrupt: {order.directory} contains no rank-local state of rank {process.rank}"
         return process.done(execute, why)
     for name in process.memory.content:
         process.memory.content[name] = _shard(files[name])

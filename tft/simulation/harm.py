@@ -27,24 +27,25 @@ from tft.simulation.schedule import Mishap
 from tft.simulation.stage import LeaderPart, NodePart, ProcessPart, Stage
 
 BOOT = 0.7
-"""Seconds from the end of a controller to the start of the next one, where there is no standby."""
+"""The time in seconds from the end of a controller to the start of the next one, if there is no
+standby."""
 STANDING_BY = 10.0
-"""Seconds within which a standby has surely taken over."""
+"""The time in seconds within which a standby has certainly taken over."""
 RESTART = 0.3
-"""Seconds after which an ended agent is started again."""
+"""The time in seconds after which an agent that has ended is started again."""
 IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
-"""The verdicts other than `pass` that a check can find, by the mishap's `kind`."""
+"""By the `kind` of the mishap: the verdict, other than `pass`, that a check returns."""
 Done = Literal["done", "later", "nobody"]
-"""`done`: the mishap has happened. `later`: it happens when its condition is met. `nobody`:
-it had no target."""
+"""The result of a mishap. `done`: it has happened. `later`: it will happen when its condition is
+met. `nobody`: it had no target."""
 
 
 class Armed(Protocol):
     """
-    The mishaps that wait for their moment, and the records of those that have come.
+    The mishaps that wait for their moment, and the records of those that have happened.
     """
 
     failures: dict[tuple[int, str], list[Mishap]]
@@ -57,7 +58,7 @@ class Armed(Protocol):
 
     def back(self, mishap: Mishap, come_back: Callable[[], None]) -> None:
         """
-        Call `come_back` when the mishap is over.
+        Call `come_back` when the effect of the mishap is over.
         """
 
     def came(self, mishap: Mishap) -> None:
@@ -144,7 +145,9 @@ class Harm:
                 process.node.ended(process, -9)
             case "hang" | "stop":
                 if all(other.life.joined is None for other in stage.cluster.processes):
-                    return "nobody"  # a script that never calls tft.init may run for any time
+                    # no process is ended for this: a script may run for any time before it calls
+                    # tft.init
+                    return "nobody"
                 process.hang(wholly=mishap.what == "stop")
             case "impostor":
                 return self._impostor(process)
@@ -152,7 +155,8 @@ class Harm:
                 return self._flip(mishap, process)
             case "context":
                 process.collectives.context_lost = True
-                if process.thread.phase in IN_LOOP:  # else the rank notices it at the next order
+                # otherwise the rank notices it at its next order
+                if process.thread.phase in IN_LOOP:
                     loop.fault(process, "process", "Boom: the context is lost")
             case _ if process.thread.phase not in IN_LOOP:
                 return "nobody"
@@ -191,7 +195,7 @@ class Harm:
 
     def miscopied(self, process: ProcessPart) -> None:
         """
-        Apply the silent corruption that waits for the end of a rank's fetch, if the rank has one.
+        If a silent corruption waits for the end of this rank's fetch, apply it now.
         """
         mishap, process.memory.miscopies = process.memory.miscopies, None
         if mishap is not None:
@@ -199,8 +203,8 @@ class Harm:
             self._mishaps.came(mishap)
 
     def _touch(self, mishap: Mishap, process: ProcessPart, shards: list[str]) -> None:
-        # `lasting` is a number that the schedule has drawn. A flip does not come back, so the
-        # number has no other meaning here and selects the shard.
+        # `lasting` is a random number of the schedule. A corruption has no duration, so the number
+        # is used to select the shard.
         name = shards[int(1000 * mishap.lasting) % len(shards)]
         settings = mishap.kind == "settings"
         process.memory.content[name] = self._stage.truth.flipped(
@@ -214,7 +218,9 @@ class Harm:
         order asked for the second process.
         """
         if process.thread.phase == "starting":
-            return "nobody"  # the first process to come is taken for the ordered one
+            # before the ordered process has joined, the controller would accept the second one in
+            # its place
+            return "nobody"
         node = process.node
         stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
         node.admit(stranger)
@@ -250,7 +256,8 @@ class Harm:
 
     def _lost(self, mishap: Mishap, node: NodePart) -> Done:
         stage = self._stage
-        # Whoever starts an agent sees it end, if it ends before it has come up.
+        # The program that starts an agent notices its end, if the agent ends before it has
+        # reported.
         seen = mishap.loud or stage.schedule.nodes == 1 or not node.started
         node.vanish()
         if mishap.lasting > 1:
@@ -320,8 +327,8 @@ class Harm:
 
     def _switch(self, mishap: Mishap) -> None:
         """
-        Request that a rank move to other hardware. If the mishap has a `kind`, request the same for
-        the next rank. If the mishap has a `number`, withdraw the request after `lasting` seconds.
+        Request that a rank moves to another node. If the mishap has a `kind`, request the same for
+        the next rank. If it has a `number`, withdraw the request after `lasting` seconds.
         """
         stage = self._stage
         report, last = stage.outside.report, stage.schedule.world - 1
@@ -334,10 +341,10 @@ class Harm:
 
     def _notice(self, mishap: Mishap) -> None:
         """
-        Report a fault of a rank as seen by somebody outside the job. With `lasting` above 1, a
-        `numeric` or `corruption` notice reports bad numbers in all ranks (`polluted`).
+        Report a fault of a rank as an observer outside the job. With `lasting` above 1, a `numeric`
+        or `corruption` report says that all ranks may have wrong numbers (`polluted`).
         """
-        kind: FaultKind = mishap.kind  # type: ignore[assignment] # one of NOTICED
+        kind: FaultKind = mishap.kind  # type: ignore[assignment] # the kind is one of NOTICED
         now = self._stage.clock.now
         polluted = kind in ("numeric", "corruption") and mishap.lasting > 1
         self._stage.outside.report(

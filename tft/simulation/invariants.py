@@ -1,5 +1,6 @@
 """
-The invariants of tft, checked against the real state of the simulated cluster.
+The invariants of tft, checked against the real state of the simulated cluster. Each has a name,
+which says what must hold.
 """
 
 from tft.core.job.commands import JobOver
@@ -26,14 +27,14 @@ BOUND = 200.0
 every limit of the policies that schedules draw."""
 
 LEAVING = 8.0
-"""Virtual seconds within which every process that can be reached hears that the job is over and
-exits."""
+"""The time in virtual seconds within which every process that can be reached learns that the job is
+over, and exits."""
 REPAIRS = (Fetch, Load, Rebuild, Reload, Rollback)
 
 
 class Broken(Exception):
     """
-    An invariant does not hold. `promise` is the name of the invariant.
+    Raised when an invariant does not hold. `promise` is the name of the invariant.
     """
 
     def __init__(self, promise: str, how: str) -> None:
@@ -53,23 +54,23 @@ class Invariants:
         self._leader_of: dict[int, int] = {}
         self._steps: dict[tuple[int, int], int] = {}
         self._without: dict[tuple[int, int], tuple[int, ...]] = {}
-        """By incident and round: the ranks without which groups were to be formed."""
+        """By incident and round: the ranks that take no part in the process groups."""
         self._found: dict[tuple[int, int], set[int]] = {}
         """By incident and round: the steps of the checkpoints that ranks have found themselves.
-        Empty while the ranks are still to find one."""
+        Empty until the first rank has found one."""
         self._stood: dict[int, int] = {}
         """By incident: the highest step that a rank had completed when it was ordered to find a
         checkpoint."""
         self._savers: dict[tuple[int, int, str], int] = {}
         self._repairing: dict[int, ProcessPart] = {}
         self._since: dict[int, tuple[int, int]] = {}
-        """By rank: the node on which the rank last went on, and the first step that it has had
-        there."""
+        """By rank: the node on which the rank last continued training, and the first step that it
+        trained there."""
         self._left: dict[int, int] = {}
-        """By rank that takes no part: the step from whose end the job went on without it."""
+        """By rank that takes no part: the step from whose end the job continued without it."""
         self.given_up: set[int] = set()
-        """Ranks that were not ended in time. Nobody knows when the controller learns what they
-        leave behind."""
+        """The ranks whose process was not ended in time. It is unknown when the controller learns
+        what such a process leaves behind."""
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
@@ -94,7 +95,7 @@ class Invariants:
             case Fetch() | Load() | Restore() | Rollback() | Save() | Commit():
                 step = order.step
             case Regroup(step=0):
-                step = None  # the step is not known yet
+                step = None  # the order does not name the step yet
             case Regroup() | Resume():
                 step = order.step - 1
             case _:
@@ -106,7 +107,7 @@ class Invariants:
             self._stood[order.incident] = max(stood, process.steps.completed)
         if step is not None and self._steps.setdefault(key, step) != step:
             raise Broken(
-                "one agreed step",
+                "all ranks go to one agreed step",
                 f"rank {process.rank} was told to go to step {step} in round {key}, and others to "
                 f"step {self._steps[key]}",
             )
@@ -120,14 +121,16 @@ class Invariants:
                     f"ranks found the steps {sorted(found)}, and all were told to resume from "
                     f"{order.step}",
                 )
-            # not before: until here the job may still go back to a later checkpoint of all ranks
+            # only now: before the rollback the job may still go back to a later checkpoint of all
+            # ranks
             without = self._without.get(key, ())
             self._stage.truth.go_on_without(order.step, without)
             for rank in without:
                 self._left[rank] = min(order.step, self._left.get(rank, order.step))
             self._stage.truth.leave_out(order.step, order.skip)
             if self._stage.pollution.step is not None and order.step < self._stage.pollution.step:
-                self._stage.pollution.step = None  # all ranks go back to an earlier step
+                # all ranks have gone back to a step before the polluted update
+                self._stage.pollution.step = None
         if isinstance(order, Resume):
             self._left.pop(process.rank, None)
         if isinstance(order, Save):
@@ -140,8 +143,8 @@ class Invariants:
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]
     ) -> None:
         """
-        Check that a rank obeys only orders for its own incarnation. The order must not be older
-        than the epoch `epoch`, or than the incident and round in `key`.
+        Check that a rank obeys only orders for its own incarnation, and no order of an epoch before
+        `epoch`, or of an incident and round before `key`.
         """
         if order.incarnations.get(process.rank, 0) != process.incarnation:
             raise Broken(
@@ -222,14 +225,14 @@ class Invariants:
         late; the controller has to notice that.
         """
         if process.group is None or process.collectives.cut:
-            return  # the round is over
+            return  # a later round has begun
         self._found[order.incident, order.round].add(step)
 
     def lost_told(self, incident: Incident) -> None:
         """
-        Check that an incident reports the steps lost by returning to a checkpoint that the ranks
-        found themselves. The report may count one step less, since such a checkpoint may be
-        finished after the fault.
+        Check the number of lost steps that an incident reports, for ranks that have returned to a
+        checkpoint that they found themselves. The report may count one step less, because such a
+        checkpoint may have been finished after the fault.
         """
         steps = self._found.get((incident.number, incident.round))
         if steps is None:
@@ -248,7 +251,9 @@ class Invariants:
         Check that after a repair every shard of the rank is that of the agreed step, neither older
         nor torn.
         """
-        self._whole(process, order.step, "repaired whole", order, tail=True)
+        self._whole(
+            process, order.step, "after a repair each rank has the agreed state", order, tail=True
+        )
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
@@ -269,7 +274,9 @@ class Invariants:
         """
         Check that a rank has the data position of the agreed step after a rollback.
         """
-        self._positioned(process, step, "rolled back right")
+        self._positioned(
+            process, step, "after a rollback each rank has the data position of the agreed step"
+        )
         here = process.node.number
         node, first = self._since.get(process.rank, (here, step))
         self._since[process.rank] = (here, min(first, step) if node == here else step)
@@ -282,14 +289,20 @@ class Invariants:
         if self._repairing:
             self.nobody_trains_meanwhile(process)
         stage = 0 if process.steps.tail else -1
-        self._whole(process, step, "losses of the undisturbed run", late=True, stage=stage)
-        self._positioned(process, step, "losses of the undisturbed run")
+        self._whole(
+            process,
+            step,
+            "every step has the result of the undisturbed run",
+            late=True,
+            stage=stage,
+        )
+        self._positioned(process, step, "every step has the result of the undisturbed run")
 
     def ended_step(self, process: ProcessPart, step: int) -> None:
         """
         Check that the content at the end of a step is that of the undisturbed run.
         """
-        self._whole(process, step, "losses of the undisturbed run", late=True)
+        self._whole(process, step, "every step has the result of the undisturbed run", late=True)
 
     def committed_whole(self, order: Commit, parts: dict[str, Written]) -> None:
         """
@@ -301,7 +314,8 @@ class Invariants:
         wanted: dict[str, Written] = {
             name: self._stage.truth.value(order.step, name) for name in schedule.groups()
         }
-        # Rank-local state belongs to one rank. Nobody can save it after it is lost with its node.
+        # The rank-local state of a rank exists only once. It cannot be saved after it is lost with
+        # its node.
         right = self._stage.truth.data(order.step)
         wanted |= {f"local-state-{rank}": right for rank in self._remembered(order.step)}
         manifest = {file.name for file in order.files}
@@ -314,7 +328,7 @@ class Invariants:
                     "checkpoints are complete",
                     f"{name} of step {order.step} holds {self._what(part, name)}",
                 )
-        for file in order.files:  # files that an earlier attempt has left are not in the manifest
+        for file in order.files:  # the manifest does not list files of an earlier attempt
             if str(parts.get(file.name)) != file.digest:
                 raise Broken("checkpoints are complete", f"{file.name} is not as the manifest says")
 
@@ -362,8 +376,8 @@ class Invariants:
 
     def ends(self) -> None:
         """
-        Check that every incident ends: the job is over within `BOUND` seconds after the last
-        mishap.
+        Check that every incident ends: the job is over within `BOUND` virtual seconds after the
+        last mishap.
         """
         stage = self._stage
         if stage.over is None and stage.clock.now > stage.mishaps.last + BOUND:
@@ -408,8 +422,8 @@ class Invariants:
 
     def _leading(self) -> list[LeaderPart]:
         """
-        Return the controllers that lead in the newest epoch. A controller that still leads an older
-        epoch, without knowing of the newer one, is left out.
+        Return the controllers that lead in the newest epoch. A controller that does not know yet
+        that another one has taken over is left out.
         """
         leading = [leader for leader in self._stage.cluster.leaders if leader.leads]
         newest = max((leader.epoch for leader in leading), default=0)
@@ -473,9 +487,10 @@ class Invariants:
         stage: int = -1,
     ) -> None:
         """
-        Check that every shard of a rank has the right content of `step`. `stage` selects the
-        moment: an index of `Truth.stages`, where -1 is the end of the step. With `tail`, every
-        moment of the step's tail is right. Raises `Broken` with the name `promise` otherwise.
+        Check that every shard of a rank has the right content of `step`. `stage` selects the moment
+        within the step's tail: an index of `Truth.stages`, where -1 is the end of the step. With
+        `tail`, the content of any moment of the tail is right. Raises `Broken` with the name
+        `promise` otherwise.
         """
         for name, content in process.memory.content.items():
             stages = self._stage.truth.stages(step, name)

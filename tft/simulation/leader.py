@@ -32,12 +32,12 @@ from tft.simulation.stage import NodePart, Stage
 from tft.simulation.story import opened
 
 WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
-"""The states in which ranks are expected to move."""
+"""The states in which ranks must make progress."""
 LEAD = 1.0
-"""Seconds between two `Lead` messages when there is no news."""
+"""The time in seconds between two `Lead` messages when there is nothing new to acknowledge."""
 NEWS = 0.03
-"""Seconds for which several reports are acknowledged together, and several deadlines checked
-together."""
+"""The time in seconds in which reports are collected before they are acknowledged together.
+Deadlines are checked at the same interval."""
 FIRST_REPEAT, LAST_REPEAT = 0.15, 1.5
 """The shortest and the longest interval between repetitions of orders, in seconds. See
 `mail.py`."""
@@ -62,19 +62,19 @@ def start_controller(stage: Stage, *, stands_by: bool = False) -> None:
 @dataclass(slots=True)
 class _Timers:
     """
-    The calls that a controller has requested from the clock and that are still to come.
+    The calls that a controller has requested from the clock and that are not made yet.
     """
 
     news: bool = False
     """True when an acknowledgement is due."""
     looking: bool = False
-    """True when the next deadline of the job machine is about to be read."""
+    """True when the next deadline of the job machine will be read soon."""
     repeating: bool = False
-    """True when the outstanding orders are about to be repeated."""
+    """True when the unanswered orders will be repeated soon."""
     period: float = FIRST_REPEAT
     """Seconds until the next repetition."""
     deadline: float | None = None
-    """The deadline for which a timer is set."""
+    """The deadline for which a timer is set. None: no timer is set."""
 
 
 class Leader:
@@ -90,11 +90,12 @@ class Leader:
         self.leads = False
         self.epoch = 0
         self.muffled = False
-        """True when the standbys do not hear this controller."""
+        """True when the standbys cannot hear this controller."""
         self.machine = opened(stage.schedule).machine()
         self._inbox = Inbox()
         self._hang_detection = HangDetection(stage.schedule.policy)
-        patience = PATIENCE * (1 + 0.4 * number)  # so that not all claim at once
+        # different for each controller, so that not all claim at once
+        patience = PATIENCE * (1 + 0.4 * number)
         self._lease = Lease(patience=patience, at=stage.clock.now)
         self._timers = _Timers()
 
@@ -124,7 +125,7 @@ class Leader:
 
     def lead(self, epoch: int) -> bool:
         """
-        Claim an epoch, judge all events of the story again, and lead from there. Return False when
+        Claim an epoch, replay all events of the story, and lead from there. Return False when
         another controller has the epoch.
         """
         story, now = self._stage.story, self._stage.clock.now
@@ -210,8 +211,8 @@ class Leader:
 
     def _learn(self, report: Faulted | Noticed) -> None:
         """
-        Record whether the controller now knows that a wrong update has spread. It knows when it has
-        set or heard of a latest sound step before that update.
+        Record whether the controller knows by now that a polluted update has spread. It knows when
+        a report has named a latest sound step before that update.
         """
         stage, incident = self._stage, self.machine.incident
         if stage.pollution.step is None or stage.pollution.known:

@@ -39,15 +39,15 @@ LIMITS: dict[OrderName, str] = {
     "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
     "complete": "join", "end": "leave",
 }  # fmt: skip
-"""The limit of the policy within which each order must be answered."""
+"""By order: the name of the limit in `Policy` within which it must be answered."""
 DOUBTFUL = ("memory", "corruption", "numeric")
-"""Kinds of faults after which the state of a rank is not trusted, whether it is right or not."""
+"""The kinds of faults after which the state of a rank is not trusted, even if it is right."""
 
 
 @dataclass(slots=True)
 class ReportedSteps:
     """
-    The steps that a rank's process holds, according to its last report.
+    The steps of which a rank's process holds the state, according to its last report.
     """
 
     incarnation: int
@@ -58,7 +58,7 @@ class ReportedSteps:
 @dataclass(slots=True)
 class ProcessBook:
     """
-    What was ordered and reported of processes.
+    What was ordered and what was reported about processes.
     """
 
     sites: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class ProcessBook:
     started: dict[int, float] = field(default_factory=dict)
     """By rank: the moment at which a process was last started for it."""
     ready: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes that take orders or took orders."""
+    """Rank and incarnation of all processes that can receive orders, or could before they ended."""
     ended: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes that are gone or are to be ended."""
+    """Rank and incarnation of all processes that have ended or were ordered to end."""
     vanished: set[tuple[int, int]] = field(default_factory=set)
-    """Rank and incarnation of all processes whose node was reported lost. They may still live,
-    but they take no part."""
+    """Rank and incarnation of all processes whose node was reported lost. They may still run, but
+    they take no part in the job."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Ledger:
 
     stage: Stage
     key: Key = (0, 0)
-    """Incident and round of the machine before the event that is judged now."""
+    """Incident and round of the machine before the event that is being handled."""
     asked: dict[OrderName, dict[int, tuple[Key, int, float]]] = field(default_factory=dict)
     """By order and rank: incident and round in which the order was sent last, the incarnation to
     which it was sent, and the moment."""
@@ -102,12 +102,12 @@ class Ledger:
     lost: set[int] = field(default_factory=set)
     """The nodes that were given up in this run."""
     slow: set[int] = field(default_factory=set)
-    """The ranks that were reported as stragglers, or that are to be switched to another node."""
+    """The ranks that were reported as stragglers, or that a request moves to another node."""
     doubted: set[int] = field(default_factory=set)
     """The ranks whose copies were ever put in doubt by a report, whether it was true or not."""
     searching: set[int] = field(default_factory=set)
-    """The ranks that were ordered to load a checkpoint, or to find one themselves. They stay
-    here until the order `rebuild` goes out, which means that all have done so."""
+    """The ranks that were ordered to load a checkpoint, or to find one themselves. They are removed
+    when the order `rebuild` is sent, because then all have done so."""
     moved: bool = False
     """True when a rank may run on another node than at its start, or with another page. Its
     rank-local state may then be out of reach."""
@@ -206,8 +206,8 @@ class Ledger:
 
     def over(self) -> None:
         """
-        Forget the ranks and nodes that the reports of the finished incident named. They are no
-        reason for decisions in the next incident.
+        Forget the ranks and nodes that were named in the closed incident. They are no reason for
+        decisions in the next incident.
         """
         self.named.clear()
         self.hurt.clear()
@@ -283,7 +283,7 @@ class Ledger:
 
     def there(self, machine: Machine, ranks: Iterable[int]) -> list[int]:
         """
-        Return the given ranks whose processes take orders and are not to be ended.
+        Return those of the ranks whose processes can receive orders and are not to be ended.
         """
         rank_states = [(rank, machine.incarnation(rank)) for rank in ranks]
         return [

@@ -202,7 +202,7 @@ def _checkpoint(process: ProcessPart, step: int) -> None:
     """
     stage, disk = process.stage, process.stage.disk
     if process.group is None or process.collectives.cut:
-        return  # without a working process group, no checkpoint is written
+        return  # the process group is broken, so this rank writes no checkpoint
     members = process.group.members
     number = step // stage.schedule.checkpoints
     if number % 3 == 2 and process.rank == number % max(1, len(members)):
@@ -220,14 +220,15 @@ def _checkpoint(process: ProcessPart, step: int) -> None:
     digests = {name: content.digests() for name, content in process.memory.content.items()}
     disk.copies.setdefault(directory, {})[process.rank] = digests
     if all(f"local-state-{rank}" in parts for rank in members):
-        # A disk may be slow: its result may be reported in a later step, or during an incident.
+        # Every third checkpoint is slow, so that its result is reported in a later step or during
+        # an incident.
         stage.clock.after(SLOW_DISK * (number % 3 == 0), _commit, process, directory, step)
 
 
 def void(process: ProcessPart, step: int) -> None:
     """
-    Remove unfinished periodic checkpoints of steps later than `step`, since the job goes on from
-    the end of `step`.
+    Remove unfinished periodic checkpoints of steps later than `step`, because the job continues
+    from the end of `step`.
     """
     disk = process.stage.disk
     for directory in list(disk.copies):

@@ -13,10 +13,10 @@ from tft.simulation.clock import Clock
 from tft.simulation.schedule import Trouble
 
 FIRST_REPEAT, LAST_REPEAT = 0.25, 2.0
-"""The shortest and the longest interval between repetitions of a report, in seconds. A real one
-is repeated every 0.1 s. Longer and longer intervals cost the simulation little, and no invariant
-depends on them. The exception is a controller that has just taken over: its limits are shorter
-than these intervals. All reports are sent to it anew."""
+"""The shortest and the longest interval between repetitions of a report, in seconds. A real process
+repeats a report every 0.1 s; growing intervals make the simulation faster, and no invariant depends
+on them. There is one exception: a controller that has just taken over has limits shorter than these
+intervals, so all reports are sent to it at once."""
 
 
 class Link:
@@ -28,8 +28,7 @@ class Link:
 
     def __init__(self) -> None:
         self.mute = self.deaf = False
-        """`mute`: nothing gets through from this party. `deaf`: nothing gets through to this
-        party."""
+        """`mute`: no message from this party arrives. `deaf`: no message to this party arrives."""
         self.up = self.down = 0.0
         """The moments at which the last message to the broker and the last message from it
         arrived. A connection keeps the order of its messages."""
@@ -46,11 +45,11 @@ class Network:
         self._double, self._reorder = trouble.double, trouble.reorder
         self._calm = not (trouble.loss or trouble.double or trouble.reorder)
         self.away = False
-        """True while the broker is gone."""
+        """True while the broker is down."""
 
     def up(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        Return the moments at which a report sent now arrives: none, one or two.
+        Return the times at which a report that is sent now arrives: none, one or two.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -61,9 +60,9 @@ class Network:
 
     def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        Return the moments at which a heartbeat sent now arrives. A heartbeat is lost only if
-        nothing gets through. Simulated heartbeats are rare: losing one would be like losing ten of
-        a real agent's.
+        Return the times at which a heartbeat that is sent now arrives. Heartbeats are lost only if
+        no message gets through: each simulated heartbeat stands for ten real ones, which would not
+        all be lost.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -71,7 +70,7 @@ class Network:
 
     def down(self, now: float, leader: Link, receiver: Link) -> tuple[float, ...]:
         """
-        Return the moments at which an order sent now arrives: none, one or two.
+        Return the times at which an order that is sent now arrives: none, one or two.
         """
         if self.away or leader.mute or receiver.deaf:
             return ()
@@ -90,7 +89,7 @@ class Network:
 
 class Hearer(Protocol):
     """
-    A controller, as senders of reports see it.
+    A controller, as the senders of reports use it.
     """
 
     leads: bool
@@ -104,13 +103,13 @@ class Hearer(Protocol):
 
 class Hearers(Protocol):
     """
-    The cluster, as senders of reports see it.
+    The cluster, as the senders of reports use it.
     """
 
     @property
     def leaders(self) -> Sequence[Hearer]:
         """
-        All controllers that live.
+        All living controllers.
         """
 
 
@@ -183,7 +182,8 @@ class Mail:
         number = lead.heard.get(self.sender, 0)
         if number and self._timed:
             self._outbox.acknowledge(number)
-            if number > self._heard:  # the reports behind it need not wait long
+            # repeat the remaining reports soon, because the controller answers now
+            if number > self._heard:
                 self._heard, self._period = number, FIRST_REPEAT
         if lead.epoch > self._epoch:
             self._epoch, self._period = lead.epoch, FIRST_REPEAT
@@ -197,7 +197,7 @@ class Mail:
 
     def _again(self, due: float) -> None:
         if due != self._due:
-            return  # it was sent again before
+            return  # the reports were sent again since this call was requested
         pending = () if self.closed else self._outbox.pending()
         for number, report in pending:
             self._send(number, report)

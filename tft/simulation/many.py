@@ -26,9 +26,9 @@ class Tally:
     runs: int = 0
     worlds: list[int] = field(default_factory=list)
     mishaps: "Counter[int]" = field(default_factory=Counter)
-    """By number of mishaps in the schedule: how many schedules had that number."""
+    """By number of mishaps in a schedule: the number of such schedules."""
     faults: "Counter[int]" = field(default_factory=Counter)
-    """By number of faults that happened: how many runs had that number."""
+    """By number of faults that happened in a run: the number of such runs."""
     kinds: "Counter[str]" = field(default_factory=Counter)
     results: "Counter[str]" = field(default_factory=Counter)
     seen: Seen = field(default_factory=Counter)
@@ -115,14 +115,14 @@ def show(tally: Tally) -> str:
         "each",
         f"worlds: quarters end at {quarters}; "
         + ", ".join(f"{low}-{low + 7}: {bins[low]}" for low in sorted(bins)),
-        f"mishaps: {mean:.2f} a schedule; faults that came to pass: {faults:.2f}; "
+        f"mishaps: {mean:.2f} a schedule; faults that happened: {faults:.2f}; "
         + ", ".join(f"{n}: {count}" for n, count in sorted(tally.faults.items())),
         "kinds: " + ", ".join(f"{kind} {n}" for kind, n in sorted(tally.kinds.items())),
         "results: " + ", ".join(f"{result} {n}" for result, n in sorted(tally.results.items())),
     ]
     broken = Counter(outcome.broken for outcome in tally.failed)
     lines.append(
-        "broken promises: "
+        "broken invariants: "
         + (", ".join(f"{what} {n}" for what, n in broken.most_common()) or "none")
     )
     lines += [f"  seed {o.schedule.seed}: {o.how}" for o in tally.failed[:30]]
@@ -142,9 +142,9 @@ def show_pairs(tally: Tally) -> str:
         )
         lines.append(f"  {state}: {events}")
     for title, pairs in (
-        ("that cannot be", UNREACHABLE.keys() & tally.missed),
-        ("not reached", tally.missed - UNREACHABLE.keys()),
-        ("reached that cannot be", UNREACHABLE.keys() - tally.missed),
+        ("that are impossible", UNREACHABLE.keys() & tally.missed),
+        ("that did not occur", tally.missed - UNREACHABLE.keys()),
+        ("that occurred although they are called impossible", UNREACHABLE.keys() - tally.missed),
     ):
         named = ", ".join(f"{kind} in {state}" for kind, state in sorted(pairs))
         lines.append(f"{len(pairs)} pairs {title}: {named or 'none'}")

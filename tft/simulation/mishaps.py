@@ -14,7 +14,8 @@ from tft.simulation.schedule import ANY, ASKED, Mishap, Schedule
 from tft.simulation.stage import ProcessPart, Stage
 
 CHANCE = 0.1
-"""Seconds after which a mishap that had no target is tried again, at most `CHANCES` times."""
+"""The time in seconds after which a mishap that had no target is tried again, at most `CHANCES`
+times."""
 CHANCES = 40
 
 
@@ -25,13 +26,14 @@ class _Armed:
     """
 
     phases: dict[tuple[int, int, str], list[list[Mishap]]] = field(default_factory=dict)
-    """By rank, step and phase."""
+    """By rank, step and phase: the mishaps that happen there."""
     orders: dict[tuple[int, str], list[list[Mishap]]] = field(default_factory=dict)
-    """By rank and order."""
+    """By rank and order: the mishaps that happen at the order."""
     states: dict[str, list[list[Mishap]]] = field(default_factory=dict)
-    """By state of the job machine."""
+    """By state of the job machine: the mishaps that happen when the machine enters the state."""
     until: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
-    """By state: what ends an effect when the job machine enters that state."""
+    """By state of the job machine: functions that end the effect of a mishap when the machine
+    enters the state."""
     orders_seen: dict[tuple[int, str], int] = field(default_factory=dict)
     states_seen: dict[str, int] = field(default_factory=dict)
 
@@ -46,17 +48,17 @@ class Mishaps:
         self.happened: list[Mishap] = []
         """The mishaps that have happened."""
         self.last = START
-        """The virtual time at which the last effect of all mishaps is over."""
+        """The virtual time at which the effects of all mishaps are over."""
         self.failures: dict[tuple[int, str], list[Mishap]] = {}
         self.slow: dict[tuple[int, str], Mishap] = {}
         self.late: dict[int, Mishap] = {}
         self.unkillable: dict[int, Mishap] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.bad: dict[tuple[int, int], Mishap] = {}
-        """By rank and batch: a batch that cannot be computed, however often it is tried."""
+        """By rank and batch: the mishap that makes this batch fail each time it is computed."""
         self.poison: dict[int, Mishap] = {}
         self._blind = 0
-        """How many steps later the ranks notice that numbers have gone bad."""
+        """The number of steps after which ranks notice wrong numbers."""
         self.harm = Harm(stage, self)
         self._armed = _Armed()
         for mishap in schedule.mishaps:

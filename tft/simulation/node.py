@@ -26,8 +26,8 @@ from tft.simulation.process import Process
 from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
 
 BEAT = 0.8
-"""Seconds between two beats. A real agent sends ten times as many. Hang detection only needs two
-beats within its `ASLEEP` seconds."""
+"""The time in seconds between two heartbeats. A real agent sends ten times as many. Hang detection
+only needs two heartbeats within `ASLEEP` seconds."""
 KILLED = -9
 
 
@@ -59,11 +59,11 @@ class Node:
         self.number = number
         self.ranks = ranks
         self.life = life
-        """How many agents ran on this node before this one."""
+        """The number of agents that ran on this node before this one."""
         self.pid = stage.pid()
         """The process id of the agent."""
         self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
-        """The difference between the clock of the node and that of the controller, in seconds."""
+        """The difference in seconds between the clock of the node and that of the controller."""
         self._spare = spare
         self.connection = Connection(stage.clock.now)
         self.mail = Mail(stage, f"node.{number}/{life}", self.connection.link)

@@ -1,5 +1,5 @@
 """
-The page of a rank: memory on the node that stays when the process of the rank ends.
+The shared memory of a simulated rank, which stays on the node when the process of the rank ends.
 """
 
 from tft.protocol.messages import Position
@@ -7,7 +7,7 @@ from tft.protocol.messages import Position
 
 class Page:
     """
-    The position and data positions of a rank, which stay on its node when the process ends.
+    The position and the data positions of a rank. They stay on its node when the process ends.
     """
 
     __slots__ = ("_closed", "_open", "moved", "position", "training")
@@ -36,8 +36,8 @@ class Page:
 
     def forget_after(self, step: int) -> None:
         """
-        Drop the captures of steps later than `step`. The job goes back to `step`, so they are not
-        used any more.
+        Drop the captures of steps later than `step`. The job goes back to `step`, so they must not
+        be used.
         """
         for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]

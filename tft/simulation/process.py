@@ -196,7 +196,8 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            moment = deadline - self.node.offset + 1e-6  # never too early by rounding
+            # a little later, so that rounding cannot make it too early
+            moment = deadline - self.node.offset + 1e-6
             self.stage.clock.at(moment, self._wake, deadline)
 
     def _wake(self, due: float) -> None:
@@ -261,8 +262,8 @@ class Process:
 
     def look_at_gate(self) -> None:
         """
-        Let a thread that waits at the step gate go on, if its orders allow this. The thread enters
-        its update window, or it leaves the loop.
+        Let a thread that waits at the step gate continue if its orders allow it. The thread then
+        enters its update window, or leaves the loop.
         """
         if self.thread.phase != "gate" or self.thread.stuck or not self.steps.lets_go():
             return
@@ -335,7 +336,7 @@ class Process:
 
     def left(self) -> None:
         """
-        Note that the training thread has left the loop and waits for orders.
+        Record that the training thread has left the loop and waits for orders.
         """
         self.thread.phase = "idle"
         self.handle(Left(at=self.node.now))
@@ -344,7 +345,8 @@ class Process:
 
     def hang(self, *, wholly: bool) -> None:
         """
-        Stop the training thread where it is. With `wholly`, stop the control thread too.
+        Stop the training thread where it is, as a hang does. With `wholly`, stop the control thread
+        too.
         """
         self.thread.stuck = True
         self.life.stopped = self.life.stopped or wholly

@@ -29,11 +29,11 @@ class Life:
 
     alive: bool = True
     stopped: bool = False
-    """True when the whole process stands still, including the control thread."""
+    """True when the whole process is stopped, including the control thread."""
     held_until: float = 0.0
-    """The moment before which the kernel does not end the process, in virtual seconds."""
+    """The virtual time before which the kernel does not end the process."""
     joined: Joined | None = None
-    """The report of `tft.init`. None before the script has called it."""
+    """The report that the process has called `tft.init`. None: it has not."""
     accepted: bool = False
     """True when a controller has acknowledged the process."""
 
@@ -51,14 +51,14 @@ class Steps:
     line: str = ""
     """The last source line that the training thread reached, as reported for the tail."""
     announce: bool = False
-    """True when the thread reports that it has passed the step gate."""
+    """True when the thread must report the next step that it completes."""
     lock: int = NEVER
     """The last step whose update window may open."""
     leave_after: int = NEVER
     """The step after which the thread leaves the loop."""
     interrupted: tuple[int, int] = (-1, 0)
-    """The step in the middle of which the thread left the loop, and the incident for which it
-    left. The incident is -1 until a stop order names it."""
+    """The step in the middle of which the thread left the loop, and the incident for which it left.
+    The incident is -1 until a `Stop` order names it."""
     interrupted_data: int = 0
     """The data position at the moment of `interrupted`."""
 
@@ -90,8 +90,7 @@ class TrainingThread:
     pending: Execute | None = None
     """The order that waits until the training thread is free."""
     errand: bool = False
-    """True when the rank carries out an order while it waits at the step gate, inside the
-    loop."""
+    """True while the rank carries out an order inside the loop, where it waits at the step gate."""
 
 
 @dataclass(slots=True)
@@ -101,16 +100,16 @@ class Memory:
     """
 
     content: dict[str, Content]
-    """By shard: its content now."""
+    """By shard: its present content."""
     copies: dict[int, dict[str, Content]] = field(default_factory=dict)
     """By step: copies of the shards at the end of earlier steps."""
     data: int = 0
-    """How many batches were drawn."""
+    """The number of batches that were drawn."""
     torn: bool = False
     """True when the content is partly that of one step and partly that of another."""
     unsaid: bool = False
-    """True when a silent corruption has changed the state since the rank last reported
-    digests of it."""
+    """True when a silent corruption has changed the state, and the rank has not reported digests
+    since then."""
     miscopies: Mishap | None = None
     """The mishap that will silently corrupt the state that this rank is fetching. None when
     there is none."""

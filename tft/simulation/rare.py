@@ -22,7 +22,7 @@ CALM = Schedule(
 )
 LAST = replace(QUICK, enable=frozenset({"dump"}))
 SPARE = 3
-"""The spare node, which the job does not need."""
+"""The number of a spare node, which the job does not need."""
 
 
 def rare() -> tuple[Schedule, ...]:
@@ -51,7 +51,8 @@ def _visits() -> Iterator[Schedule]:
     for state in State:
         base = _on_the_way_to(state)
         for visitor in visitors:
-            if (state, visitor.what) != (S.ENDED, "controller"):  # no successor comes then
+            # after the end of the job no controller takes over
+            if (state, visitor.what) != (S.ENDED, "controller"):
                 visit = replace(visitor, when="state", name=state, lasting=0.1)
                 yield replace(base, mishaps=(*base.mishaps, visit))
 
@@ -88,7 +89,8 @@ def _old_news() -> Iterator[Schedule]:
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
         kill = Mishap(what="kill", target=0, when="phase", name="all-reduce", number=2)
-        for steps in (30,) if pauses else (8, 9):  # rank 1 writes, or cannot write
+        # with few steps the job ends before rank 1 can write
+        for steps in (30,) if pauses else (8, 9):
             yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
 
@@ -133,14 +135,14 @@ def _waits() -> Iterator[Schedule]:
     """
     notice = Mishap(what="notice", target=3, when="state", name="healthy", kind="straggler")
     late = Mishap(what="late", target=3, when="state", name="healthy", lasting=6.0)
-    yield replace(CALM, steps=60, mishaps=(late, notice))  # none can take over in time
+    yield replace(CALM, steps=60, mishaps=(late, notice))  # the successor is too late to take over
     kill = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=8)
     late = Mishap(what="late", target=1, when="state", name="freezing", lasting=6.0)
     yield replace(CALM, steps=12, mishaps=(kill, late))
     hang = Mishap(what="hang", target=2, when="state", name="resuming", number=1, delay=0.1)
     yield replace(CALM, steps=12, mishaps=(kill, hang))
     pause = Mishap(what="pause", delay=4.0, lasting=20.0)
-    yield replace(CALM, steps=30, mishaps=(pause,))  # the pause is not ended by a request
+    yield replace(CALM, steps=30, mishaps=(pause,))  # the limit of the pause ends it, not a request
     for what in ("hang", "stop"):
         still = Mishap(what=what, target=2, when="state", name="pausing")
         yield replace(CALM, steps=30, mishaps=(pause, still))

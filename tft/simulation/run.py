@@ -28,8 +28,8 @@ FAREWELL = 12.0
 
 
 REPLAYED = 16
-"""One run in `REPLAYED` replays its story and judges every event once more. This costs as much
-time as the run."""
+"""In one of `REPLAYED` runs, the story is replayed and every event is checked once more. This costs
+as much time as the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Outcome:
 
     schedule: Schedule
     result: str
-    """The result of the job. Empty when the job did not end."""
+    """The result of the job. Empty: the job did not end."""
     broken: str
-    """The name of the invariant that was broken. Empty when all invariants held."""
+    """The name of the invariant that was broken. Empty: all invariants held."""
     how: str
     faults: int
-    """How many of the mishaps that happened were faults."""
+    """The number of mishaps that happened and were faults."""
     seconds: float
-    """Length of the run in virtual seconds."""
+    """The length of the run in virtual seconds."""
     seen: Seen
     events: tuple[Event, ...]
     """The events of the story. Empty unless an invariant was broken."""

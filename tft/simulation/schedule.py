@@ -25,7 +25,7 @@ What = Literal[
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "switch", "advise", "come")
-"""Kinds of mishaps that are no faults: somebody requests them, or they help the job."""
+"""The kinds of mishaps that are no faults: requests, and events that help the job."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
     ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
@@ -34,7 +34,7 @@ FAULTS: tuple[tuple[What, float], ...] = (
     ("corruption", 1), ("pollute", 1), ("bad batch", 0.6), ("notice", 2), ("late", 0.7),
     ("agent", 0.7), ("beats", 0.5), ("unkillable", 0.7), ("unreadable", 0.5), ("context", 1),
 )  # fmt: skip
-"""Kinds of faults, each with its relative frequency."""
+"""The kinds of faults, each with its relative frequency."""
 
 ANY = -1
 EXCEPTIONS = ("memory", "corruption", "numeric", "network", "software", "pollute", "bad batch")
@@ -47,8 +47,8 @@ GLOBAL = (
 """Mishaps that do not depend on the phase of a rank."""
 PHASES = ("forward", "all-reduce", "window", "between")
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
-"""Phases of the tail: its beginning, the collective in it, the part behind the collective, and
-the end of the step. A phase that stands twice is drawn twice as often."""
+"""The phases of the tail: its begin, the collective in it, the part after the collective, and the
+end of the step. A phase that is listed twice is drawn twice as often."""
 FLIPPED = ("repairing", "clearing", "choosing", "awaiting", "rebuilding", "freezing")
 """States in which the copies of the ranks have been compared or are about to be compared."""
 ORDERS: tuple[OrderName, ...] = (
@@ -56,14 +56,14 @@ ORDERS: tuple[OrderName, ...] = (
     "rollback", "resume", "resume", "hold", "check", "release", "save", "save", "commit", "commit",
     "complete", "end",
 )  # fmt: skip
-"""The orders at which a mishap may happen. An order that stands twice is drawn twice as often:
-more can go wrong there."""
+"""The orders at which a mishap may happen. An order that is listed twice is drawn twice as often,
+because more can go wrong in it."""
 RARE = ("load", "fetch", "restore", "save", "commit")
 """Orders that only a few ranks get, or that are rarely sent."""
 AT_ONCE = ("freeze", "hold", "release")
-"""Orders at which no rank can fail or be slow, since the control thread carries them out."""
+"""The orders at which no rank can fail or be slow, because the control thread carries them out."""
 OPENING = ("awaiting", "repairing", "rebuilding", "rolling back", "resuming", "healthy")
-"""States that a job passes through once before any mishap."""
+"""The states that a job passes through before any mishap has happened."""
 STATES = (
     *OPENING, "freezing", "clearing", "choosing", "dumping", "exiting", "pausing", "paused", "ended",
 )  # fmt: skip
@@ -74,8 +74,8 @@ NOTICED = (
 """Faults that are noticed from outside the rank. The most frequent one is a straggler, a slow
 rank."""
 CHECKS = ("", "", "pass", "isolate", "end")
-"""Verdicts that the check of a pause gives for a rank. Empty: the pause runs no check and waits
-to be ended."""
+"""The verdicts that the check of a pause returns for a rank. Empty: the pause has no check and
+waits until it is ended."""
 
 
 QUICK = Policy(
@@ -103,10 +103,10 @@ QUICK = Policy(
     warming=2.0,
     node_silence=4.0,
 )
-"""Limits in seconds, for a cluster in which a step takes a fraction of a second. `gather` is
-3600 seconds by default. Here it is 30 seconds, longer than any node takes to come. The job waits
-that long for a node that was lost before it had reported. The limit is well below the time in
-which the job must be over after the last mishap (`invariants.BOUND`)."""
+"""The limits of a job in which a step takes a fraction of a second, in seconds. `gather` is 3600
+seconds by default; here it is 30 seconds, which is longer than any node takes to join, but well
+below the time in which the job must be over after the last mishap (`invariants.BOUND`). The job
+waits that long for a node that was lost before it had reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Trouble:
     """
 
     delay: float = 0.005
-    """The longest delay of a message in seconds. `loss`, `double` and `reorder` are
+    """The longest delay of a message in seconds. `loss`, `double` and `reorder` are the
     probabilities that a message is lost, arrives twice, or overtakes others."""
     loss: float = 0.0
     double: float = 0.0
@@ -174,13 +174,13 @@ class Schedule:
     nodes: int = 1
     topology: Topology = "replicated"
     copies: int = 2
-    """How many ranks hold each shard that is not on all ranks."""
+    """The number of ranks that hold each shard that is not on all ranks."""
     steps: int = 10
     policy: Policy = QUICK
     strategies: tuple[str, ...] = STRATEGIES
     derives: bool = True
-    """Whether the adaptor can make the rank-local state of a rank from the step alone.
-    `strategies` are the strategies in which the adaptor can take part."""
+    """True if the adaptor can make the rank-local state of a rank from the number of a step.
+    `strategies` are the strategies that the adaptor supports."""
     spares: tuple[int, ...] = ()
     """The spare nodes: for each, the number of ranks for which it has room. They start without
     ranks."""
@@ -189,8 +189,8 @@ class Schedule:
     checkpoints: int = 0
     """Number of steps between two periodic checkpoints. 0: there are none."""
     own: int = 0
-    """Number of steps between two checkpoints that the ranks keep on their own and find
-    themselves. 0: they keep none."""
+    """The number of steps between two checkpoints that the ranks write without tft and find
+    themselves. 0: they write none."""
     tail: float = 0.0
     """The longest duration of a step's tail on a rank, in seconds. 0: a step ends with its
     update window."""
@@ -204,7 +204,7 @@ class Schedule:
     """The step of the checkpoint from which the job starts. 0: the job starts without a
     checkpoint."""
     backups: int = 0
-    """How many earlier steps each rank keeps a copy of."""
+    """The number of earlier steps of which each rank keeps a copy."""
     skew: float = 0.0
     """The largest difference between the clock of a node and that of the controller, in seconds."""
     standbys: int = 0
@@ -289,7 +289,8 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    own = Random(f"switch {seed}")  # separate generator: all other draws stay unchanged
+    # a separate generator, so that all other random numbers stay the same
+    own = Random(f"switch {seed}")
     if own.random() < 0.15:
         mishaps.append(_switch(own, world))
     drawn = Schedule(

@@ -94,7 +94,7 @@ def explain(schedule: Schedule, stories: Path) -> str:
         path = stories / f"seed-{schedule.seed}-{name}.jsonl"
         try:
             write_story(path, each.schedule, each.events)
-        except Exception as error:  # noqa: BLE001 (a machine that fails at the story is the target)
+        except Exception as error:  # noqa: BLE001 (the machine may have the bug that is searched)
             lines.append(f"the machine fails at the story: {error!r}")
         lines.append(f"{name}: {each.how}\n  story: {path}")
     return "\n".join([*lines, f"  {code(smallest.schedule)}", ""])

@@ -207,7 +207,7 @@ class Connection:
     """The virtual time at which the node was last connected."""
     link: Link = field(default_factory=Link)
     beats: bool = True
-    """True when the beats of the node reach the leader."""
+    """True when the heartbeats of the node reach the leader."""
 
 
 @dataclass(slots=True)
@@ -585,14 +585,14 @@ class Cluster:
 
     nodes: dict[int, NodePart] = field(default_factory=dict)
     leaders: list[LeaderPart] = field(default_factory=list)
-    """All controllers that live, including the standbys."""
+    """All living controllers, including the standbys."""
     processes: list[ProcessPart] = field(default_factory=list)
     """All processes of the run, including those that have ended."""
     by_address: dict[str, ProcessPart] = field(default_factory=dict)
     pids: int = 1000
     """The process id that was given out last."""
     controllers: int = 0
-    """How many controllers were started."""
+    """The number of controllers that were started."""
 
 
 @dataclass(slots=True)
@@ -642,8 +642,8 @@ class Stage:
     cluster: Cluster = field(default_factory=Cluster)
     pollution: Pollution = field(default_factory=Pollution)
     begun: bool = False
-    """True when a rank has entered the training loop. Before that, all freshly initialized
-    states are equal."""
+    """True when a rank has entered the training loop. Before that, all ranks have initial states,
+    which are equal."""
     over: JobOver | None = None
 
     def takes(self, least: float, most: float) -> float:

@@ -33,7 +33,7 @@ class SharedStory:
     def __init__(self, *, tells_all: bool = False) -> None:
         self.events: list[Event] = []
         self.then: list[str] | None = [] if tells_all else None
-        """Fingerprints of the commands after each event. None when nobody will look at them."""
+        """The fingerprints of the commands after each event. None: they are not recorded."""
         self.epoch = 0
 
     def append(self, event: Event, epoch: int) -> bool:
@@ -56,8 +56,8 @@ class SharedStory:
 
     def differs(self, schedule: Schedule) -> str:
         """
-        Write the story as text, read the text, and judge its events again. Return the events whose
-        commands differ, or the failure of the replay. Return an empty text when no commands differ.
+        Write the story as text, read the text, and replay its events. Return the events whose
+        commands differ, or the failure of the replay. Return "" when no commands differ.
         """
         if self.then is None:
             return ""

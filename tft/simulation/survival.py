@@ -1,5 +1,6 @@
 """
-Faults that a job has to survive: a single fault, if other ranks still hold the needed state.
+Decides which faults a job must survive: a single fault, if other ranks still hold the state that is
+needed.
 """
 
 from tft.core.job.commands import JobOver
@@ -10,7 +11,7 @@ from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
 SHORT = 2.0
-"""Seconds of silence after which no party is given up yet."""
+"""The time in seconds of silence that does not make the controller give up a node or a process."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
@@ -18,20 +19,21 @@ NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "n
 
 def lost_needlessly(stage: Stage, over: JobOver) -> str:
     """
-    Return why a job that has ended should have gone on. Return an empty text when it could not go
-    on, or has done all its steps.
+    Return why a job that has ended should have continued. Return "" when it could not continue, or
+    has done all its steps.
     """
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
         return ""
-    if over.why.endswith("before any rank had joined the job"):  # perhaps no rank ever joins
+    # the job may rightly end so, if no rank ever joins
+    if over.why.endswith("before any rank had joined the job"):
         before = [
             n
             for (at, kind), n in stage.checks.seen.items()
             if kind == "Joined" and at not in SETTLED
         ]
         return "somebody had" if before else ""
-    if over.why.startswith("all steps are done"):  # the script may do more then
+    if over.why.startswith("all steps are done"):  # the script may fail after the last step
         return "they were not" if stage.checks.invariants.short() else ""
     return over.why if _survivable(stage, faults[0]) else ""
 
@@ -62,7 +64,8 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
         case "store":
             return able and twice and not _heard_late(stage, fault.target)
         case "fail":
-            return able and twice and fault.lasting <= SHORT  # else it fails again and again
+            # otherwise the order fails at every attempt
+            return able and twice and fault.lasting <= SHORT
         case "notice":
             spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1
             return able and twice and fault.kind in NOTICED and not spread
@@ -84,7 +87,7 @@ def _known(stage: Stage, node: int) -> set[int]:
             break
         if isinstance(report, NodeJoined):
             if report.node == node and node in known and report.pid != agent:
-                break  # another agent than before: the node was lost without a report
+                break  # another agent has joined: the node was lost without a report
             agent = report.pid if report.node == node else agent
             known.add(report.node)
     return known

@@ -25,22 +25,22 @@ class Content(NamedTuple):
     @property
     def flipped(self) -> bool:
         """
-        Whether a silent corruption has changed this content, or content that it was copied or
-        computed from.
+        True if a silent corruption has changed this content, or content from which it was copied or
+        computed.
         """
         return self.model % 1 == FLIPPED or self.settings % 1 == FLIPPED
 
     @property
     def spoilt(self) -> bool:
         """
-        Whether the content comes from a polluted update.
+        True if the content comes from a polluted update.
         """
         return self.model % 1 == SPOILT
 
     @property
     def wrong(self) -> bool:
         """
-        Whether the content is torn, corrupted with an exception, or lost.
+        True if the content is torn, corrupted with an exception, or lost.
         """
         return self.model % 1 == WRONG
 
@@ -53,7 +53,7 @@ class Content(NamedTuple):
 
 SPOILT, FLIPPED, WRONG = 0.25, 0.125, 0.5
 RANGE = 1 << 40
-"""Numbers below this bound keep a fraction of 1/8 exactly."""
+"""Numbers below this bound can be stored with a fraction of 1/8 without rounding."""
 
 
 Written = Content | float
@@ -76,7 +76,8 @@ class Truth:
         self._values = [hash((seed, 0))]
         self._tails = tails
         self._bends: dict[str, dict[int, Content]] = {}
-        """By shard and step: the content from which all ranks went on instead of the right one."""
+        """By shard and step: the content that counts as right, because all ranks continued from it.
+        """
         self._data = [0]
         self._left_out: dict[int, int] = {}
         self._without: dict[int, tuple[int, ...]] = {0: ()}
@@ -116,14 +117,14 @@ class Truth:
 
     def _next(self, content: Content, step: int) -> Content:
         """
-        Return the content that follows from `content` by the update and the tail of `step`.
+        Return the content that `content` becomes through the update and the tail of `step`.
         """
         facts = (content.model, self._data[step], self._without_after(step - 1))
         return Content(hash(facts), content.settings + 1)
 
     def data(self, step: int) -> int:
         """
-        Return how many batches are drawn by the end of `step`.
+        Return the number of batches that are drawn by the end of `step`.
         """
         self._until(step)
         return self._data[step]
@@ -199,7 +200,7 @@ class Truth:
 
     def unbend_after(self, step: int) -> None:
         """
-        Drop the contents that `bend` made right for steps later than `step`, because all ranks go
+        Forget the contents that `bend` made right for steps later than `step`, because all ranks go
         back to `step`.
         """
         for bends in self._bends.values():

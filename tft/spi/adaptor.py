@@ -70,8 +70,8 @@ class AdaptorSpecs:
         Return a text that names what the framework has already started in this process, or None.
 
         The text names everything that ties this process to other processes, such as a process
-        group. None means that nothing was started. The process is about to become a `tft run`, and
-        the other processes would wait for this process for ever.
+        group. None means that nothing was started. The hook is called because this process is about
+        to be replaced by a `tft run`, and other processes tied to it would then wait forever.
 
         Not needed: without this hook tft assumes that the framework has started nothing.
         """
@@ -92,7 +92,7 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_adopt(
         self,
-        parts: Mapping[str, Any],  # Any: the framework's own objects
+        parts: Mapping[str, Any],  # Any: objects of the framework, of any class
         wrap: Callable[[], Any] | None,
     ) -> None:
         """
@@ -445,7 +445,7 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_rebuild(self) -> Any:  # Any: the user's own wrapper
+    def tft_rebuild(self) -> Any:  # Any: the wrapper that the user's own function returns
         """
         Build the framework's wrapper, which the training loop calls, anew. Return the wrapper.
 
@@ -569,12 +569,12 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_classify(self, error: BaseException) -> FaultKind | Diagnosis | None:
         """
-        Return the kind of fault that the framework's exception `error` indicates.
+        Return the kind of fault that the framework's exception `error` means.
 
         Return a `Diagnosis` to give more facts. Return None if the adaptor does not know the
-        exception. A `tft.TrainingFault` that declares a kind and the table of device faults take
-        precedence over the answer. The exceptions that caused `error` are passed to the hook in
-        separate calls.
+        exception. A `tft.TrainingFault` that declares a kind, and the table of device faults, take
+        precedence over the answer. For the exceptions from which `error` was raised, the hook is
+        called separately.
         """
 
 
@@ -584,4 +584,5 @@ NEEDED_HOOKS = (
     "tft_quiesce", "tft_waiting", "tft_clear", "tft_regroup", "tft_rebuild", "tft_save", "tft_load",
     "tft_classify",
 )  # fmt: skip
-"""The hooks that an adaptor must implement. A rank of an adaptor without one of them is refused."""
+"""The hooks that an adaptor must implement. tft refuses to start a rank with an adaptor that lacks
+one of them."""

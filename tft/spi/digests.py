@@ -11,19 +11,21 @@ from contextlib import suppress
 import xxhash
 
 _PIECE = 4 * 2**20
-"""Bytes that are read at a time: the pieces of one large tensor are read by several threads."""
+"""The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
+which several threads read."""
 _SHARE = 32 * 2**20
-"""Bytes for which one more thread is started. A small state is read without."""
+"""The number of bytes for which one more thread is started. A state smaller than this is read
+without threads."""
 _MOST = 4
-"""The threads that read, at most: a few reach the bandwidth of the memory."""
+"""The highest number of threads. A few threads already use the whole memory bandwidth."""
 
 
 _BATCH = 256 * 2**20
-"""Bytes whose buffers are in use at a time. The content of a device is copied to the host for this,
-so the host needs room for a batch and not for the whole state."""
+"""The number of bytes whose buffers are used at the same time. Content of a device is first copied
+to the host, so the host needs room for this many bytes and not for the whole state."""
 
 Content = tuple[str, str, memoryview]
-"""The part, the name and the bytes of a buffer."""
+"""A buffer to be digested: the name of its part, its own name, and its bytes."""
 
 
 def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict[str, str]:
@@ -78,24 +80,26 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
         while left:
             try:
                 index, piece = left.popleft()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread has taken the last piece
                 return
             digests[index] = xxhash.xxh3_128_digest(piece)
 
-    # threads of their own, and no pool: a process that forks later must not inherit idle threads
+    # new threads and no thread pool: idle threads of a pool would make it unsafe to fork this
+    # process later
     threads: list[threading.Thread] = []
     try:
-        with suppress(RuntimeError):  # the node has no more threads: the others read all of it
+        # if the system cannot start more threads, the threads that run read everything
+        with suppress(RuntimeError):
             for _ in range(readers - 1):
                 thread = threading.Thread(target=read, name="digest")
                 thread.start()
                 threads.append(thread)
         read()
     finally:
-        left.clear()  # an interrupted rank does not read on
+        left.clear()  # if this rank is interrupted, the threads must stop reading
         for thread in threads:
             thread.join()
-    # a piece that a thread could not read is read again here, so that its error is raised
+    # a piece that a thread failed to read is read again here, so that this thread raises the error
     return [
         digests[index] if index in digests else xxhash.xxh3_128_digest(piece)
         for index, piece in enumerate(pieces)

@@ -44,11 +44,12 @@ UNKNOWN_STATUS = 1
 _FAILED = 4
 """The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
-"""Bytes of the longest message. A message has a few numbers, or the reason of a failed start."""
+"""The size in bytes of the longest message. A message contains a few numbers, or the reason of a
+failed start."""
 _DECIDED = (
     *("--nnodes", "--node-rank", "--nproc-per-node", "--placed", "--starter", "--resume-if-any"),
 )
-"""The options of `tft run` that the launcher decides, so that the user must not set them."""
+"""The options of `tft run` that the launcher sets, and that a user must not set."""
 
 
 class Starter(Protocol):
@@ -111,7 +112,8 @@ class Answer:
     number: int
     pid: int = 0
     code: int = 0
-    """With `ended`: the exit status, or minus the number of the signal that ended the process."""
+    """With `ended`: the exit status, or the negative number of the signal that ended the process.
+    """
     why: str = ""
     """With `refused`: the reason."""
 
@@ -139,7 +141,7 @@ def hear_answer(channel: socket.socket) -> Answer | None:
 
 def written(environment: Mapping[str, str]) -> int:
     """
-    Write an environment as JSON to a memory file, and return the file's descriptor.
+    Write an environment as JSON to a file in memory, and return the file's descriptor.
 
     A file is used because an environment can be larger than a message.
     """
@@ -170,8 +172,8 @@ def check_options(options: Sequence[str]) -> None:
     """
     Check options of `tft run` that a user gives to a job under another launcher.
 
-    Raises `UsageError` for an option that only the launcher may set. `tft run` itself refuses other
-    invalid options.
+    Raises `UsageError` for an option that only the launcher may set. Other invalid options are
+    refused later by `tft run`.
     """
     for word in options:
         if word.partition("=")[0] in _DECIDED:
@@ -189,7 +191,7 @@ class BrokerAddress:
     """
 
     host: str
-    """The address of node 0, the same on all machines."""
+    """The address of node 0, which must be valid on all machines."""
     port: int
     """This port and the next one must be free on node 0."""
     named: str
@@ -255,14 +257,16 @@ class Node:
             with theirs:
                 running = subprocess.Popen(
                     [
-                        # -P: a module in the working directory must not hide a module of tft
+                        # -P: modules in the working directory must not hide modules of tft
                         *(sys.executable, "-P", "-m", "tft", "run", *self._words),
                         *("--starter", descriptor, self._mark, "--", *self._command),
                     ],
                     env=environment | parent_death_tie(),
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # so a signal of the terminal arrives once, from here
+                    # a signal of the terminal must not reach `tft run` directly, since this process
+                    # forwards it
+                    start_new_session=True,
                 )
             with _handed_on(running):
                 Service(mine, starter, environment).serve(until_ended=running.pid)
@@ -346,7 +350,7 @@ class Service:
 
     def _obey(self) -> None:
         heard = _hear_ask(self._channel)
-        if heard is None:  # the agent is leaving; the pidfd in `serve` shows the end of `tft run`
+        if heard is None:  # the agent is ending; `serve` notices the end of `tft run` by its pidfd
             self._selector.unregister(self._channel.fileno())
             return
         ask, environment = heard
@@ -398,13 +402,14 @@ class Service:
         started = self._started[number]
         self._selector.unregister(started.pidfd)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(started.pid, signal.SIGKILL)  # children it has left behind
+            # also kill the children that the process has left behind
+            os.killpg(started.pid, signal.SIGKILL)
         self._answer(
             Answer(kind="ended", number=number, pid=started.pid, code=_status(started.pid))
         )
 
     def _answer(self, answer: Answer) -> None:
-        with suppress(OSError):  # the agent is gone, and the job with it
+        with suppress(OSError):  # the agent has ended, and the job with it
             say(self._channel, answer)
 
     def _reap(self, started: _Started) -> None:
@@ -423,7 +428,7 @@ class Service:
 
 def _status(pid: int) -> int:
     """
-    Return how a child process has ended: its exit status, or minus the number of the signal that
+    Return how a child process has ended: its exit status, or the negative number of the signal that
     ended it.
 
     The child is not reaped. Returns `UNKNOWN_STATUS` if other code has already reaped the child.

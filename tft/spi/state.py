@@ -66,7 +66,7 @@ class TrainingState(Protocol):
 
     def clear(self) -> None: ...
 
-    def rebuild(self) -> Any: ...  # Any: the framework's own
+    def rebuild(self) -> Any: ...  # Any: the wrapper of the framework, of any class
 
 
 State = TypeVar("State", bound=TrainingState)
@@ -139,5 +139,5 @@ class StateHooks(Generic[State]):
         return self.state().digests()
 
     @hookimpl
-    def tft_rebuild(self) -> Any:  # Any: the framework's own
+    def tft_rebuild(self) -> Any:  # Any: the wrapper of the framework, of any class
         return self.state().rebuild()

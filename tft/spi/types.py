@@ -21,7 +21,8 @@ class Buffer:
 
     name: str
     view: memoryview
-    """The bytes: a flat view of format `B`. Writable if the buffer comes from `tft_take`."""
+    """The bytes, as a flat view of format `B`. The view is writable if the buffer comes from
+    `tft_take`."""
 
 
 def _host_memory(size: int) -> memoryview:
@@ -32,18 +33,19 @@ def _host_memory(size: int) -> memoryview:
 class DeviceBuffer:
     """
     One named piece of the memory of a shard that is on a device. A transfer copies it to the host
-    in parts, when they are requested. So the host needs memory for two parts only.
+    in parts, as they are requested, so the host needs memory for only two parts.
     """
 
     name: str
     size: int
-    """In bytes."""
+    """The size in bytes."""
     copy: Callable[[int, memoryview], Callable[[], None]]
     """`copy(offset, into)` begins to copy the bytes from `offset` on into the host memory `into`,
     until it is full. The returned function waits until that is done. It is called on the threads of
     transfers."""
     host_memory: Callable[[int], memoryview] = _host_memory
-    """Returns writable host memory of that many bytes, from which the device can copy fast."""
+    """Returns writable host memory of the given number of bytes, from which the device can copy
+    fast."""
 
     @property
     def view(self) -> memoryview:
@@ -65,21 +67,24 @@ class Parallelism:
     """
 
     framework: str
-    """The name of the framework, for sentences."""
+    """The name of the framework, for messages."""
     dp: int
     tp: int
     pp: int
     cp: int
     ep: int
-    """The number of ranks that experts are spread over, of the dp * cp ranks of a dense group."""
+    """The number of ranks over which experts are spread, out of the dp * cp ranks of a dense
+    data-parallel group."""
     shards: int
-    """The number of shards that the optimizer state of a dense group is cut into. 1: not cut."""
+    """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
+    it is not cut."""
     threshold_kb: int = 0
-    """Parameters smaller than this are not cut."""
+    """A size in kilobytes. If parameters are cut, parameters smaller than this are not."""
     cuts_parameters: bool = False
     """True if parameters are cut together with their optimizer state."""
     experts_as_dense: bool = False
-    """True if the state of experts is cut into as many shards as the dense state."""
+    """True if the state of experts is cut into as many shards as the state of the dense part of the
+    model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Made:
     process groups are lost.
     """
 
-    model: Any  # Any: the framework's own types
+    model: Any  # Any: objects of the framework, of any class
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
@@ -110,8 +115,8 @@ class ShardPayload:
     """
 
     meta: bytes
-    """What the receiver must know before it can take the buffers, and all state that is not in
-    tensors."""
+    """The description that the receiver needs before it can receive the buffers, and all state that
+    is not in tensors."""
     buffers: tuple[Buffer | DeviceBuffer, ...]
 
 
@@ -124,7 +129,7 @@ class CheckResult:
     """
 
     verdict: Verdict
-    """`pass`: go on; `isolate`: take this rank's node out of the job; `end`: end the job."""
+    """`pass`: continue; `isolate`: take this rank's node out of the job; `end`: end the job."""
     finding: str = ""
     """The reason for a verdict that is not `pass`: a sentence on which an operator can act."""
 
@@ -148,11 +153,12 @@ class DeviceFault:
     words: str
     """A regular expression, searched in the message of a `RuntimeError`."""
     kind: FaultKind | None
-    """The kind of fault. None: a bug of the user, or a request for more memory than there is."""
+    """The kind of fault. None: no fault, but a bug of the user or a request for more memory than
+    there is."""
     context_lost: bool = False
     """The device accepts no more work from this process: another process must replace it."""
     source: str = ""
-    """The documentation or source code that says so."""
+    """The documentation or source code from which this line is known."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -172,16 +178,19 @@ class DeviceFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job, if the kind of fault alone is not enough.
+    What an exception means for the job. An adaptor returns it if the kind of fault alone does not
+    say enough.
     """
 
     kind: FaultKind
     polluted: bool = False
-    """The last update may have spread wrong numbers: no copy of that step is sound, on any rank."""
+    """True if the last update may have spread wrong numbers: no copy of that step is sound, on any
+    rank."""
     not_after: int | None = None
-    """The last sound step, if it is known: no copy of a later step is sound. None: not known."""
+    """The last step whose state is sound: no copy of a later step is. None: not known."""
     context_lost: bool = False
-    """The device accepts no more work from this process: another process must replace it."""
+    """True if the device accepts no more work from this process, so that another process must
+    replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +219,16 @@ class OfferView:
     why_not: str | None
     """The reason why the strategy cannot be used; None: it can be used."""
     step: int | None
-    """The step to whose end all ranks would return. None: the step of a checkpoint that the ranks
-    find themselves."""
+    """The step from whose end all ranks would continue. None: the step of a checkpoint that the
+    ranks find themselves."""
     leaving: tuple[int, ...]
     """For `scale_in`: the ranks that would leave the job."""
     joining: tuple[int, ...] = ()
-    """For `scale_out`: the ranks that would come back."""
+    """For `scale_out`: the ranks that would come back to the job."""
     replaced: tuple[int, ...] = ()
-    """The living ranks that would get another process."""
+    """The ranks with a living process that would get another process."""
     reload: bool = False
-    """True if all ranks would load the newest checkpoint that they keep themselves."""
+    """True if all ranks would load the newest checkpoint that they write without tft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,24 +239,26 @@ class RankView:
 
     rank: int
     node: int | None
-    """The node that the rank runs on, or ran on last; None: it has never had one."""
+    """The node on which the rank runs, or ran last. None: the rank never had a node."""
     member: bool
     """True if the rank takes part in the training."""
     alive: bool
-    """True if the process of the rank takes orders."""
+    """True if the process of the rank can receive orders."""
     held: int | None
-    """The step whose whole state the rank has in use; None: there is no such state."""
+    """The step of the complete state with which the rank trains. None: the rank has no complete
+    state."""
     sound: bool
     """True if no fault has touched that state."""
     backups: tuple[int, ...]
-    """Earlier steps of which the rank keeps a sound copy."""
+    """The earlier steps of which the rank keeps a sound copy in memory."""
     shards: tuple[str, ...]
     """The shards of which the rank holds a copy. Ranks with the same shard are replicas of it."""
     column: tuple[int, ...]
-    """The ranks that can only leave and come back together with this rank (a model replica). Empty:
-    the rank leaves alone."""
+    """The ranks of the model replica of this rank, which can leave the job and come back only
+    together. Empty: the rank leaves alone."""
     unplaceable: str
-    """Why no other process can be started for the rank. Empty: one can, or none is needed."""
+    """Why no other process can be started for the rank. Empty: one can be started, or none is
+    needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +271,9 @@ class IncidentView:
     round: int
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
-    """The strategies, in the order in which they would be tried."""
+    """The strategies, in the order in which the job would try them."""
     ranks: tuple[RankView, ...]
-    """All ranks of the job, also those that have left, in their order."""
+    """All ranks of the job, including those that have left, by rank number."""
     until: float
     """The time at which the strategy is chosen without advice (CLOCK_MONOTONIC of the controller,
     seconds)."""
@@ -275,22 +286,25 @@ class Advice:
     """
 
     strategy: str = ""
-    """The strategy to follow: an offered strategy, or the plugin's own name for a variant of
-    `base`."""
+    """The strategy to follow: one that was offered, or a new name of the plugin for a variant of
+    `base`. Empty: the plugin leaves the choice to tft."""
     base: str = ""
-    """With a name of the plugin's own: the offered strategy of which it is a variant."""
+    """If `strategy` is a new name of the plugin: the offered strategy of which it is a variant."""
     not_after: int | None = None
-    """With a name of the plugin's own: return to this step or an earlier one."""
+    """If `strategy` is a new name of the plugin: the step to return to; an earlier one is possible,
+    too."""
     skip: int = 0
-    """With a name of the plugin's own: the number of batches to leave out after the rollback."""
+    """If `strategy` is a new name of the plugin: the number of batches to skip after the rollback.
+    """
     replace: tuple[int, ...] = ()
-    """With a name of the plugin's own: ranks whose processes are replaced although they live."""
+    """If `strategy` is a new name of the plugin: the ranks whose living processes are replaced,
+    too."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be used in this incident."""
     wait: float = 0.0
     """Seconds after which the plugin is asked again, before a strategy is chosen."""
     why: str = ""
-    """The reason: a sentence for the operator."""
+    """The reason for the advice: a sentence for the operator."""
 
 
 class SessionView(Protocol):

@@ -1,3 +1,3 @@
 """
-Parts that imitate the rest of a job, for tests of tft and of adaptors and plugins.
+Replacements for the parts of a job, for tests of tft and of adaptors and plugins.
 """

@@ -2,9 +2,10 @@
 An adaptor without a framework, for tests. It uses real processes and real sockets, and a state of a
 few numbers. It is installed under the name `fake`.
 
-The adaptor tests every part of tft outside a framework. A job of four ranks takes about a second to
-start. The model is any object with `values`, an `array` of doubles. The ranks add numbers with
-`group().add(x)`. Like a collective, this call waits for all ranks, and hangs if a rank is missing.
+With it, all parts of tft except the real adaptors can be tested. A job of four ranks takes about a
+second to start. The model is any object with `values`, an `array` of doubles. The ranks add numbers
+with `group().add(x)`. Like a collective, this call waits for all ranks, and hangs if a rank is
+missing.
 
 All ranks have the same state, unless the model is adopted with `apart`; then each rank has a shard
 of its own. Each rank keeps copies of the last two complete steps. A function that is adopted as
@@ -41,8 +42,7 @@ class Model(Protocol):
 
 class Group:
     """
-    A process group of one rank: the connection to the other ranks of the last regroup, through the
-    store.
+    The process group of one rank: the connection to the other ranks through the store.
     """
 
     def __init__(self, name: str, host: str, port: int, world: int) -> None:
@@ -60,14 +60,14 @@ class Group:
 
         Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # the first call only forms the group
+        if self._turn:  # not at the first call, which only forms the group
             _adopted.contributing()
         return self.meet(number)
 
     def meet(self, number: float = 0.0) -> float:
         """
-        Do the same as `add`, but without calling `contributing`, for calls that are not part of the
-        step.
+        Return the sum of the numbers of all ranks, as `add` does, but without calling
+        `contributing`. It is for calls that are not part of the step.
         """
         self._turn += 1
         ask = {"key": f"{self._name}/{self._turn}", "world": self._world, "number": number}
@@ -79,14 +79,15 @@ class Group:
 
     def shut(self) -> None:
         """
-        Make `add` fail with `ConnectionError` on this rank, in threads that wait in it and later.
+        Make `add` fail with `ConnectionError` on this rank, both in threads that wait in it now and
+        in later calls.
         """
-        with contextlib.suppress(OSError):  # it may be shut already
+        with contextlib.suppress(OSError):  # raises if the connection is shut already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """
-        Free the connection.
+        Close the connection.
         """
         self._file.close()
         self._socket.close()
@@ -133,15 +134,15 @@ class _Adopted:
     """
 
     model: Model | None = None
-    data: Any = None  # Any: the user's own, with state_dict and load_state_dict
+    data: Any = None  # Any: an object of the script, with state_dict and load_state_dict
     wrap: Callable[[], Any] | None = None
     apart: bool = False
-    """True if each rank has a part (shard) of its own."""
+    """True if each rank has a shard of its own."""
     reload: Callable[[int | None], int] | None = None
     group: Group | None = None
     backups: Mapping[int, "array.array[float]"] = MappingProxyType({})
-    """The copies, by step. The mapping is replaced and never changed, because other threads read
-    it."""
+    """The copies of the state, by step. Other threads read this mapping, so it is replaced as a
+    whole and never changed."""
 
     def contributing(self) -> None:
         """
@@ -188,12 +189,12 @@ def tft_store(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 @hookimpl
 def tft_watch(contributing: Callable[[], None]) -> None:
-    _adopted.contributing = contributing  # type: ignore[method-assign] # one state, one process
+    _adopted.contributing = contributing  # type: ignore[method-assign] # a process has only one such object
 
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: see the specification
+    parts: Mapping[str, Any],  # Any: objects of the script, of any class
     wrap: Callable[[], Any] | None,
 ) -> None:
     if "model" not in parts:
@@ -265,7 +266,7 @@ def tft_give(shard: str, step: int) -> ShardPayload:
 
 @hookimpl
 def tft_compare(shard: str) -> Mapping[str, str]:
-    # of the state in use: `tft_give` may read the copy of the same step
+    # digest the state in use: `tft_give` may return the copy of the same step
     return {"values": xxhash.xxh3_128_hexdigest(_model().values.tobytes())}
 
 
@@ -315,7 +316,7 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 
 @hookimpl
-def tft_rebuild() -> Any:  # Any: the user's own wrapper
+def tft_rebuild() -> Any:  # Any: the wrapper that the script's own function returns
     return _model() if _adopted.wrap is None else _adopted.wrap()
 
 

@@ -9,8 +9,8 @@ The contract of an adaptor, as tests that the author of an adaptor runs.
         training = MyTraining
 
 The tests start real processes that call the hooks of the adaptor in the order in which a worker
-calls them. Some tests disturb a job: they kill, damage, roll back or load its ranks. The job must
-end bit for bit as an undisturbed job.
+calls them. In some tests a rank is killed, its memory is damaged, or the job is rolled back or
+loaded. The job must end bit for bit as an undisturbed job.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,12 @@ __all__ = ["AdaptorContract", "Training"]
 LAST = 5
 """The last step of each job."""
 CUT = 2
-"""The step after which something happens to the job."""
-KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # the values of the Literal
+"""The step after which the tests disturb the job."""
+KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # all values of the Literal type
 
 Record = tuple[list[list[object]], list[dict[str, str]]]
-"""What the steps of each rank have returned, and the final digests of each rank."""
+"""The results of a job: what the steps of each rank have returned, and the final digests of each
+rank."""
 
 
 class AdaptorContract:
@@ -41,7 +42,8 @@ class AdaptorContract:
 
     training: ClassVar[type[Training]]
     world: ClassVar[int] = 3
-    """The number of ranks. With two ranks the order of an all-reduce cannot be wrong."""
+    """The number of ranks. It is three, because with two ranks the order of an all-reduce cannot be
+    wrong."""
     _undisturbed: ClassVar[dict[tuple[type[Training], int], Record]] = {}
 
     # ---------------------------------------------------------------- the hooks
@@ -216,7 +218,7 @@ class AdaptorContract:
             ranks.all("train", CUT + 1)
             kept = ranks.all("backups")
             if kept[0] is None:
-                return  # the adaptor keeps no copies
+                return  # this adaptor keeps no copies
             for number, steps in enumerate(kept):
                 assert CUT + 1 in steps, (
                     f"rank {number} keeps no copy of the step that it has ended"
@@ -327,8 +329,8 @@ class AdaptorContract:
 
     def repair(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Give the ranks in `local_state`, which have new processes, the state of `step` from the other
-        ranks. The values of `local_state` are the rank-local states of these ranks.
+        Give the ranks in `local_state`, which have new processes, the state of `step` from the
+        other ranks. `local_state` contains the rank-local state of each of these ranks.
         """
         for rank in ranks:
             rank.ask("clear")
@@ -338,8 +340,8 @@ class AdaptorContract:
 
     def go_on(self, ranks: Ranks, step: int, local_state: dict[int, bytes]) -> None:
         """
-        Form new groups, and roll all ranks back to the end of `step`. The values of `local_state` are
-        the rank-local states of ranks with new processes.
+        Form new groups, and roll all ranks back to the end of `step`. `local_state` contains the
+        rank-local state of each rank that has a new process.
         """
         ranks.form()
         for rank in ranks:
@@ -353,7 +355,7 @@ class AdaptorContract:
         expected = self.undisturbed()
         with self.begun() as ranks:
             if staged and not ranks[0].ask("stages"):
-                return  # the adaptor writes no periodic checkpoints
+                return  # this adaptor writes no periodic checkpoints
             before = ranks.all("train", CUT)
             local_state = dict(enumerate(ranks.all("local_state", CUT)))
             state = ranks.all("digests")
@@ -366,7 +368,8 @@ class AdaptorContract:
             assert ranks.all("digests") == state, "saving has changed the state"
             written: list[str] = []
             if staged:
-                ranks.all("train", CUT + 1)  # training goes on before the copies are written
+                # train on before the copies are written, because they must not change
+                ranks.all("train", CUT + 1)
             for rank, shards in writers:
                 again = ("write_staged", directory) if staged else ("save", directory, shards)
                 written += rank.ask(*again)

@@ -29,12 +29,12 @@ from tft.plugins import load_adaptor
 from tft.spi.state import part_digests
 
 LIMIT = 60.0
-"""Seconds that a rank has for a request. A rank that hangs fails the check."""
+"""The time in seconds that a rank has for a request. If a rank takes longer, the test fails."""
 
 Update = Callable[[], AbstractContextManager[None]]
-"""Opens the update window, as `session.update` does."""
+"""The type of a function that opens the update window, as `session.update` does."""
 Payload = tuple[bytes, list[tuple[str, bytes]]]
-"""The `meta` of a shard, and the name and content of each of its buffers."""
+"""A shard as it is sent: its `meta`, and the name and content of each of its buffers."""
 
 
 class Training(ABC):
@@ -56,14 +56,15 @@ class Training(ABC):
         self.world = world
 
     @abstractmethod
-    def parts(self) -> Mapping[str, Any]:  # Any: the framework's own objects
+    def parts(self) -> Mapping[str, Any]:  # Any: objects of the framework, of any class
         """
         Return the named arguments that the script would give to `session.adopt`. Parameters must be
         the same on every rank, whatever random numbers were drawn before.
         """
 
     @abstractmethod
-    def step(self, model: Any, update: Update) -> object:  # Any: what `tft_rebuild` has returned
+    # Any: the wrapper that `tft_rebuild` returned
+    def step(self, model: Any, update: Update) -> object:
         """
         Train one step as the loop of a script does: draw a batch, compute, and change the state
         within `with update():`. Return the results to be compared between runs, such as the loss in
@@ -86,14 +87,14 @@ class Training(ABC):
 
 class _Rank:
     """
-    The requests that a rank serves, on its training thread.
+    The requests that the process of a rank can carry out, on its training thread.
     """
 
     def __init__(self, training: type[Training], rank: int, world: int) -> None:
         self.hook = training.hooks()
         self._training = training(rank, world)
         self._rank, self._world = rank, world
-        self._model: Any = None  # Any: the framework's own
+        self._model: Any = None  # Any: the wrapper of the framework, of any class
         self._completed = 0
         self._local_states: dict[int, bytes] = {}
         self._staged: list[Callable[[Path], Sequence[str]]] = []
@@ -116,7 +117,7 @@ class _Rank:
         wrap = parts.pop("wrap", None)
         try:
             self.hook.tft_adopt(wrap=wrap, parts={**parts, "no_adaptor_knows_this": object()})
-        except Exception as refusal:  # noqa: BLE001 (the test looks at its type)
+        except Exception as refusal:  # noqa: BLE001 (the test checks its type)
             return type(refusal).__name__
         return ""
 
@@ -131,8 +132,8 @@ class _Rank:
 
     def begin(self) -> None:
         """
-        Roll this rank back to the state in which the script has handed its objects over. A job
-        begins with this, after its first groups were formed.
+        Roll this rank back to the state in which the script has handed its objects over, as a job
+        does after it has formed its first groups.
         """
         self.roll_back(0, self.capture())
 
@@ -178,15 +179,15 @@ class _Rank:
 
     def interrupted(self) -> str | None:
         """
-        Train one more step, in which the rank is to be interrupted. Return the kind of fault to
-        which the adaptor assigns the exception. Return None if the adaptor does not know the
+        Train one more step, in which the rank is to be interrupted. Return the kind of fault that
+        the adaptor assigns to the exception. Return None if the adaptor does not know the
         exception.
 
         Raises `AssertionError` when the rank is not interrupted.
         """
         try:
             self._training.step(self._model, self._update)
-        except Exception as error:  # noqa: BLE001 (whatever the framework raises)
+        except Exception as error:  # noqa: BLE001 (the framework may raise anything)
             kinds = [self.hook.tft_classify(error=each) for each in _chain(error)]
             kind = next((kind for kind in kinds if kind is not None), None)
             return None if kind is None else str(getattr(kind, "kind", kind))
@@ -221,7 +222,7 @@ class _Rank:
 
     def give(self, shard: str, step: int) -> Payload:
         """
-        Return a shard, copied.
+        Return a copy of a shard.
         """
         payload = self.hook.tft_give(shard=shard, step=step)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
@@ -229,7 +230,7 @@ class _Rank:
 
     def take(self, shard: str, payload: Payload, step: int) -> None:
         """
-        Take a shard that another rank has given.
+        Take over a shard that another rank has given.
         """
         meta, given = payload
         buffers = self.hook.tft_take(shard=shard, meta=meta)
@@ -291,7 +292,7 @@ class _Rank:
 
     def stage(self, shards: list[str]) -> None:
         """
-        Copy shards in memory, to be written later.
+        Copy shards in memory, to write them later.
         """
         self._staged = [self.hook.tft_stage(shard=shard, step=self._completed) for shard in shards]
 
@@ -311,7 +312,7 @@ class _Rank:
 
     def stages(self) -> bool:
         """
-        Return whether the adaptor can write a checkpoint while training goes on.
+        Return True if the adaptor can write a checkpoint while training continues.
         """
         return self._has("tft_stage")
 
@@ -350,7 +351,7 @@ def _serve_rank(pipe: Connection, training: type[Training], rank: int, world: in
     def answer(name: str, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
         try:
             told: tuple[str, object, str] = (name, function(*arguments), "")
-        except Exception:  # noqa: BLE001 (shown in the test)
+        except Exception:  # noqa: BLE001 (the test shows the traceback)
             told = (name, None, traceback.format_exc())
         with answering:
             pipe.send(told)
@@ -383,7 +384,7 @@ def _serve_store(pipe: Connection, training: type[Training]) -> None:
 
 class RankProcess:
     """
-    One rank, seen from the test.
+    The process of one rank, as a test uses it.
     """
 
     def __init__(
@@ -404,7 +405,7 @@ class RankProcess:
         """
         self._pipe.send((name, arguments))
 
-    def hear(self, name: str) -> Any:  # Any: what the request returns
+    def hear(self, name: str) -> Any:  # Any: the request decides what is returned
         """
         Return the answer to a request that was sent. Raises `AssertionError` when the request
         failed, or when there is no answer within `LIMIT` seconds.
@@ -422,7 +423,8 @@ class RankProcess:
             raise AssertionError(f"rank {self.rank} could not do `{name}`:\n{failure}")
         return result
 
-    def ask(self, name: str, *arguments: object) -> Any:  # Any: as in `hear`
+    # Any: the request decides what is returned
+    def ask(self, name: str, *arguments: object) -> Any:
         """
         Send a request, and return its answer.
         """
@@ -450,7 +452,8 @@ class Ranks:
         self._training = training
         self._world = world
         self._context = multiprocessing.get_context("forkserver")
-        # has an effect in the first job of a test run: later ones find the imports done
+        # this has an effect only for the first job of a test run: later jobs use the same fork
+        # server
         self._context.set_forkserver_preload([__name__, training.__module__])
         self._formed = formed
         self._groups = 0
@@ -498,7 +501,8 @@ class Ranks:
     def _start(self, rank: int) -> RankProcess:
         return RankProcess(self._context, self._training, rank, self._world)
 
-    def all(self, name: str, *arguments: object) -> list[Any]:  # Any: what the request returns
+    # Any: the request decides what is returned
+    def all(self, name: str, *arguments: object) -> list[Any]:
         """
         Send a request to all ranks at once, and return their answers in the order of the ranks.
         """

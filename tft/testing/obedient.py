@@ -1,9 +1,9 @@
 """
-A scripted rank: a rank's behaviour without a process, a framework or time. It carries out each
+A scripted rank: it behaves like a rank, but has no process, framework or clock. It carries out each
 order at once.
 
-The rank also tracks whether its state is really sound. So a scripted job notices when a rank is
-restored to a spoiled state, or gets a state from a rank that does not have it.
+The rank also knows whether its state is really right. So a scripted job notices when a rank is
+restored to a wrong state, or gets a state from a rank that does not have it.
 """
 
 import math
@@ -35,7 +35,7 @@ from tft.protocol.messages import (
 )
 
 ON_DEVICE = (Fetch, Load, Rebuild, Reload, Restore, Resume, Rollback, Save)
-"""Orders that cannot be carried out without the device."""
+"""The orders that a rank cannot carry out without its device."""
 
 
 @dataclass(slots=True)
@@ -45,25 +45,25 @@ class ScriptedState:
     """
 
     keeps: int = 0
-    """How many copies of earlier steps the rank keeps."""
+    """The number of earlier steps of which the rank keeps copies."""
     torn: bool = False
     spoiled: bool = False
-    """True if the live state is wrong, whether the rank knows it or not."""
+    """True if the state in use is wrong, whether the rank knows this or not."""
     backups: tuple[int, ...] = ()
     """The earlier steps of which the rank keeps a copy."""
     bad_copies: frozenset[int] = frozenset()
     """The steps whose copies were damaged by a memory fault of the rank."""
     finds: int | None = None
-    """The step of the newest checkpoint that the rank keeps itself; None: there is none."""
+    """The step of the newest checkpoint that the rank writes without tft. None: there is none."""
     promises: bool = False
-    """True if the state that the rank fetches arrives at the `Rebuild` order."""
+    """True if fetched state is in use only after the `Rebuild` order."""
     promised: int | None = None
-    """The step of the state that arrives at `Rebuild`; None: no fetch is pending."""
+    """The step of the state that will be in use after `Rebuild`. None: none was fetched."""
     content: str = "right"
-    """The content of the copies. Ranks that hold the same shard must have equal content. Empty: the
-    rank cannot read its copies."""
+    """Stands for the content of the copies. Ranks that hold the same shard must have equal content.
+    Empty: the rank cannot read its copies."""
     settings: str = "right"
-    """The description of the copies; ranks that hold the same shard must have equal
+    """Stands for the description of the copies. Ranks that hold the same shard must have equal
     descriptions."""
     shards: tuple[str, ...] = ()
     odd: dict[int, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ScriptedState:
 @dataclass(slots=True)
 class ScriptedLoop:
     """
-    The place of a rank in its training loop.
+    Where a rank is in its training loop.
     """
 
     window: bool = False
@@ -82,13 +82,14 @@ class ScriptedLoop:
     tail: bool = False
     """True if the update window of the step has closed and the step has not ended (tail)."""
     cut: bool = False
-    """True if the rank does not reach the end of its tail."""
+    """True if the tail of the rank is interrupted before its end."""
     line: str = ""
-    """The place (FILE:LINE) where the loop is cut off."""
+    """The place (FILE:LINE) where the loop is interrupted."""
     after: bool = False
     """True if the step has ended, and the functions called after it are still running."""
     inexact: tuple[str, ...] = ()
-    """Actions of the loop in its tails that an incident cannot undo or repeat as they were."""
+    """Sentences about actions of the loop in its tails that an incident cannot undo or repeat
+    exactly."""
     done: bool = False
     """True when `train` has returned."""
     announce: bool = False
@@ -106,7 +107,7 @@ class ScriptedHearing:
     repeated orders, are ignored."""
     epoch: int = 0
     names: set[OrderName] = field(default_factory=set)
-    """The orders of that round."""
+    """The orders of that round which the rank has heard."""
 
 
 @dataclass(slots=True)
@@ -122,7 +123,8 @@ class ScriptedRank:
     step: int = 0
     training: bool = False
     limit: float = math.inf
-    """The last step the rank may complete: it is frozen, or a `Hold` order limits it."""
+    """The last step that the rank may complete, because it is frozen or a `Hold` order limits it.
+    """
     without: tuple[int, ...] = ()
     """The ranks that take no part in this rank's process groups."""
     hung: bool = False
@@ -138,8 +140,8 @@ class ScriptedRank:
     @property
     def held(self) -> int | None:
         """
-        The step whose whole state is in memory; None inside the update window or when torn. The
-        session has the same property.
+        The step of the complete state in memory. None inside the update window, or when the state
+        is incomplete. The session has the same property.
         """
         return None if self.loop.window or self.state.torn else self.step
 
@@ -154,7 +156,7 @@ class ScriptedRank:
 
     def sound_steps(self) -> frozenset[int]:
         """
-        Return the steps whose state this rank can give to other ranks. Only sound states count.
+        Return the steps whose state this rank can give to other ranks, without wrong states.
         """
         if self.context_lost:
             return frozenset()
@@ -179,8 +181,8 @@ class ScriptedRank:
 
     def hears(self, order: RankOrder, name: OrderName) -> bool:
         """
-        Return True if the order is for this process and was not received before. Only such an order
-        is recorded as received.
+        Return True if the order is for this process and was not received before. Record it as
+        received in that case.
         """
         key = (order.incident, order.round)
         meant = order.incarnations.get(self.rank, 0) == self.incarnation
@@ -203,8 +205,8 @@ class ScriptedRank:
         """
         Carry out an order. Return None, or the reason why the rank could not carry it out.
 
-        `gives` returns, for a rank, the steps whose state it can give. `stuck` is true if the
-        all-reduces of the next step of this rank were cut off.
+        `gives` returns, for a rank, the steps whose state it can give. `stuck` is True if this rank
+        was interrupted in the all-reduces of its next step.
         """
         if self.context_lost and isinstance(order, ON_DEVICE):
             return "AcceleratorError: CUDA error: unspecified launch failure"

@@ -76,30 +76,32 @@ class JobShape:
     policy: Policy = field(default_factory=Policy, kw_only=False)
     resume: tuple[str, int] | None = None
     older: tuple[tuple[str, int], ...] = ()
-    """Further checkpoints, of earlier steps, that the job can resume from: path and step."""
+    """Further checkpoints, of earlier steps, that the job may load: path and step."""
     checkpoint_name: str = "step-{step:08d}"
     placement: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shard to the ranks that hold a copy of it. Empty: every rank holds the shard `dense`."""
+    """By shard: the ranks that hold a copy of it. Empty: every rank holds the shard `dense`."""
     spare: dict[int, int] = field(default_factory=dict)
     """By node: the number of additional ranks for which it has room."""
     derives: bool = True
-    """True if the adaptor can make rank-local state anew."""
+    """True if the adaptor can make the rank-local state of a rank from the number of a step."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By rank: the ranks that leave the job and come back together with it."""
+    """By rank: the ranks of its model replica, which leave the job and come back to it together."""
     strategies: tuple[str, ...] = ("retry", "recover", "dump")
-    """The strategies in which the adaptor can take part."""
+    """The strategies that the adaptor supports."""
     settled: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By rank: the strategies of the rank when it is ready, if they differ from `strategies`."""
+    """By rank: the strategies that the adaptor supports once the rank is ready, if they differ from
+    `strategies`."""
     keeps: int = 0
     """The number of earlier steps of which each rank keeps a copy."""
     finds: dict[int, int] | None = None
-    """By rank: the step of the newest checkpoint that the rank keeps itself. None: no rank keeps
-    any."""
+    """By rank: the step of the newest checkpoint that the rank writes without tft. None: no rank
+    writes any."""
     after: float = 0.0
     """The time, in seconds, that the functions may take that ranks call after a step."""
     promises: bool = False
-    """True if the state that a rank fetches arrives when all ranks rebuild."""
+    """True if the state that a rank fetches is in use only after all ranks have rebuilt their
+    wrappers."""
 
     def __post_init__(self) -> None:
         """
@@ -125,21 +127,22 @@ class Script:
     gone: set[int] = field(default_factory=set)
     """Nodes without an agent."""
     deaf: set[int] = field(default_factory=set)
-    """Nodes whose agents end no process, whatever they are told."""
+    """Nodes whose agents do not end any process, even if they are ordered to."""
     slow: set[int] = field(default_factory=set)
-    """Ranks whose new processes only start, and do not call `tft.init`, until `arrive` is
-    called."""
+    """Ranks whose new processes start, but do not call `tft.init` until the test calls `arrive`."""
     stuck: set[int] = field(default_factory=set)
-    """Ranks whose all-reduces were cut off: they cannot finish the step that the other ranks
-    finish."""
+    """Ranks that were interrupted in their all-reduces, so that they cannot finish the step that
+    the other ranks finish."""
     muted: set[tuple[int, OrderName]] = field(default_factory=set)
-    """Orders that a rank never answers."""
+    """Pairs of a rank and an order that the rank never answers."""
     failures: dict[tuple[int, OrderName], list[str]] = field(default_factory=dict)
-    """By rank and order: the reasons why the order fails, the first times it comes."""
+    """By rank and order: the reasons with which the first answers to the order say that it has
+    failed."""
     miscopied: dict[int, int] = field(default_factory=dict)
     """By rank: how many more fetches of the rank bring damaged content."""
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
-    """The result of the next check on a rank; a check passes on all other ranks."""
+    """By rank: the result of the next check on the rank. Ranks that are not in here pass the check.
+    """
 
 
 class ScriptedJob(JobShape):
@@ -154,9 +157,9 @@ class ScriptedJob(JobShape):
         """The ranks that each node starts."""
         self.script = Script()
         self.successors: dict[int, ScriptedRank] = {}
-        """Further processes, by the rank that they are to take over."""
+        """The successors, by the rank that they are to take over."""
         self.former: list[ScriptedRank] = []
-        """Former processes of ranks that other processes have taken over."""
+        """Earlier processes of ranks that successors have taken over."""
         self.said: list[Order] = []
         self.over: JobOver | None = None
         self.tells: list[Tell] = []
@@ -165,7 +168,7 @@ class ScriptedJob(JobShape):
         self._number = 0
         homes = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
         self.ranks = {rank: ScriptedRank(rank, node=homes[rank]) for rank in range(self.world)}
-        """The process that holds each rank, according to the orders that the ranks have heard."""
+        """The process that holds each rank, according to the orders that were sent."""
         origin = Origin(
             job="job", checkpoints="/run/checkpoints", checkpoint_name=self.checkpoint_name,
             resume=self.resume, older=self.older,
@@ -328,8 +331,8 @@ class ScriptedJob(JobShape):
         self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
     ) -> None:
         """
-        Mark as wrong the states that the fault really damages: the rank's own state, and that of
-        other ranks if the fault has spread.
+        Mark as wrong the states that the fault really damages: that of the rank itself, and those
+        of other ranks if the fault has spread.
         """
         if kind in ("memory", "corruption"):
             one.state.spoiled, one.state.bad_copies = True, frozenset(one.state.backups)
@@ -383,7 +386,7 @@ class ScriptedJob(JobShape):
             )
         )
 
-    def advise(self, **said: Any) -> None:  # Any: the fields of Advised, of several types
+    def advise(self, **said: Any) -> None:  # Any: the fields of `Advised` have different types
         """
         Answer as a recovery plugin to the latest consultation. `said` overrides the fields of
         `Advised`.
@@ -440,7 +443,7 @@ class ScriptedJob(JobShape):
 
     def repeat(self) -> None:
         """
-        Queue all unanswered orders once more.
+        Send all unanswered orders again.
         """
         self._queue.extend(self.machine.outstanding())
 
@@ -459,7 +462,7 @@ class ScriptedJob(JobShape):
 
     def come(self, node: int) -> None:
         """
-        Report that an agent has started, for the first time or again.
+        Report that an agent has started on a node, for the first time or again.
         """
         self.script.gone.discard(node)
         self.report(
@@ -475,7 +478,8 @@ class ScriptedJob(JobShape):
 
     def wait(self) -> None:
         """
-        Advance the clock to the machine's next deadline, and tell the machine that it has passed.
+        Advance the clock to the next deadline of the machine, and tell the machine that the
+        deadline has passed.
         """
         deadline = self.machine.next_deadline()
         assert deadline is not None, "nothing is waited for"
@@ -503,7 +507,7 @@ class ScriptedJob(JobShape):
     @property
     def doing(self) -> str:
         """
-        The state of the machine, as a word.
+        The name of the machine's state.
         """
         return str(self.machine.state)
 
@@ -519,10 +523,9 @@ class ScriptedJob(JobShape):
         """
         return [tell.facts for tell in self.tells if tell.event == event]
 
-    def reports(self) -> list[dict[str, Any]]:  # Any: JSON
+    def reports(self) -> list[dict[str, Any]]:  # Any: the parsed JSON of the report
         """
-        Return the incidents as the report shows them. The times when faults began come from the
-        incidents alone.
+        Return the incidents as the report shows them. No plugin is asked for the times of faults.
         """
         return [incident_report(each, _nobody_knows) for each in self.machine.incidents]
 
@@ -675,7 +678,7 @@ class ScriptedJob(JobShape):
         failures = self.script.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None
         if failure is not None and name in ("load", "fetch", "restore", "reload"):
-            one.state.torn = True  # what the rank had is partly overwritten
+            one.state.torn = True  # a part of the rank's state is overwritten
         one.state.finds, one.state.promises = (self.finds or {}).get(one.rank), self.promises
         if failure is None:
             failure = one.obey(order, self._gives, stuck=one.rank in self.script.stuck)

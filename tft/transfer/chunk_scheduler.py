@@ -5,7 +5,7 @@ A fetch has one main thread (the caller of `fetch`) and one thread for each sour
 the only object that these threads share. A source is identified by its index in the list of sources
 of the `Fetch` order.
 
-Each source first makes an offer, which describes its copy of the shard. The main thread settles
+Each source first makes an offer, which describes its copy of the shard. The main thread decides
 which offer is valid. Then the thread of each source picks chunks until no chunk is left. If a
 source is lost or sends a damaged chunk, the missing chunks are picked again, by other sources where
 possible. A lost source is never used again in this fetch.
@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable
 from tft.transfer.wire import Request, Run, ShardOffer, fingerprint
 
 _STRIKES = 3
-"""The number of damaged chunks after which a source is not used any more. The number is more than
-one, because the only source may be behind a link that flips a bit now and then. Such a source is
-still better than none."""
+"""The number of damaged chunks after which a source is not used any more. It is more than one,
+because a network link may flip a bit now and then, and the source behind it may be the only one."""
 
 _ODD = "its description of the shard differs from that of the other sources"
 
@@ -241,7 +240,8 @@ class ChunkScheduler:
         return [source for source in self._sources if source not in self._lost]
 
     def _may(self, source: int, chunk: Request) -> bool:
-        # A chunk that a source sent damaged goes to other sources, unless all sent it damaged.
+        # A chunk that one source has sent damaged is fetched from other sources, unless all have
+        # sent it damaged.
         return (source, chunk) not in self._spoilt or all(
             (other, chunk) in self._spoilt for other in self._living()
         )

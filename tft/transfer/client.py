@@ -24,13 +24,12 @@ from tft.transfer.wire import Hello, Run, ShardOffer, chunks
 log = structlog.get_logger()
 
 PATIENCE = 5.0
-"""Seconds without a byte after which a source counts as hanging. The time is longer than any pause
-of a healthy machine. An incident waits so long only if other sources cannot bring the missing
+"""The time in seconds without a byte after which a source counts as hanging. It is longer than any
+pause of a healthy machine. It delays an incident only if other sources cannot send the missing
 chunks."""
 _GATHERING = 0.5
-"""Seconds that the other sources have to make their offers after the first offer. A later source
-that agrees still takes part. Only a source in trouble takes so long, and it should not delay the
-rest."""
+"""The time in seconds that the other sources have to make their offers after the first one. A
+source that makes the same offer later still takes part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class Receiver:
     """
 
     job: str
-    """The job's name, which the sources demand."""
+    """The job's name. A source sends nothing to a client that does not know it."""
     rank: int
     tls: Tls | None = None
     """The TLS settings of the connections to the sources; None: they are not encrypted."""
@@ -127,7 +126,8 @@ def _close(
     while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
-        thread.join(TICK)  # not longer: a thread may hang in the resolver, which is harmless
+        # wait no longer: the thread may hang in a name lookup, which does no harm
+        thread.join(TICK)
     for place, why in scheduler.lost().items():
         source = transfer.sources[place]
         log.warning("source_lost", shard=transfer.shard, source=source.rank, why=why)
@@ -156,7 +156,8 @@ def _room(shard: str, offer: ShardOffer, buffers: Sequence[Buffer]) -> Run:
     for buffer in buffers:
         if buffer.view.readonly:
             raise TransferFailed(
-                f"the room made for buffer {buffer.name!r} of shard {shard!r} cannot be written"
+                f"the memory for buffer {buffer.name!r} of shard {shard!r} is read-only: `tft_take` "
+                "must return writable buffers"
             )
     return Run([buffer.view for buffer in buffers])
 

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 TICK = 0.02
-"""Seconds after which a waiting thread checks whether the fetch is over."""
+"""The time in seconds after which a waiting thread checks whether the fetch is over."""
 
 _ASKED = 2
 """The number of chunks requested from a source at a time. The source sends one chunk while the
@@ -179,7 +179,7 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
-        connection.setblocking(False)  # so that the end of the fetch also ends this wait
+        connection.setblocking(False)  # so that this wait also ends when the fetch is over
         _refused(connection.connect_ex(target), EINPROGRESS)
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

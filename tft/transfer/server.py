@@ -39,22 +39,22 @@ log = structlog.get_logger()
 Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
-"""Seconds in which a client must send its `Hello`."""
+"""The time in seconds in which a client must send its `Hello`."""
 _SIGN_OF_LIFE = 1.0
-"""Seconds between two signs of life while a shard is prepared. A client gives up a source that is
-silent for `tft.transfer.client.PATIENCE`."""
+"""The time in seconds between two signs of life while a shard is prepared. A client gives up a
+source that is silent for `tft.transfer.client.PATIENCE` seconds."""
 _SIGNS = 120
-"""The most signs of life for one client. It then gets another source while the order to fetch still
-has time: the limit `repair`."""
+"""The highest number of signs of life for one client. After that, the client still has time to
+fetch from another source within the limit of its order (`repair`)."""
 _VANISHED = 30
-"""Seconds after which a client is given up when its machine does not answer, or when it reads no
-bytes."""
+"""The time in seconds after which a client is given up when its machine does not answer, or when it
+reads no bytes."""
 _LEAVING = 2.0
-"""Seconds that `close` waits for each thread. Only a thread in a call of `give` can need so long,
-because `close` cannot interrupt that call."""
+"""The time in seconds that `close` waits for each thread. Only a thread in a call of `give` can
+take so long, because `close` cannot interrupt that call."""
 _BREATH = 0.1
-"""Seconds before the next accept after an accept has failed, as when the process has no file
-descriptor left."""
+"""The time in seconds before the next accept after an accept has failed, for example because the
+process has no free file descriptor."""
 
 
 class ShardServer:
@@ -115,7 +115,8 @@ class ShardServer:
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        _end(self._listener)  # a close alone does not wake the thread in accept
+        # closing the socket alone would not wake the thread that waits in accept
+        _end(self._listener)
         self._accepting.join()
         self._listener.close()
         for _, connection in self._guests:
@@ -129,7 +130,8 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                if self.tls is not None:  # the thread of the connection does the TLS handshake
+                # the TLS handshake comes later, on the thread of the connection
+                if self.tls is not None:
                     connection = self.tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
                     )
@@ -157,7 +159,8 @@ class ShardServer:
         except TimeoutError:
             log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
         except (EOFError, OSError):
-            pass  # a client leaves so when it is done, dead or served by others, and logs why
+            # a client ends the connection when it is done or has failed, and logs the reason itself
+            pass
         finally:
             connection.close()
 
@@ -229,7 +232,8 @@ class ShardServer:
             return self._give(hello.shard, hello.step)
         except OrderRefused as refused:
             return Refusal(why=str(refused))
-        except Exception as error:  # the adaptor may raise anything; the client gets the reason
+        # the adaptor may raise any exception; the client gets the reason
+        except Exception as error:
             log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
             return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
 
@@ -247,8 +251,8 @@ def _shake_hands(connection: socket.socket) -> None:
 
 def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A vanished machine sends no end of the connection, and the payload would be held for ever. So
-    # the kernel probes an idle client, and gives up a client that reads nothing.
+    # A machine that vanishes does not close its connection, and the payload would be kept in memory
+    # forever. So the kernel probes an idle client, and gives up a client that reads nothing.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _VANISHED // 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _VANISHED // 3)
@@ -256,6 +260,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _end(connection: socket.socket) -> None:
-    with suppress(OSError):  # the connection has ended already
-        # not SSLSocket.shutdown: after it, the connection's thread would read unencrypted bytes
+    with suppress(OSError):  # raised if the connection has ended already
+        # not SSLSocket.shutdown: after that, the thread of the connection would read unencrypted
+        # bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

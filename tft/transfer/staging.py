@@ -1,8 +1,8 @@
 """
 A shard of which some buffers are on a device, as one sequence of bytes.
 
-The bytes of a device are copied to the host when they are sent, through two pieces of host memory:
-while one is being sent, the device copies into the other. So a connection costs two pieces of
+Bytes on a device are copied to the host when they are sent, through two pieces of host memory:
+while one is being sent, the device copies into the other. So a connection needs two pieces of
 memory, whatever the size of the shard.
 """
 
@@ -17,8 +17,7 @@ from tft.transfer.wire import PIECE, Request, Run, Views, cut
 @dataclass(frozen=True, slots=True)
 class _Part:
     """
-    Some bytes of a buffer, which `copy(offset, into)` copies to the host as `DeviceBuffer.copy`
-    does.
+    A part of a buffer, which `copy(offset, into)` copies to the host as `DeviceBuffer.copy` does.
     """
 
     copy: Callable[[int, memoryview], Callable[[], None]]

@@ -35,7 +35,7 @@ def read_tls(curve: Path | None) -> Tls | None:
     giving, fetching = (
         _context(curve, side) for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
     )
-    giving.num_tickets = 0  # no client resumes a session
+    giving.num_tickets = 0  # clients do not resume sessions
     return Tls(giving=giving, fetching=fetching)
 
 
@@ -46,7 +46,8 @@ def reader(connection: socket.socket) -> Callable[[Views], int]:
     The function waits for bytes, fills the views from the first one on, and returns the number of
     bytes. The result 0 means that the peer has closed the connection.
     """
-    if isinstance(connection, ssl.SSLSocket):  # takes one view, and reads one record at a time
+    # an SSL socket reads into one view, and one record at a time
+    if isinstance(connection, ssl.SSLSocket):
         return lambda views: connection.recv_into(views[0])
     return lambda views: connection.recvmsg_into(views)[0]
 
@@ -66,7 +67,8 @@ def _context(curve: Path, side: int) -> ssl.SSLContext:
     key, certificate = transfer_files(curve)
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # A peer with the job's certificate and key belongs to the job, on whatever machine it runs.
+    # The host name is not checked: any peer with the job's certificate and key belongs to the job,
+    # on whatever machine it runs.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:

@@ -32,22 +32,23 @@ from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import VERSION
 
 CHUNK = 4 << 20
-"""Bytes of the largest chunk. A chunk is cheap to fetch again, yet 10 Gbit/s need only 300 requests
-a second."""
+"""The size in bytes of the largest chunk. A damaged chunk of this size is quickly fetched again,
+and a link of 10 Gbit/s needs only 300 requests a second."""
 SMALLEST_CHUNK = 256 << 10
-"""Bytes of the smallest chunk, the last one apart. In a smaller chunk the overhead would
-dominate."""
+"""The size in bytes of the smallest chunk, except for the last chunk of a shard. With smaller
+chunks the overhead would be too large."""
 FROM_CLIENT = 64 << 10
-"""The longest frame that a server reads, in bytes. It limits the memory that a stranger can use."""
+"""The longest frame that a server reads, in bytes. It limits the memory that an unknown client can
+use."""
 FROM_SERVER = 256 << 20
 """The longest frame that a client reads, in bytes. An offer carries the metadata of its shard."""
 
 PIECE = 512 << 10
-"""Bytes that are digested and given to the kernel at a time. They are still in the cache for the
-second of the two operations. A quarter of the size costs a tenth of the speed, because of more
-calls. Twice the size gains nothing."""
+"""The number of bytes that are digested and given to the kernel at a time. They are still in the
+cache for the second of the two operations. With a quarter of this size, the additional calls cost a
+tenth of the speed; twice the size gains nothing."""
 _VIEWS = 512
-"""The number of buffers given to the kernel at a time. Linux takes 1024 at most."""
+"""The number of buffers given to the kernel in one call. Linux accepts at most 1024."""
 _FRAME = struct.Struct("!I16s")
 _RANGE = struct.Struct("!QQ")
 _DIGEST = 16
@@ -67,8 +68,8 @@ class Hello:
 
     version: int = VERSION
     job: str = field(repr=False)
-    """The name of the job. A server gives nothing to a client of another job. The name serves as a
-    key, so it must not get into a log."""
+    """The name of the job. A server sends nothing to a client of another job. The name serves as a
+    key, so it must not be logged."""
     rank: int
     """The rank that asks, for the log."""
     shard: str
@@ -351,5 +352,6 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
 
 
 def _digest(chunk: Request, key: bytes) -> xxhash.xxh3_128:
-    # The digest includes the offer and the range, so that bytes of another chunk do not match.
+    # The digest includes the offer and the range of bytes, so that the bytes of another chunk do
+    # not match.
     return xxhash.xxh3_128(key + _RANGE.pack(chunk.offset, chunk.length))

@@ -1,3 +1,4 @@
 """
-`tft verify`: runs a user's script undisturbed and with killed ranks, and compares everything.
+`tft verify`: runs a user's script without faults and with killed ranks, and compares what the runs
+compute.
 """

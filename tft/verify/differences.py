@@ -1,5 +1,5 @@
 """
-Compares what two runs have recorded, and names the first difference. Pure.
+Compares what two runs have recorded, and names the first difference. Pure functions.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,8 @@ KINDS = (
     "batches", "data", "modes", "generators", "settings", "scheduler", "others", "rank-local",
     "losses", "optimizer", "parameters", "rows",
 )  # fmt: skip
-"""All kinds of state. Within a step, an earlier kind is a cause of the later ones."""
+"""All kinds of state, in an order in which a difference of one kind causes differences of later
+kinds within a step."""
 
 _TEXT = {
     "batches": "the inputs of the model differ",
@@ -43,7 +44,7 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as a sentence part.
+        Return the difference as part of a sentence.
         """
         named = f" ({self.name})" if self.name else ""
         return f"step {self.step}, rank {self.rank}: {_TEXT[self.kind]}{named}"
@@ -53,11 +54,11 @@ def first_difference(
     calm: Digests, other: Digests, *, volatile: Collection[str] = ()
 ) -> Difference | None:
     """
-    Return the first difference between an undisturbed run and another one; None: there is none.
+    Return the first difference between an undisturbed run and another one. None: there is none.
 
-    A step that a rank of the other run has not recorded, or not whole, is not compared there,
-    except for the last step. `volatile` are keys of rows of `session.record` that differ from run
-    to run, such as a time.
+    A step of which a rank of the other run has recorded nothing, or not everything, is not compared
+    for that rank, except for the last step. `volatile` are the keys of rows of `session.record`
+    whose values differ in every run, such as a time.
     """
     found = [
         Difference(step=step, rank=rank, kind=kind, name=name)
@@ -91,8 +92,8 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
 
 def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> list[Part]:
     """
-    Return the parts that differ. A part that only one run has differs too, if the other run has
-    recorded that edge of the step.
+    Return the parts that differ between two records. A part that only one run has recorded counts
+    as different if the other run has recorded anything at that moment of the step.
     """
     edges = {kind for kind, _ in other}
     window, end = "batches" in edges, "rank-local" in edges
@@ -123,7 +124,7 @@ def _rows(calm: Digests, other: Digests, volatile: Collection[str]) -> list[Diff
 
 def _by_step(
     rows: Collection[Mapping[str, Any]], volatile: Collection[str]
-) -> dict[int, list[dict[str, Any]]]:  # Any: JSON
+) -> dict[int, list[dict[str, Any]]]:  # Any: parsed JSON
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         kept = {key: value for key, value in row.items() if key not in volatile}

@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import Any
 
 Part = tuple[str, str]
-"""A kind of state and a name within it, such as ("generators", "torch")."""
+"""A part of the state: its kind, and its name within that kind, such as ("generators", "torch")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
     """
-    Everything that was recorded of a run.
+    All digests and rows that the ranks of one run have recorded.
     """
 
     steps: Mapping[tuple[int, int], Mapping[Part, str]]
-    """By (rank, step), the digest of each part. Parts of an edge that a rank has not recorded are
-    missing."""
+    """By (rank, step): the digest of each part. A rank that was killed in a step may have recorded
+    only some of its parts."""
     ends: Mapping[int, int]
-    """By rank, the last step whose end was recorded."""
+    """By rank: the last step whose end was recorded."""
     functions: Mapping[int, tuple[str, ...]]
-    """By step, the functions that rank 0 called after it."""
-    rows: Mapping[int, tuple[Mapping[str, Any], ...]]  # Any: JSON
-    """By rank, the rows of `session.record`."""
+    """By step: the names of the functions that rank 0 called after it."""
+    rows: Mapping[int, tuple[Mapping[str, Any], ...]]  # Any: parsed JSON
+    """By rank: the rows that the script has written with `session.record`."""
 
     @property
     def last(self) -> int:
@@ -38,7 +38,8 @@ class Digests:
 
 def read_digests(run_dir: Path, ranks: int) -> Digests:
     """
-    Return what the ranks of a run have recorded. A line that a kill has cut off counts as missing.
+    Return what the ranks of a run have recorded. An incomplete last line, written by a process that
+    was killed, counts as missing.
     """
     steps: dict[tuple[int, int], dict[Part, str]] = {}
     ends: dict[int, int] = {}
@@ -48,7 +49,7 @@ def read_digests(run_dir: Path, ranks: int) -> Digests:
             step = line["step"]
             found = steps.setdefault((rank, step), {})
             if line["edge"] == "window":
-                found.clear()  # the step is computed again
+                found.clear()  # the step is computed again, so its earlier records do not count
                 found |= _window(line)
             elif line["edge"] == "end":
                 found |= _end(line)
@@ -59,7 +60,7 @@ def read_digests(run_dir: Path, ranks: int) -> Digests:
     return Digests(steps=steps, ends=ends, functions=functions, rows=rows)
 
 
-def _window(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: JSON
+def _window(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: parsed JSON
     local: Mapping[str, str] = line["local"]
     return {
         ("batches", ""): json.dumps(line["batches"]),
@@ -72,11 +73,11 @@ def _window(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: JSON
     }
 
 
-def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: JSON
+def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: parsed JSON
     found = {("rank-local", ""): line["local"][_LOCAL]}
     for name, digest in line["state"].items():
         shard, _, part = name.rpartition("/")
-        if digest:  # an empty digest: the rank's own, which is among its rank-local state
+        if digest:  # an empty digest marks a part that is compared as rank-local state
             found[_KINDS.get(part, "others"), f"{part} of shard {shard}"] = digest
     return found
 
@@ -95,7 +96,7 @@ _KINDS = {
 """The kind of each part of a shard. Any other part is one of the script's other objects."""
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: JSON
+def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: parsed JSON
     if not path.exists():
         return
     for line in path.read_text().splitlines():

@@ -16,7 +16,7 @@ from tft.clock import SystemClock
 from tft.launcher.run_directory import REPORT
 
 _END = 20.0
-"""Seconds for a job that was asked to end."""
+"""The time in seconds that a job gets to end after it was asked to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +27,18 @@ class Ended:
 
     run_dir: Path
     code: int | None
-    """The exit code of `tft run`; None: the job was ended because the time was over."""
+    """The exit code of `tft run`. None: the job was ended because its time was over."""
     seconds: float
 
     @property
     def words(self) -> tuple[str, ...]:
         """
-        Return what the job has printed.
+        Return everything that the job has printed.
         """
         return tuple((self.run_dir / OUTPUT).read_text(errors="replace").splitlines())
 
     @property
-    def incidents(self) -> list[dict[str, Any]]:  # Any: JSON
+    def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
         Return the incidents in the job's report.
         """
@@ -59,7 +59,7 @@ class Ended:
 
 
 OUTPUT = "output.txt"
-"""The file in the run directory with what the job has printed."""
+"""The name of the file in the run directory that contains what the job has printed."""
 
 
 def run_job(
@@ -96,5 +96,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(_END)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its parts die with it
+        os.killpg(process.pid, signal.SIGKILL)  # the other processes of the job die with this one
         process.wait()

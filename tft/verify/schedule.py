@@ -1,5 +1,5 @@
 """
-Decides which rank is killed in which phase of which step. Pure.
+Decides which rank is killed in which phase of which step. Pure functions.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,9 +9,11 @@ PHASES = ("forward", "backward", "collective", "update", "between", "tail", "eva
 """The phases in which a rank is killed, as `tft_chaos` names them."""
 
 FIRST = 2
-"""The first step in which a rank is killed: the end of step 1 is then known on all ranks."""
+"""The first step in which a rank is killed. In step 2 all ranks know the end of step 1, so there is
+a step to return to."""
 APART = 2
-"""Steps from one kill to the next, so that a step without a kill follows each."""
+"""The number of steps from one kill to the next. It is 2, so that each kill is followed by a step
+without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +38,11 @@ def schedule(
     phases: Sequence[str], *, ranks: int, last: int, evaluated: Collection[int]
 ) -> tuple[Kill, ...]:
     """
-    Return the kills of one run of `last` steps, as many of `phases` as there is room for.
+    Return the kills of one run of `last` steps: as many of `phases` as there is room for.
 
-    The rank is that of the phase's place in `PHASES`, so that all ranks have their turn. The phase
-    `evaluation` needs a step of `evaluated`, after which functions are called.
+    The place of a phase in `PHASES` decides which rank is killed, so that all ranks have their
+    turn. The phase `evaluation` needs one of the steps `evaluated`, after which functions are
+    called.
     """
     kills: list[Kill] = []
     step = FIRST

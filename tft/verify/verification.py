@@ -16,13 +16,13 @@ from tft.verify.schedule import Kill, schedule
 IDENTICAL, DIFFERS, NOT_TRIED = "identical", "differs", "not tried"
 
 _SHOWN = 12
-"""Lines of a job's output that are shown when it has ended otherwise than expected."""
+"""The number of lines of a job's output that are shown when the job has not ended as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result for one phase.
+    The result of the kill in one phase.
     """
 
     phase: str
@@ -33,7 +33,7 @@ class Finding:
     why: str = ""
     """Why the phase was not tried, or how the job ended."""
     inexact: tuple[str, ...] = ()
-    """What the job itself has reported as not bit-identical."""
+    """Sentences in which the job itself has reported that its recovery was not bit-identical."""
     run_dir: Path | None = None
 
 
@@ -130,9 +130,10 @@ class Verifier:
 
     def _disturbed(self, kills: Sequence[Kill]) -> list[str]:
         """
-        Run one job with these kills. Return the phases about which it says something.
+        Run one job with these kills. Return the phases for which it gives a result.
 
-        After the first difference the job says nothing about later kills: all later steps differ.
+        After the first difference the job gives no result for later kills, because all later steps
+        differ.
         """
         assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
@@ -164,8 +165,8 @@ class Verifier:
 
     def _compare(self, other: Digests) -> Difference | None:
         """
-        Return the first difference from the undisturbed run. A first difference makes a second
-        undisturbed run necessary, which shows what differs from run to run anyway.
+        Return the first difference from the undisturbed run. If there is one, a second undisturbed
+        run is made, which shows what differs from run to run anyway.
         """
         assert self._calm is not None
         calm = self._calm
@@ -228,14 +229,14 @@ def _guilty(
     kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
 ) -> Kill | None:
     """
-    Return the kill that explains a difference, or the end of a job: the last one that was carried
+    Return the kill that explains a difference or the end of a job: the last kill that was carried
     out before it.
     """
     done = [kill for kill in kills if kill.spec in fired]
     if difference is not None:
         done = [kill for kill in done if kill.step <= difference.step]
     if not done and difference is None and kills:
-        return kills[0]  # the job has ended before any rank was killed
+        return kills[0]  # the job has ended before any kill was carried out
     return max(done, key=lambda kill: kill.step, default=None)
 
 

@@ -1,8 +1,6 @@
 """
-Functions of the user that are called after steps.
-
-They are evaluations, logs and other work that must happen once per step on every rank and is no
-part of training.
+Functions of the user that are called after steps, such as evaluations and logging. They must run
+once per step on every rank, and are no part of training.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +12,8 @@ from tft.errors import UsageError
 from tft.worker.records import Records
 
 LIMIT = 3600.0
-"""Default limit for one function, in seconds: enough for an evaluation of a large model."""
+"""The default time limit for one function, in seconds. It is enough for the evaluation of a large
+model."""
 
 Digests = Callable[[], Mapping[str, Mapping[str, str]]]
 
@@ -29,7 +28,7 @@ class AfterStep:
     every: int
     """The function is called after each step whose number is a multiple of `every`."""
     limit: float
-    """Seconds that the function may take."""
+    """The time in seconds that the function may take."""
     calls: int = 0
 
     @property
@@ -122,7 +121,7 @@ class AfterPhase:
     def __init__(self, functions: AfterSteps, records: Records, digests: Digests) -> None:
         self.functions = functions
         self.running = False
-        """Whether a function runs now."""
+        """True while a function runs."""
         self._records = records
         self._digests = digests
 

@@ -22,13 +22,13 @@ from tft.errors import Interrupted, UsageError
 from tft.spi.state import part_digests
 
 STEPS = 20
-"""The number of steps of a process that are audited, unless all steps are (`strict`)."""
+"""The number of steps of each process that are audited. With `--audit strict` all steps are."""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""Parts that a script may set at the head of an iteration: tft restores them if the loop is left
-there."""
+"""The parts of the state that a script may set at the start of an iteration. If the loop is left
+there, tft restores them."""
 
 DATA = "data"
-"""The name of the data position among the generators (`tft_generators`)."""
+"""The name under which `tft_generators` reports the data position."""
 
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
@@ -46,8 +46,8 @@ _OPTIMIZED = frozenset({"model", "master", "weights", "optim", "kept"})
 log = structlog.get_logger()
 
 Look = Mapping[tuple[str, str], str]
-"""The digests of the state, by (shard, part). Empty: the forward pass of this rank changes the
-part."""
+"""The digests of the state, by (shard, part). An empty digest marks a part that the forward pass of
+this rank changes."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,10 @@ class _Tail:
     window: str
     """The line of the update window (FILE:LINE)."""
     first: Look | None = None
-    """The digests before the first collective of the tail; None: no collective yet."""
+    """The digests before the first collective of the tail. None: the tail has had no collective
+    yet."""
     collective: str = ""
-    """The line of that collective (FILE:LINE)."""
+    """The line of that first collective (FILE:LINE)."""
 
 
 @dataclass(slots=True)
@@ -77,7 +78,8 @@ class _Ended:
     look: Look
     line: str
     tails: bool
-    """The step ended where the loop marked its end, not with its window."""
+    """True if the step ended where the loop marked its end; False if it ended with its update
+    window."""
 
 
 @dataclass(slots=True)
@@ -94,15 +96,15 @@ class _Failure:
 @dataclass(slots=True)
 class _Ahead:
     """
-    The observations of the audit about batches and random numbers that were drawn before the first
-    step.
+    What the audit knows about batches and random numbers that the loop draws before its first step.
     """
 
     entry: Mapping[str, str] | None = None
-    """The digests of generators and data position when the function was called; None: its first
-    step has begun."""
+    """The digests of generators and data position when the user's function was called. None: its
+    first step has begun."""
     early: Mapping[str, str] = field(default_factory=dict)
-    """What the function has drawn from before its first step, with the line of that step."""
+    """The generators (and the data position) from which the function has drawn before its first
+    step, each with the line of that step."""
     head: Mapping[str, str] = field(default_factory=dict)
     """The digests of generators and data position when the present step began."""
 
@@ -115,7 +117,7 @@ class Findings:
 
     rank: int
     strict: bool
-    """Whether all steps are audited, and a finding raises `UsageError` instead of a log entry."""
+    """True if all steps are audited, and a finding raises `UsageError` instead of being logged."""
     inexact: list[str] = field(default_factory=list)
     """The reasons why a recovery is not bit-identical on this rank: sentences for the report."""
     _named: set[tuple[str, str]] = field(default_factory=set)
@@ -132,8 +134,9 @@ class Findings:
         """
         Log a finding once. Return True if the finding is new.
 
-        Rank 0 logs for all ranks. With `everywhere`, each rank logs: few ranks have this finding.
-        With `refuse`, raise `UsageError` instead of logging; None: raise only in strict mode.
+        Rank 0 logs for all ranks. With `everywhere` each rank logs, for a finding that only a few
+        ranks have. With `refuse`, raise `UsageError` instead of logging; None means to raise only
+        in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -164,7 +167,7 @@ class Audit:
     _ahead: _Ahead = field(default_factory=_Ahead)
     _steps: int = 0
     _readable: bool = True
-    """Whether the state can be read."""
+    """True while the state can be read."""
     _tail: _Tail | None = None
     _ended: _Ended | None = None
     _failure: _Failure | None = None
@@ -173,7 +176,7 @@ class Audit:
 
     def begin(self, shards: Iterable[str]) -> None:
         """
-        Begin to audit a state with these shards. From this call on, the audit sees collectives that
+        Begin to audit a state with these shards. From now on the audit also sees collectives that
         fail.
         """
         self._shards = tuple(shards)
@@ -190,7 +193,7 @@ class Audit:
     @property
     def over(self) -> bool:
         """
-        Return True if the audit compares no further steps.
+        Return True if the audit has compared as many steps as it should.
         """
         return not self._readable or (self._steps >= STEPS and not self.findings.strict)
 
@@ -225,7 +228,7 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            return  # there is no tail, and the code after the step is not compared
+            return  # without a tail, the code after the step is not compared
         look = self._look()
         if look is None:
             return
@@ -303,8 +306,8 @@ class Audit:
         """
         Record that `error` ended the loop. None: an incident interrupted the loop.
 
-        Returns the line (FILE:LINE) at which the tail was interrupted if the script caught that
-        exception. Else returns an empty text.
+        If an incident interrupted a tail and the script caught that exception and continued, return
+        the line (FILE:LINE) at which the tail was interrupted. Otherwise return an empty text.
         """
         tail, failure = self._tail, self._failure
         self._tail = self._ended = self._failure = None
@@ -313,13 +316,15 @@ class Audit:
         if failure is None or _comes_from(error, failure.error):
             return ""
         if not isinstance(error, _Cut):
-            self._say_swallowed(failure, refuse=False)  # out of the loop no caller takes an error
+            # nobody could catch an exception here, outside the loop
+            self._say_swallowed(failure, refuse=False)
         return failure.line
 
     # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:
-        # a batch that is taken behind the window is taken again after an incident: no harm
+        # a batch that is drawn after the window is drawn again after an incident, which does no
+        # harm
         moved = [name for name in self._moved(tail.generators) if name != DATA]
         if not moved:
             return
@@ -398,7 +403,9 @@ class Audit:
         self._say_swallowed(failure, refuse=self.findings.strict)
         if (
             leaves
-        ):  # the tail counts as cut off at the collective: the rest ran without the other ranks
+            # the tail counts as interrupted at the collective, because the rest ran without the other
+            # ranks
+        ):
             self._failure = failure
             raise _Cut
 
@@ -426,14 +433,14 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        except Exception:  # an unreadable state is reported elsewhere
+        except Exception:  # other code reports that the state cannot be read
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None
 
     def _compares(self) -> bool:
         """
-        Return True if the adaptor has digests of its own (`tft_compare`).
+        Return True if the adaptor computes digests itself (`tft_compare`).
 
         Only these digests show which parts of the state the forward pass may change.
         """

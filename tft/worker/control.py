@@ -52,7 +52,8 @@ from tft.protocol.topics import ORDERS, REPORTS
 REPEAT = 0.1
 """Seconds between repetitions of a report that the controller has not acknowledged."""
 PATIENCE = 60.0
-"""Seconds in which the controller must accept this rank: the controller may be restarting now."""
+"""The time in seconds within which the controller must accept this rank. It is long because the
+controller may be restarting."""
 RANK_ORDERS: tuple[type, ...] = get_args(RankOrder)
 
 log = structlog.get_logger()
@@ -60,7 +61,7 @@ log = structlog.get_logger()
 
 class TrainingThread(Protocol):
     """
-    The functions through which the control thread reaches the training thread, and their results.
+    The functions with which the control thread controls the training thread, and their results.
     """
 
     def lock(self) -> Locked: ...
@@ -81,12 +82,12 @@ class _Admission:
         self.joined: Joined | None = None
         """The report; None until `Control.start` was called."""
         self.refusal = ""
-        """Why the controller refuses this rank."""
+        """Why the controller refuses this rank. Empty: it has not refused."""
         self._answered = threading.Event()
 
     def accept(self) -> None:
         """
-        Note that the controller has accepted this rank.
+        Record that the controller has accepted this rank.
         """
         self._answered.set()
 
@@ -108,7 +109,7 @@ class _Admission:
 
 class Control:
     """
-    The control thread of a worker, with one event loop and one bus.
+    The control thread of a worker, with its event loop and its connection to the bus.
 
     `report` and `tell` may be called from any thread.
     """
@@ -120,7 +121,7 @@ class Control:
         self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
         self._outbox = Outbox()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """By number of a report: the function that is called when the report is acknowledged."""
+        """By number of a report: the function to call when the report is acknowledged."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,7 +172,7 @@ class Control:
     def _call(self, function: object, *arguments: object) -> None:
         if self._loop is None:
             raise InternalError("the control thread was called before it was started")
-        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # bound methods, each with its own arguments
+        self._loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type] # callers pass matching arguments
 
     # ---------------------------------------------------------------- on the control thread
 
@@ -180,7 +181,7 @@ class Control:
             asyncio.run(self._main())
         except BaseException:
             log.critical("control_thread_died", rank=self._settings.rank, exc_info=True)
-            os._exit(70)  # the agent sees it at once, and the rank is replaced
+            os._exit(70)  # the agent notices the end at once, and the rank gets another process
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -219,7 +220,7 @@ class Control:
 
     async def _repeat(self, bus: Bus) -> None:
         while True:
-            await self._owing.wait()  # a rank with no unacknowledged report does not wake up
+            await self._owing.wait()  # sleep until there is a report that is not acknowledged
             await asyncio.sleep(REPEAT)
             for number, message in self._outbox.pending():
                 bus.publish(REPORTS, message, number=number)
@@ -237,7 +238,7 @@ class Control:
                 self._admission.accept()
         elif isinstance(message, Refused):
             self._admission.refuse(message)
-        elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every rank order has `to`
+        elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))
@@ -292,11 +293,13 @@ class Control:
         self._handle(Woken(at=self._clock.now()))
 
 
-def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # Any: asyncio's
+# Any: asyncio passes values of several types
+def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
     End the process after an error in the event loop.
 
-    Otherwise an event of the training thread might be lost, and the job would wait for it for ever.
+    If the process continued, an event of the training thread might be lost, and the job would wait
+    for it forever.
     """
     log.critical("control_failed", what=context["message"], exc_info=context.get("exception"))
-    os._exit(70)  # the agent sees it at once, and the rank is replaced
+    os._exit(70)  # the agent notices the end at once, and the rank gets another process

@@ -1,9 +1,9 @@
 """
-The table of device faults: the text of a device error, and the fault that it means.
+The table of device faults: for each text of a device error, the fault that it means.
 
-Python gets a device error as the text of a `RuntimeError`. The text is the one that
-`cudaGetErrorString` has for an error code, or that torch_npu has for an error code of CANN. The
-first line that matches counts. `docs/explanation/device_faults.md` shows the table.
+Python gets a device error as the text of a `RuntimeError`: the text that `cudaGetErrorString` has
+for an error code, or that torch_npu has for an error code of CANN. The first line of the table that
+matches decides. `docs/explanation/device_faults.md` shows the table.
 """
 
 from tft.spi.types import DeviceFault
@@ -17,7 +17,7 @@ _MINDSPORE = "MindSpore, train/model.py"
 _CANN = "CANN, return codes of aclrt; torch_npu's words for them"
 
 DEVICE_FAULTS = (
-    # ------------------------------------------------------------ the user's own
+    # ---------------------------------------------------------------- bugs of the user
     DeviceFault(
         words=r"(CUDA|HIP|NPU|XPU) out of memory|CUDA error: out of memory",
         kind=None,
@@ -36,7 +36,7 @@ DEVICE_FAULTS = (
         context_lost=True,
         source=f"{_RUNTIME} 700, 715 to 718",
     ),
-    # ------------------------------------------------------------ memory
+    # ---------------------------------------------------------------- memory faults
     DeviceFault(
         words=_CUDA + r"uncorrectable ECC error encountered",
         kind="memory",
@@ -56,7 +56,7 @@ DEVICE_FAULTS = (
         words=r"HBM MULTI BIT ECC|" + _CODE + r"507054\b", kind="memory", source=f"{_CANN}, 507054"
     ),
     DeviceFault(words=r"UCEError", kind="memory", source=_MINDSPORE),
-    # ------------------------------------------------------------ links and collectives
+    # ---------------------------------------------------------------- links and collectives
     DeviceFault(
         words=_CUDA + r"uncorrectable NVLink error",
         kind="network",
@@ -92,7 +92,7 @@ DEVICE_FAULTS = (
         kind="network",
         source=f"{_MINDSPORE}: the wait for the other ranks was interrupted",
     ),
-    # ------------------------------------------------------------ faults of the whole device
+    # ---------------------------------------------------------------- faults of the whole device
     DeviceFault(
         words=r"error occurred in the previous step of this model execution"
         r"|Invalid output number for flatten stub output nodes",

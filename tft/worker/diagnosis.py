@@ -82,7 +82,8 @@ class Diagnostician:
         return Diagnosis(kind=classified)
 
     def _line(self, error: BaseException) -> DeviceFault | None:
-        if not isinstance(error, RuntimeError):  # all frameworks raise this for device errors
+        # all frameworks raise `RuntimeError` for device errors
+        if not isinstance(error, RuntimeError):
             return None
         said = str(error)
         return next((line for line in self._lines if re.search(line.words, said)), None)

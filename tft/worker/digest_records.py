@@ -17,7 +17,8 @@ import pluggy
 import xxhash
 
 _LOCAL = "rank-local state"
-"""The digest of all rank-local state: generators, data position, and buffers of the forward pass."""
+"""The name of the digest of all rank-local state: generators, data position, and buffers of the
+forward pass."""
 
 
 class DigestRecords:
@@ -46,13 +47,15 @@ class DigestRecords:
 
     def step_begins(self) -> None:
         """
-        Forget what was seen since the last window: it belongs to no step, or to an interrupted one.
+        Forget the batches and losses seen since the last window. They belong to no step, or to a
+        step that was interrupted.
         """
         self._seen = {"batch": [], "loss": []}
 
     def window_closed(self, step: int, captured: bytes) -> None:
         """
-        Write what led to the update of `step`. `captured` is the rank-local state.
+        Write the batches, losses and rank-local state that led to the update of `step`. `captured`
+        is the rank-local state.
         """
         generators = self._hook.tft_generators() or {}
         self._write(
@@ -66,7 +69,7 @@ class DigestRecords:
 
     def step_ended(self, step: int, captured: bytes) -> None:
         """
-        Write the state at the end of `step`. `captured` is the rank-local state.
+        Write the digests of the state at the end of `step`. `captured` is the rank-local state.
         """
         state = {
             f"{shard}/{part}": digest

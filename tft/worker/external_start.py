@@ -22,11 +22,11 @@ from tft.worker.launch import prepare
 
 def take_up() -> None:
     """
-    Prepare the process of a rank. In other processes, do nothing.
+    Prepare the process of a rank that another program has started. In other processes, do nothing.
 
-    Make the process die with the program that started it. Open the page and the file for its last
-    words (the stacks that it writes before it ends); the process could not inherit these files.
-    Raises `UsageError` if one of the files cannot be opened.
+    Make the process die with the program that started it. Open the page (the shared memory of the
+    rank) and the file for its last words (the stacks that it writes before it ends); the process
+    could not inherit these files. Raises `UsageError` if one of the files cannot be opened.
     """
     paths = descriptor_paths()
     if paths is None:
@@ -45,7 +45,7 @@ def take_up() -> None:
 
 def stand_aside() -> None:
     """
-    Wait for ever if this process belongs to a job but holds no rank. Else return at once.
+    Wait forever if this process is a helper of a job and holds no rank. Otherwise return at once.
     """
     if not stands_aside():
         return

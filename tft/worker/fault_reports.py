@@ -72,7 +72,7 @@ class FaultReports:
         """
         try:
             found: FaultKind | Diagnosis | None = self._hook.tft_classify(error=error)
-        except Exception:  # whatever it is, the exception of the script matters
+        except Exception:  # no error of the adaptor may hide the exception of the script
             log.exception("classification_failed", error=repr(error))
             return None
         return found

@@ -37,12 +37,13 @@ def main() -> None:
     agent = os.getppid()
     adaptor, descriptor = sys.argv[1:]
 
-    from tft.worker.launch import launch, preload  # late: first arrange to die with the agent
+    # imported only now: the process must first be tied to its agent
+    from tft.worker.launch import launch, preload
 
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        except UsageError as refused:  # each rank will report the same error
+        except UsageError as refused:  # do not end here: each rank will report this error
             sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
@@ -55,14 +56,16 @@ def main() -> None:
                 "and a process with threads cannot be forked safely".encode()
             )
             return
-        gc.freeze()  # else the first garbage collection of a rank copies all shared pages
+        # otherwise the first garbage collection of a rank would write to all shared memory pages,
+        # and so copy them
+        gc.freeze()
         door.send(READY)
         forked = _fork_for(door, agent)
     if forked:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # nothing has been started that an ordinary exit would have to finish
+            os._exit(0)  # exit without cleanup, because nothing was started yet that needs it
         _take_on(task)
         if task.work == "store":
             adaptor, host = task.arguments
@@ -95,7 +98,8 @@ def _fork() -> bool:
     if between:
         _, status = os.waitpid(between, 0)
         if status:
-            sys.exit("tft: the fork server could not fork")  # the agent may start the rank itself
+            # the agent can start the rank without a fork server
+            sys.exit("tft: the fork server could not fork")
         return False
     try:
         ending = os.pidfd_open(os.getpid())
@@ -103,7 +107,7 @@ def _fork() -> bool:
             os._exit(0)
     except OSError:
         os._exit(1)
-    # this process becomes a child of the agent when the process between has ended
+    # when the process in between has ended, this process becomes a child of the agent
     gone = select.poll()
     gone.register(ending, select.POLLIN)
     gone.poll()
@@ -115,9 +119,9 @@ def _take_on(task: ForkedTask) -> None:
     """
     Give this process its own output, environment and random seeds, as its task says.
 
-    The process then has all that a process started by the agent itself would have, and shares
-    nothing with other forked processes. Signal handlers are Python's own: the fork server has
-    changed none.
+    The process is then equal to one that the agent itself has started, and shares nothing with
+    other forked processes. Signal handlers are Python's default ones: the fork server has changed
+    none.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)
@@ -127,7 +131,7 @@ def _take_on(task: ForkedTask) -> None:
         page, words = task.descriptors
         numbers = descriptor_variables(page=page, words=words)
     replace_environment(task.environment | numbers)
-    # `random` reseeds itself after a fork
+    # only numpy needs new random seeds: Python reseeds `random` after a fork by itself
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)

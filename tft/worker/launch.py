@@ -45,13 +45,15 @@ def launch(arguments: Sequence[str]) -> None:
         sys.exit(2)
     if arguments[0] == "-m":
         _, module, *rest = arguments
-        sys.argv = [module, *rest]  # runpy puts the module's file first when it has found it
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+        # runpy puts the path of the module's file in the place of its name
+        sys.argv = [module, *rest]
+        sys.path.insert(0, os.getcwd())  # `python -m` does the same
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     sys.argv = list(arguments)
-    # as `python SCRIPT` does; the agent's -P has kept the working directory out
+    # `python SCRIPT` does the same; the agent starts Python with -P, so the working directory is
+    # not in `sys.path`
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 
@@ -62,21 +64,22 @@ def prepare() -> None:
     """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
-    # faulthandler writes in C, on any thread that gets the signal, without the GIL: this works in
-    # any kind of hang. The signal's default action then ends the process.
-    faulthandler.enable(file=settings.words)  # a crash in C writes its stacks as well
+    # faulthandler writes in C, on any thread that gets the signal, without the GIL, so this works
+    # in any kind of hang. The signal's default action then ends the process.
+    faulthandler.enable(file=settings.words)  # a crash in C code writes its stacks, too
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
 
 
-@functools.cache  # once in a process; a forked process has the result of the fork server
+@functools.cache  # cached: a forked process uses what the fork server has imported
 def preload(adaptor: str) -> None:
     """
     Import the adaptor called `adaptor`, and the modules that its framework will need.
 
     Raises `UsageError` if the adaptor cannot be loaded.
     """
-    from tft.plugins import load_adaptor  # late: a hang in this import can now be located
+    # imported only now, so that a hang in this import shows in the last words
+    from tft.plugins import load_adaptor
 
     load_adaptor(adaptor).hook.tft_preload()
 

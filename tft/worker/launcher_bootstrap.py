@@ -30,20 +30,21 @@ from tft.worker.launchers import Launcher, launcher_of
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
-"""The adaptor that reads the store of torchrun, whatever adaptor the job uses."""
+"""The adaptor that reads the store of torchrun. It is used for this whatever adaptor the job has.
+"""
 _PYTHON_WITH_WORD = "WX"
-"""Options of Python (one letter each) with a value: the rest of the word, or the next word."""
+"""The one-letter options of Python that have a value: the rest of the word, or the next word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """
-    The facts on which all nodes of a job must agree.
+    The addresses and paths on which all nodes of a job must agree.
     """
 
     broker: str
     run_dir: str
-    """The run directory; empty: the options must name it."""
+    """The run directory. Empty: the user's options must name it."""
 
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
@@ -177,8 +178,8 @@ def _meet(launcher: Launcher, host: str) -> Meeting:
         return Meeting(broker=f"{host}:{launcher.port}", run_dir=named)
     adaptor = load_adaptor(_STORES_ADAPTOR)
     store = adaptor.hook.tft_launcher_store(host=launcher.address, port=launcher.port)
-    # The launcher's store outlives the processes. Keys with the number of the attempt keep them from
-    # reading values that were written for earlier processes.
+    # The launcher's store outlives the processes. The number of the attempt is part of each key, so
+    # that processes do not read values that were written for earlier processes.
     prefix = f"tft/{launcher.attempt}"
     if launcher.rank:
         return msgspec.json.decode(store.take(f"{prefix}/{launcher.rank}"), type=Meeting)
@@ -194,6 +195,6 @@ def _replace(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # -P: a module in the working directory must not replace a module of tft
+    # -P: modules in the working directory must not hide modules of tft
     python = [sys.executable, "-P", "-m", "tft", "run"]
     os.execve(sys.executable, [*python, *words], environment)

@@ -20,10 +20,11 @@ from tft.errors import UsageError
 _WORD = r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
 """A regular expression for one host, or one range of hosts, in a Slurm node list."""
 _NO_STEPS = 0xFFFF_FFF0
-"""Slurm step numbers from here on are not steps of srun, but a batch script or a shell."""
+"""Slurm step numbers from here on do not stand for steps of srun, but for a batch script or a
+shell."""
 _PORTS = 10_000
-"""The first port, and the number of pairs of ports from there up. All of them are below the ports
-that kernels give to outgoing connections."""
+"""The first port that tft computes for a Slurm job, and the number of pairs of ports from there up.
+All of them are below the ports that kernels use for outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +40,17 @@ class Launcher:
     local_rank: int
     local_world: int
     machine: int
-    """The number of this machine, in the launcher's count."""
+    """The number of this machine, as the launcher counts machines."""
     address: str
     """The address of the machine of process 0, as all processes know it."""
     port: int
     serves: bool
-    """Whether the launcher serves a store at `address` and `port`; else the port is free."""
+    """True if the launcher serves a store at `address` and `port`. False: the port is free."""
     alone: bool
-    """Whether all processes of the launcher are on this machine."""
+    """True if all processes of the launcher are on this machine."""
     start: str = ""
-    """The launcher's name for this job, the same over restarts; empty: it has no name."""
+    """The launcher's name for this job, which stays the same when the launcher restarts the
+    processes. Empty: it has no name."""
     attempt: str = "0"
     """The number of times that the launcher has restarted the processes."""
 
@@ -92,7 +94,7 @@ def hosts(nodes: str) -> list[str]:
 
 class _Told:
     """
-    The environment variables of a launcher.
+    Reads the environment variables that a launcher has set.
     """
 
     def __init__(self, environ: Mapping[str, str], launcher: str) -> None:
@@ -148,7 +150,8 @@ def _by_hand(told: _Told) -> Launcher:
     rank, world = told.number("RANK"), told.number("WORLD_SIZE")
     address = told.text("MASTER_ADDR")
     here = address == "localhost" or address.startswith("127.")
-    # without LOCAL_…, all processes are on this machine, or each has a machine of its own
+    # without LOCAL_RANK and LOCAL_WORLD_SIZE, either all processes are on this machine, or each has
+    # its own machine
     local_rank, local_world = (rank, world) if here else (0, 1)
     said = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & told.environ.keys()
     if "LOCAL_RANK" in said or (said and not here):
@@ -172,10 +175,10 @@ def _by_hand(told: _Told) -> Launcher:
 
 def _of_srun(environ: Mapping[str, str]) -> bool:
     """
-    Return whether srun itself has started this process.
+    Return True if srun itself has started this process.
 
-    The variables alone do not show this. A script of sbatch has them too, and so have processes
-    that another launcher has started below srun.
+    The Slurm variables alone do not show this: a script of sbatch has them too, and so have
+    processes that another launcher has started below srun.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):
@@ -238,7 +241,7 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) == machines and machine < machines:
         return counts[machine]
-    each, more = divmod(world, machines)  # the default distribution of srun
+    each, more = divmod(world, machines)  # srun distributes processes in this way by default
     return each + (machine < more)
 
 
@@ -274,9 +277,10 @@ def _check(found: Launcher) -> None:
 
 def _numbers(part: str) -> Iterator[str]:
     """
-    Yield the texts for a part of a node list: the part itself, or the numbers in brackets.
+    Yield the texts that a part of a node list stands for: the part itself or, if it is in brackets,
+    each number in it.
 
-    The brackets have numbers and ranges of numbers.
+    The brackets contain numbers and ranges of numbers.
     """
     if not part.startswith("["):
         yield part
@@ -284,4 +288,4 @@ def _numbers(part: str) -> Iterator[str]:
     for item in part[1:-1].split(","):
         first, _, last = item.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            yield str(number).zfill(len(first))  # keeps leading zeros: a01 is not a1
+            yield str(number).zfill(len(first))  # keep leading zeros: host a01 is not host a1

@@ -1,8 +1,8 @@
 """
-The plugins of a worker. They are notified of events; their exceptions do not end the job.
+The plugins in a worker. They are notified of events. Their exceptions do not end the job.
 
-If a plugin raises an exception, tft logs it and continues. Only a `TrainingFault` is a fault at this
-rank: it is handled like an exception of the framework.
+If a plugin raises an exception, tft logs it and continues. Only a `TrainingFault` counts as a fault
+of this rank: it is handled like an exception of the framework.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,9 +29,11 @@ class Observers:
         self._plugins = plugins
         self._watchers: list[object] = []
         self.watch_windows = False
-        """Whether an observer wants each closed window; else the training thread skips the call."""
+        """True if an observer wants to be called for each closed window. Otherwise the training
+        thread skips the call."""
         self.watch_tails = False
-        """Whether an observer wants each end of a tail; else the training thread skips the call."""
+        """True if an observer wants to be called at the end of each tail. Otherwise the training
+        thread skips the call."""
 
     def device_faults(self) -> list[DeviceFault]:
         """

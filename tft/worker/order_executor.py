@@ -66,7 +66,7 @@ class Work:
     local_state: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     compared: float = 0.0
-    """Seconds that the computation of the digests took."""
+    """The time in seconds that the computation of the digests took."""
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
 
@@ -80,11 +80,11 @@ class SessionState(Protocol):
 
     @property
     def rank(self) -> int:
-        """Global rank."""
+        """The number of this rank in the job."""
 
     @property
     def world(self) -> int:
-        """World size."""
+        """The number of ranks of the job."""
 
     @property
     def job(self) -> str:
@@ -92,7 +92,7 @@ class SessionState(Protocol):
 
     @property
     def tls(self) -> Tls | None:
-        """The TLS settings of shard transfers; None: transfers are not encrypted."""
+        """The TLS settings of shard transfers. None: transfers are not encrypted."""
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -127,19 +127,21 @@ class Hands:
         self._line = ""
         """The line (FILE:LINE) in the tail of a step at which the loop was left."""
         self._stopped_for: int | None = None
-        """The incident for which the loop was left; None until it is known."""
+        """The incident for which the loop was left. None: it was not left, or the incident is not
+        known yet."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that this rank is fetching: it does not give them to other ranks."""
+        """The shards that this rank is fetching. It does not give them to other ranks meanwhile."""
         self._promised: int | None = None
-        """The step whose state `tft_rebuild` must bring; None: no shard is missing."""
+        """The step of the state that will be complete after `tft_rebuild`. None: the state is
+        complete already, or there is none."""
 
     def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
         Record that the loop was left in the middle of `step`, with this rank-local state.
 
-        If the all-reduces were interrupted only on this rank and the other ranks complete them,
-        this is also the rank-local state of the end of `step`. `line` is the line (FILE:LINE) at
-        which the loop was left; it is empty unless the loop was in the tail of the step before.
+        If only this rank was interrupted, the other ranks may complete the all-reduces of `step`.
+        Then this is also the rank-local state of the end of `step`. `line` is the line (FILE:LINE)
+        at which the loop was left; it is empty unless the loop was in the tail of the step before.
         """
         self._interrupted, self._stopped_for = (step, local_state), None
         self._line = line
@@ -150,8 +152,9 @@ class Hands:
         """
         match order:
             case Stop():
-                # the last reference to the old wrapper outside the adaptor: if this were freed
-                # later, its process group would be torn down next to the new one
+                # this is the last reference to the old wrapper outside the adaptor. If it were
+                # freed later, its process group would be destroyed at the same time as the new one
+                # is in use
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
@@ -213,7 +216,7 @@ class Hands:
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
-        Return digests of the present state, by shard and part. The state must be whole.
+        Return digests of the present state, by shard and part. The state must be complete.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         return {each.shard: dict(self._parts(each.shard, self._gate.held())) for each in shards}
@@ -278,14 +281,16 @@ class Hands:
 
     def _rollback(self, order: Rollback) -> None:
         local_state = self._local_state(order)
-        self._hold(order.step)  # the tail of that step is over, even if the loop did not end it
+        # all ranks return to the end of this step, so its tail counts as complete
+        self._hold(order.step)
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.checkpoints, order.step)
         self._hook.tft_rollback(local_state=local_state)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
-            # not captured: a repeated rollback returns to the state before this, and skips again
+            # not captured: a repeated rollback must return to the state before the skip, and then
+            # skip again
             self._hook.tft_skip(batches=order.skip)
 
     def _checked(self, order: Check) -> Work:
@@ -302,7 +307,8 @@ class Hands:
         fetched = frozenset(transfer.shard for transfer in order.transfers)
         if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
             self._gate.tear()
-        # else not torn: other ranks may fetch the remaining shards, which only this rank may hold
+        # other state is not marked as torn: other ranks may need to fetch shards that only this
+        # rank holds
         self._fetching = fetched
         try:
             return self._fetch_all(order)
@@ -326,7 +332,9 @@ class Hands:
                 taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
             )
-        if promised:  # not whole before `tft_rebuild`: a fault until then must find no copy here
+        # the state is complete only after `tft_rebuild`: if a fault occurs before that, nothing may
+        # be fetched from here
+        if promised:
             self._promised = order.step
         else:
             self._hold(order.step)
@@ -348,7 +356,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # later checkpoints have been set aside, or will be
+        ):  # the newest one from now on: later checkpoints are set aside
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)
@@ -396,10 +404,12 @@ class Hands:
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
-            if isinstance(order, Rollback):  # this rank continues from that state with the others
+            # this rank continues training from that state, together with the others
+            if isinstance(order, Rollback):
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]
-        if step == 0:  # nothing was captured yet: the state that the script has set up is the one
+        # nothing is captured before step 1: the script itself has just set up the state
+        if step == 0:
             fresh: bytes = self._hook.tft_capture(closing=False)
             self._page.capture(0, fresh, True)
             return fresh
@@ -414,10 +424,10 @@ class Hands:
 
     def _derived(self, step: int) -> bytes:
         """
-        Compute the rank-local state of `step` anew, and return it.
+        Make the rank-local state of `step` from the number of the step, and return it.
 
         Used when the captured state is lost, or when the other ranks have continued without this
-        rank. Raises `OrderRefused` if the adaptor cannot compute it.
+        rank. Raises `OrderRefused` if the adaptor cannot make it.
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
@@ -431,7 +441,7 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # earlier copies of this rank may be what has filled the disk
+        if not order.copies:  # further copies from an earlier attempt may have filled the disk
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
@@ -455,7 +465,8 @@ class Hands:
     def _commit(self, order: Commit) -> None:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
-        there = partial if partial.exists() else final  # `final`: a repeated order, done before
+        # after a repeated order, the checkpoint has its final name already
+        there = partial if partial.exists() else final
         manifest = self._saving.join(
             there, order.files,
             step=order.step, world=self._state.world, adaptor=self._state.adaptor,

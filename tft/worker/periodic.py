@@ -38,7 +38,7 @@ Digests = dict[str, dict[str, str]]
 """Digests by shard and part."""
 
 _COPYING = 600.0
-"""Seconds that a copy may take before the training thread counts as hanging."""
+"""The time in seconds that a copy may take before the training thread counts as hanging."""
 
 _WRITING = 1800.0
 """Seconds that the user's own save function may take before the training thread counts as hanging.
@@ -71,10 +71,10 @@ class _Part:
     digests: Digests
     """Digests of the state that this rank holds, to be compared with those of other ranks."""
     void: bool = False
-    """The job returned to an earlier step, and may compute this step with another result. Or the
-    process is about to end."""
+    """True if this part must not be committed: the job has returned to an earlier step and may
+    compute this step with another result, or the process is about to end."""
     committed: bool = False
-    """The checkpoint of this step exists. A later failure does not change that."""
+    """True if the checkpoint of this step exists. A later failure does not change that."""
 
 
 class _Reports:
@@ -86,7 +86,7 @@ class _Reports:
         self._settings = settings
         self._report = report
         self._reasons: set[str] = set()
-        """The reasons, so far, why checkpoints could not be written."""
+        """The reasons for failed checkpoints that were logged already."""
 
     def complete(
         self, step: int, directory: Path, *, compared: bool, heard: Callable[[], None]
@@ -126,7 +126,8 @@ class _Reports:
         """
         Report that there is no checkpoint of `step`. Log each new reason in detail.
         """
-        # without the path of the file, so that a disk that stays full is one reason, not many
+        # leave out the path of the file: if the disk stays full, all failures must have the same
+        # reason, so that it is logged once
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         why = f"{type(error).__name__}: {words}"
         word = CheckpointFailed(
@@ -139,7 +140,7 @@ class _Reports:
         self._report(word, None)
         if why not in self._reasons:
             self._reasons.add(why)
-            with suppress(OSError):  # the log may be on the disk that is full
+            with suppress(OSError):  # the log may be on the same full disk
                 log.warning("checkpoint_failed", step=step, why=why, exc_info=error)
 
 
@@ -147,10 +148,10 @@ class Periodic:
     """
     The periodic checkpoints of one rank.
 
-    `report(message, heard)` reports that a checkpoint is complete or failed; it may be called on
-    any thread, and calls `heard` when the report is acknowledged. `expect(seconds)` announces that
-    the training thread will show no progress for this time. `abandoned` is set when the training
-    thread is needed elsewhere.
+    `report(message, heard)` reports that a checkpoint is complete or has failed; it may be called
+    on any thread, and calls `heard` when the report is acknowledged. `expect(seconds)` announces
+    that the training thread will show no progress for this time. `abandoned` is set when the
+    training thread must stop waiting, because an incident needs it.
     """
 
     def __init__(
@@ -180,7 +181,8 @@ class Periodic:
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
         """The steps of checkpoints that the controller knows: older ones may be removed."""
         self._owed: int | None = None
-        """The step of the checkpoint after which older ones must still be removed; None: none."""
+        """The step of the last checkpoint after which older ones have not been removed yet. None:
+        nothing is to be removed."""
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -218,7 +220,7 @@ class Periodic:
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes, digests = self._copies(step), self._digests()
-        except Exception as error:  # noqa: BLE001 (no room, say: reported, and training goes on)
+        except Exception as error:  # noqa: BLE001 (reported, for example a full disk; training goes on)
             self._reports.failed(step, error)
             return
         finally:
@@ -251,7 +253,8 @@ class Periodic:
 
     def _further(self, place: Path, shard: str, step: int) -> Write:
         """
-        Stage a second copy of a shard that another rank writes too. Log a failure and continue.
+        Copy a shard that another rank writes too, for a second copy on disk. If this fails, log it
+        and continue.
         """
         try:
             write = self._saving.stage(place, shard, step)
@@ -262,14 +265,15 @@ class Periodic:
 
     def left(self) -> None:
         """
-        Note that the rank has left the loop.
+        Record that the rank has left the loop.
         """
         with self._turn:
             self._in_loop = False
 
     def rolled_back(self, step: int) -> None:
         """
-        Record that the job continues after `step`: a staged part of a later step is void.
+        Record that the job continues from the end of `step`: a copied part of a later step must not
+        be committed.
         """
         with self._turn:
             if self._part is not None and self._part.step > step:
@@ -278,7 +282,8 @@ class Periodic:
 
     def resumed(self, round_: tuple[int, int]) -> None:
         """
-        Note that the rank is in the loop again. `round_` is the incident and round of the order.
+        Record that the rank is in the loop again. `round_` is the incident and the round of the
+        order to resume.
         """
         with self._turn:
             self._round, self._in_loop = round_, True
@@ -304,8 +309,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that` returns True, which needs the disk. Return False if the training thread is
-        needed elsewhere before.
+        Wait until `that` returns True, which depends on the disk. Return False if an incident needs
+        the training thread before that.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -327,11 +332,12 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # the next checkpoint needs this thread
+            except BaseException:  # this thread must go on for the next checkpoint
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:
-                self._part = None  # must be the last reference: the copy is as large as the state
+                # this must be the last reference to the copy, which is as large as the state
+                self._part = None
                 self._turn.notify_all()
 
     def _write_it(self) -> None:
@@ -339,7 +345,8 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        except BaseException as error:  # some failures are no Exception; training goes on
+        # also for failures that are no `Exception`: training must go on
+        except BaseException as error:
             if part.committed:
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
             else:
@@ -347,7 +354,8 @@ class Periodic:
 
     def _write(self, part: _Part) -> None:
         # All ranks that write this checkpoint have written the previous one. So no part of an older
-        # checkpoint can arrive any more, and the rest of it may be what fills the disk.
+        # checkpoint can arrive any more, and unfinished older ones, which may have filled the disk,
+        # can be removed.
         checkpoint.sweep(self._store, part.step - 2 * self._settings.checkpoint_every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
@@ -364,7 +372,8 @@ class Periodic:
         done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        if parts is not None:  # else other ranks must still write, and the last of them commits
+        # otherwise some rank has not written its part yet, and the last rank commits
+        if parts is not None:
             self._commit(part, directory, final, parts)
 
     def _commit(
@@ -425,7 +434,7 @@ class Periodic:
 
 def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[Difference]:
     """
-    Return the differences between the state that the ranks held at this step.
+    Return the differences between the states that the ranks had at this step.
 
     `parts` has one part for each rank, in the order of the ranks.
     """

@@ -1,5 +1,5 @@
 """
-The identity of this process: its pid together with its start time. The kernel uses pids again, but
+The identity of this process: its pid together with its start time. The kernel reuses pids, but
 never the same pair.
 """
 

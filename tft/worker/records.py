@@ -29,7 +29,7 @@ class Records:
         self._path = run_dir / f"records-rank{rank}.jsonl"
         self._file: int | None = None
         self._step: int | None = None
-        """The step after which functions are called now; None: no such function runs."""
+        """The step after which functions are being called now. None: no such function runs."""
 
     def begin_after(self, step: int) -> None:
         """
@@ -39,7 +39,7 @@ class Records:
 
     def end_after(self) -> None:
         """
-        Mark no further rows: the functions that are called after a step have returned.
+        End the marking of rows: the functions that are called after a step have returned.
         """
         self._step = None
 
@@ -67,7 +67,8 @@ class Records:
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
         written = os.write(self._file, line)
-        if written < len(line):  # the disk is full: half a row would damage the next row
+        # the disk is full: remove the incomplete row, which would damage the next one
+        if written < len(line):
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
@@ -85,7 +86,7 @@ class Records:
         """
         self._keep(lambda row: row[_STEP] < step or _AFTER not in row)
 
-    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:  # Any: JSON
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:  # Any: any JSON value
         if not self._path.exists():
             return
         lines = self._path.read_bytes().splitlines(keepends=True)
@@ -100,7 +101,7 @@ class Records:
         part.replace(self._path)
 
 
-def _read(line: bytes) -> dict[str, Any]:  # Any: JSON
+def _read(line: bytes) -> dict[str, Any]:  # Any: any JSON value
     """
     Decode one row. An unreadable row, for example after a power failure, gets `sys.maxsize` as its
     step, so that every rollback drops it.

@@ -20,7 +20,7 @@ class Holdings:
 
     rank: int
     groups: Mapping[str, tuple[int, ...]]
-    """Shard to the ranks that hold a copy of it."""
+    """By shard: the ranks that hold a copy of it."""
 
     def __str__(self) -> str:
         """

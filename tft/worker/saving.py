@@ -1,7 +1,7 @@
 """
-Writing and reading of shards as files, and the joining of all parts into one checkpoint.
+Writing and reading of shards as files, and the combination of all parts into one checkpoint.
 
-The adaptor writes and reads the shards, or the user's own functions do.
+The adaptor writes and reads the shards, unless the script has its own functions for that.
 """
 
 import inspect
@@ -39,12 +39,13 @@ class Own:
 
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
-        Return the keyword arguments for a call of `function`: `shard`, if it has such a parameter.
+        Return the keyword arguments for a call of `function`: the shard, if the function has a
+        parameter `shard`.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 
 
-def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's own objects
+def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: objects of the user, of any class
     """
     Return the user's own `save` and `load` from `parts`; None if `parts` has neither.
 
@@ -72,8 +73,8 @@ def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: the user's ow
 
 class Saving:
     """
-    Writes and reads the shards of one rank: with the user's functions if given, else with the
-    adaptor.
+    Writes and reads the shards of one rank: with the user's functions if there are any, otherwise
+    with the adaptor.
     """
 
     def __init__(self, hook: pluggy.HookRelay) -> None:
@@ -134,10 +135,10 @@ class Saving:
     def stage(self, directory: Path, shard: str, step: int) -> Write:
         """
         Copy a shard at the end of `step`, and return a function that writes the copy under
-        `directory` while training goes on.
+        `directory` while training continues.
 
-        The user's own function writes before this returns, because it reads state that the next
-        step changes.
+        If the user has a save function, it writes the shard before this call returns, because it
+        reads state that the next step changes.
         """
         if self._own is not None:
             names = self._saved_by(self._own, directory, shard, step)
@@ -165,12 +166,14 @@ class Saving:
             return [f"{place.name}/{name}" for name in write(place)]
         except Exception as error:
             log.warning("copy_not_written", shard=shard, why=str(error), exc_info=error)
-            shutil.rmtree(place, ignore_errors=True)  # the room is needed
+            # remove the incomplete copy: the disk space is needed
+            shutil.rmtree(place, ignore_errors=True)
             return ()
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
-        # asked before `save`: the adaptor may refuse for reasons that the script cannot see
+        # called before `save`, because the adaptor may refuse to save for reasons that the script
+        # cannot see
         kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -254,12 +257,13 @@ class Saving:
             self._hook.tft_replaced(shard=shard, beside=kept)
 
 
-def _called(function: Callable[..., None], *args: Any, **told: str) -> None:  # Any: passed on
+# Any: the arguments of the user's function
+def _called(function: Callable[..., None], *args: Any, **told: str) -> None:
     """
     Call a function of the user.
 
-    Exceptions that end the process or the loop pass through. An exception that is no `Exception`
-    otherwise, such as torch's error for a full disk, is raised as a `RuntimeError`.
+    Exceptions that end the process or the loop are raised unchanged. Any other exception that is no
+    `Exception`, such as torch's error for a full disk, is raised as a `RuntimeError`.
     """
     try:
         function(*args, **told)

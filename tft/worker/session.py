@@ -57,7 +57,7 @@ from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
 log = structlog.get_logger()
 
 _OWN = str(Path(__file__).parent)
-"""The directory whose files are no code of the user."""
+"""The directory with the code of the worker. Frames of files in it do not belong to the user."""
 
 
 class Session:
@@ -89,7 +89,7 @@ class Session:
         self._records = Records(settings.run_dir, settings.rank)
         self._loop = self._make_loop()
         self._adopted = False
-        self.model: Any = None  # Any: the object that the user's factory returned
+        self.model: Any = None  # Any: the object that the user's function returned
 
     def _make_loop(self) -> StepLoop:
         settings, digests = self._settings, self._hands.digests
@@ -120,7 +120,7 @@ class Session:
     @property
     def rank(self) -> int:
         """
-        Global rank.
+        The number of this rank in the job.
         """
         return self._settings.rank
 
@@ -135,7 +135,7 @@ class Session:
     @property
     def world(self) -> int:
         """
-        World size.
+        The number of ranks of the job.
         """
         return self._settings.world
 
@@ -170,7 +170,7 @@ class Session:
     @property
     def tls(self) -> Tls | None:
         """
-        The TLS settings of shard transfers; None: transfers are not encrypted.
+        The TLS settings of shard transfers. None: transfers are not encrypted.
         """
         return self._server.tls
 
@@ -222,7 +222,7 @@ class Session:
         if self._loop.digests is not None:
             self._loop.digests.watch()
         self._adopted = True
-        if "model" in parts:  # else the observers get the parts after the factory has made them
+        if "model" in parts:  # if a factory makes the model, the observers get the objects later
             self._observers.adopted(parts)
 
     def topology(self) -> Holdings:
@@ -431,7 +431,7 @@ class Session:
 
     def close_window(self) -> None:
         """
-        Close the update window: the state of the step is whole.
+        Close the update window: the state of the step is complete.
         """
         self._loop.close_window()
 
@@ -452,7 +452,8 @@ class Session:
             message, line = self._faults.report(error), self._loop.left(error) or _line_below(error)
         else:
             return True
-        # Here no traceback holds the frames of the loop any more, nor their process groups.
+        # Here no traceback refers to the frames of the loop any more, and so none keeps their
+        # process groups alive.
         self._cut_off(message, line)
         return False
 
@@ -481,8 +482,8 @@ class Session:
         Return a shard at the end of `step`, to be sent to another rank. Runs on a transfer thread.
 
         If this raises an exception, the other rank tries the next holder. If the exception shows
-        that this rank's device context is lost, this also reports a fault, because no other process
-        would notice it.
+        that this rank can no longer use its device (its device context is lost), this also reports
+        a fault, because nothing else would show that.
         """
         try:
             return self._hands.give(shard, step)

@@ -27,7 +27,8 @@ from tft.core.rank.protocol import (
 from tft.protocol.messages import Position, Resume
 
 NEVER = sys.maxsize
-"""A step that no job reaches: no window is locked, and the loop is not left."""
+"""A step that no job reaches. It stands for "no step": no window is locked, and the loop is not
+left."""
 
 Word = Literal["in", "out"]
 """The decision for a waiting training thread: `in` (go on) or `out` (leave the loop)."""
@@ -38,9 +39,10 @@ Place = tuple[int, bool, bool, bool, bool]
 The position of the training thread: (step, window, torn, tail, after).
 
 `step` is the last step whose window has closed. `window`: the window of the next step is open.
-`torn`: the state was overwritten in part. `tail`: the tail of `step` has not ended. `after`: the
-functions that are called after `step` have not ended. The tuple is replaced as a whole, so no
-reader sees half of a move. It is a bare tuple because it is made three times a step.
+`torn`: the state was partly overwritten. `tail`: the tail of `step` has not ended. `after`: the
+functions that are called after `step` have not ended. The tuple is always replaced as a whole, so
+no reader sees half of a change. It is a plain tuple for speed, because it is made three times a
+step.
 """
 
 
@@ -60,17 +62,19 @@ class Gate:
         self._place: Place = (0, False, False, False, False)
         self._orders: deque[Execute] = deque()
         self._waits = False
-        """The training thread waits to be admitted (to a window, or to functions after a step)."""
+        """True while the training thread waits to enter a window, or to call the functions after a
+        step."""
         self._alone = False
-        """The pre-update barrier failed: it is unknown whether the other ranks have come as far.
-        The training thread does not enter the window without a decision."""
+        """True if the pre-update barrier failed, so that it is unknown whether the other ranks have
+        come as far. The training thread does not enter the window without a decision of the
+        controller."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
-        """The functions that are called after this step and after later steps must wait."""
+        """The functions that are called after this step, and after later steps, must wait."""
         self._leave_after = NEVER
         self.announce = False
-        """The next completed step must be reported."""
+        """True if the next completed step must be reported."""
         self.abandoned = threading.Event()
         """Set when the training thread must give up the operation in which it waits."""
 
@@ -85,15 +89,15 @@ class Gate:
 
     def enter(self) -> None:
         """
-        Note that the training thread enters the loop.
+        Record that the training thread enters the loop.
         """
         self.announce = self._inside = True
 
     def leave(self) -> None:
         """
-        Note that the training thread has left the loop.
+        Record that the training thread has left the loop.
         """
-        # an exception may have ended a wait
+        # an exception may have ended the thread while it was waiting
         self._inside = self._alone = self._waits = False
 
     def arrive(self) -> bool:
@@ -189,14 +193,15 @@ class Gate:
 
     def tear(self) -> None:
         """
-        Record that the state in memory is being overwritten, so that the rank holds no whole state.
+        Record that the state in memory is being overwritten, so that the rank has no complete
+        state.
         """
         step, window, _, tail, after = self._place
         self._place = (step, window, True, tail, after)
 
     def hold(self, step: int) -> None:
         """
-        Record that the state in memory is whole, and is the state of the end of `step`.
+        Record that the state in memory is complete, and is that of the end of `step`.
         """
         self._place = (step, False, False, False, False)
 
@@ -210,7 +215,7 @@ class Gate:
 
     def held(self) -> int | None:
         """
-        Return the step whose whole state is in memory; None while no state is whole.
+        Return the step whose complete state is in memory. None while no complete state is.
         """
         return _held(self._place)
 
@@ -246,7 +251,7 @@ class Gate:
             self._lock, self._after_lock = (
                 step,
                 step + 1,
-            )  # all ranks take part in the functions that are called after `step`
+            )  # functions after `step` may run: all ranks take part in them
             self._turn.notify_all()
         return self.standing()
 
@@ -338,7 +343,8 @@ class Gate:
         return "out" if step > self._leave_after else None
 
     def _still(self) -> bool:
-        # a rank that waits before the functions after a step is not still: they have yet to run
+        # a rank that waits to call the functions after a step does not stand still, because these
+        # functions must still run
         return self._waits and not self._place[4] and self._word() is None
 
     def _kept(self, place: Place) -> tuple[int, ...]:
@@ -362,7 +368,7 @@ def _position(place: Place) -> Position:
 
 def _held(place: Place, *, still: bool = False) -> int | None:
     """
-    Return the step whose whole state is in memory; None if no whole state is in memory.
+    Return the step whose complete state is in memory. None if no complete state is.
 
     With `still`, the rank waits at a window. Its position then shows the window as open, but the
     rank has not changed the state yet.

@@ -51,14 +51,16 @@ class UpdateWindow:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:  # else the state is torn: the window stays open to mark that
+        # after an exception the window stays open, which marks the state as incomplete
+        if kind is None:
             self._loop.close_window()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHooks:
     """
-    The adaptor's hooks that are called in every step. None: the adaptor does not have the hook.
+    The hooks of the adaptor that are called in every step. A hook that the adaptor does not have is
+    None.
     """
 
     capture: Callable[..., bytes]
@@ -90,36 +92,39 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EdgeWaits:
     """
-    The hooks with which ranks wait at the edges of an update window. None: they need not wait.
+    The hooks with which ranks wait at the begin and end of an update window. None: they need not
+    wait.
     """
 
     barrier: Callable[[], None] | None = None
-    """The pre-update barrier: some shard is not on all ranks, or collectives are asynchronous."""
+    """The pre-update barrier. It is needed if some shard is not on all ranks, or if collectives are
+    asynchronous."""
     synchronize: Callable[..., None] | None = None
-    """Waits for the device, whose collectives are asynchronous."""
+    """Waits for the device. It is needed if the device carries out collectives asynchronously."""
 
 
 class _LastStep(BaseException):
     """
-    Raised at the end of the last step of the settings, in a loop that does not take its steps from
-    `Session.steps`.
+    Raised when the last step ends that the settings allow (`last_step`), in a loop that does not
+    take its steps from `Session.steps`.
     """
 
 
 @dataclass(slots=True)
 class _Present:
     """
-    The last captures of the rank-local state, and what the loop has shown of itself.
+    The last captures of the rank-local state, and what is known about how the loop ends its steps.
     """
 
     contributed: bytes = b""
-    """The capture when this rank contributed to the step's last all-reduce."""
+    """The rank-local state that was captured when this rank contributed to the last all-reduce of
+    the step."""
     closed: bytes = b""
-    """The capture when the last update window closed."""
+    """The rank-local state that was captured when the last update window closed."""
     tails: bool = False
-    """Whether a step ends after its update window (with a tail), not with the window."""
+    """True if a step ends later than its update window, so that it has a tail."""
     yields: bool = False
-    """Whether the loop takes its steps from `steps`, which ends with the last one."""
+    """True if the loop takes its steps from `steps`, which stops after the last step."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -156,7 +161,7 @@ class StepLoop:
     @property
     def tails(self) -> bool:
         """
-        Whether a step ends after its update window (with a tail), not with the window.
+        True if a step ends later than its update window, so that it has a tail.
         """
         return self._present.tails
 
@@ -170,7 +175,7 @@ class StepLoop:
     @property
     def inexact(self) -> tuple[str, ...]:
         """
-        The reasons why a recovery is not bit-identical on this rank.
+        Sentences that say why a recovery is not bit-identical on this rank.
         """
         return () if self.audit is None else tuple(self.audit.inexact)
 
@@ -204,7 +209,7 @@ class StepLoop:
 
     def train(self, function: Callable[[], None]) -> None:
         """
-        Call the user's function, and end its last step.
+        Call the user's function, and then end its last step.
         """
         if self._audited is not None:
             self._audited.entered()
@@ -246,7 +251,8 @@ class StepLoop:
         self.has_tails()
         self._present.yields = True
         last = min(last, self.settings.last_step or last)
-        self.end_last_step()  # an earlier loop may have been left in the tail of its last step
+        # a loop that was called before may have been left in the tail of its last step
+        self.end_last_step()
         while self.step <= last:
             step = self.step
             if self._audited is not None:
@@ -263,7 +269,7 @@ class StepLoop:
         """
         End the step. The loop calls this after the tail of the step.
         """
-        if not self.tails:  # until now, this step counted as ended with its window
+        if not self.tails:  # this step counted so far as ended together with its window
             self.has_tails()
             if self.hooks.end_step is not None:
                 self.hooks.end_step(tail=True)
@@ -307,7 +313,7 @@ class StepLoop:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        if local_state != self._present.contributed:  # else the page has this capture already
+        if local_state != self._present.contributed:  # otherwise the page has this capture already
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
@@ -318,7 +324,7 @@ class StepLoop:
 
     def close_window(self) -> None:
         """
-        Close the update window: the state of the step is whole.
+        Close the update window: the state of the step is complete.
 
         If the loop has no tails, this also ends the step.
         """
@@ -354,7 +360,7 @@ class StepLoop:
         """
         step = self.gate.completed
         if self.tails and self._edges.synchronize is not None:
-            self._edges.synchronize(closing=True)  # the tail may have had collectives
+            self._edges.synchronize(closing=True)  # the tail may have started collectives
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -381,7 +387,7 @@ class StepLoop:
 
     def _stop_after_last(self) -> None:
         """
-        Leave a loop that does not know that its last step has ended.
+        Leave the loop after its last step, if the loop itself does not know which step is the last.
         """
         if not self._present.yields and 0 < self.settings.last_step <= self.gate.completed:
             raise _LastStep
@@ -431,12 +437,12 @@ class StepLoop:
         Return True if all ranks have finished the all-reduces of the step.
 
         If the barrier fails, this is unknown: ranks with other shards may or may not be able to
-        complete the step. This rank can do either. It reports the fault and waits at the window for
-        the decision of the controller.
+        complete the step. This rank could complete it or not. It reports the fault, and waits at
+        the window for the decision of the controller.
         """
         try:
             barrier()
-        except Exception as error:  # noqa: BLE001 (any error: the all-reduces here are complete)
+        except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             self.control.report(self.fault(error))
             self.gate.stand()
             return False

@@ -1,3 +1,3 @@
 """
-The job machine: the state machine with which the controller decides.
+The job machine: the state machine that makes the decisions of the controller.
 """

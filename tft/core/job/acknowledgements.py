@@ -1,5 +1,5 @@
 """
-Handles the answers of ranks to orders: each says that the order was carried out, or why not.
+Handles the answers of ranks to orders. An answer says that the order was carried out, or why not.
 """
 
 from typing import assert_never
@@ -28,11 +28,13 @@ class Acknowledgements:
 
     def answered(self, rank_state: RankState, message: Answered) -> None:
         """
-        Handle the answer of a rank to an order. Ignore an answer that no open order waits for.
+        Handle the answer of a rank to an order. Ignore an answer to an order that is no longer
+        open.
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            rank_state.repaired = True  # a round that has begun since does not change that
+            # valid even if a new round has begun since this answer was sent
+            rank_state.repaired = True
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
         if task is None or key != (job.incident.number, job.incident.round):
@@ -46,7 +48,9 @@ class Acknowledgements:
             job.incident.exactness.marked(rank_state.rank, message.position)
         if job.checkpoints.resumed and not rank_state.holdings.held:
             rank_state.holdings.held = (
-                None  # the script's initial state is not that of the checkpoint
+                # the job starts from a checkpoint, so the initial state of the script does not
+                # count
+                None
             )
         compares = message.at - message.compared
         rule = ORDERS[message.order]
@@ -59,8 +63,8 @@ class Acknowledgements:
             rank_state.holdings.line = message.line
         rank_state.declared.inexact = message.inexact or rank_state.declared.inexact
         job.training.tails = job.training.tails or message.tails
-        # the rank could not write this itself: another rank writes it, for the step that is saved
-        # in the end
+        # the rank could not write its rank-local state for this step: another rank writes it if the
+        # job saves a last checkpoint of the step
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
@@ -70,7 +74,8 @@ class Acknowledgements:
     def _carried_out(self, rank_state: RankState, message: Answered) -> None:
         match message.order:
             case "freeze":
-                # during a stall, a rank that does not wait for other ranks is suspected
+                # while no rank makes progress, a rank that does not wait for other ranks is the
+                # likely cause
                 if self._job.incident.suspicion and rank_state.training and not message.waiting:
                     rank_state.process.blame = "hang"
             case "stop":
@@ -88,7 +93,7 @@ class Acknowledgements:
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
-                if message.order == "load":  # the rank-local state comes from the checkpoint, too
+                if message.order == "load":  # a checkpoint contains the rank-local state, too
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -101,8 +106,8 @@ class Acknowledgements:
 
     def _left_out(self, rank_state: RankState, message: Answered) -> None:
         """
-        Add a network fault for each source that a rank could not fetch from. The fetch itself is
-        complete: the data came from other sources.
+        Add a network fault for each source from which a rank could not fetch. The fetch itself has
+        succeeded, with data from other sources.
         """
         for source, why in message.odd.items():
             evidence = f"rank {rank_state.rank} could not fetch from rank {source}: {why}"
@@ -116,10 +121,10 @@ class Acknowledgements:
 
     def _unreadable(self, step: int) -> None:
         """
-        Count a failed load of the checkpoint of `step`. One failure does not count as damage,
-        because a disk may be away for a moment. The checkpoint is dropped after `policy.attempts`
-        failures. Two failures are enough if the job can continue from an older checkpoint or from
-        state in memory.
+        Count a failed load of the checkpoint of `step`. One failure does not prove damage, because
+        a file system may be unreachable for a moment. The checkpoint is dropped after
+        `policy.attempts` failures, or after two failures if the job can continue from an older
+        checkpoint or from state in memory.
         """
         job = self._job
         job.checkpoints.unread[step] += 1
@@ -130,7 +135,8 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            # no checkpoint is left: continue with the state that other ranks have loaded
+            # if no older checkpoint is left, continue with the state that other ranks have in
+            # memory
             if not older:
                 job.search(over=True)
 
@@ -146,8 +152,8 @@ class Acknowledgements:
 
     def _failed(self, rank_state: RankState, message: Answered, failure: str) -> None:
         """
-        React to an order that a rank could not carry out. If a last checkpoint is being written,
-        plan it again.
+        React to an order that a rank could not carry out. If the survivors are writing a last
+        checkpoint, plan that checkpoint again without the part that failed.
         """
         job, attempts, order = self._job, self._attempts, message.order
         job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)
@@ -176,7 +182,7 @@ class Acknowledgements:
 
     def _note_failure(self, rank_state: RankState, order: OrderName, why: str) -> None:
         """
-        Note what the failure of an order says about the rank or about a checkpoint.
+        Record what the failure of an order says about the rank or about a checkpoint.
         """
         match order:
             case "save":
@@ -184,14 +190,14 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # its kept copies are damaged: fetch from other ranks
+                # the earlier copies that the rank keeps are damaged: it must fetch from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why
             case "load":
                 self._unreadable(self._job.incident.progress.agreed)
             case "check":
-                # a check that could not run is no evidence, and no reason to stay paused
+                # a check that could not run proves nothing, and must not keep the job paused
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
                     f"it could not be run: {why}",

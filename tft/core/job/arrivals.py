@@ -1,6 +1,6 @@
 """
-Handles nodes, stores and processes that arrive: which process may speak for a rank, and from when
-on a rank counts as present.
+Handles nodes, rendezvous stores and processes that arrive. Decides which process may speak for a
+rank, and when a rank counts as present.
 """
 
 from tft.core.job.process_exits import ProcessExits
@@ -24,7 +24,7 @@ S = State
 
 class Arrivals:
     """
-    Handles the nodes, stores and processes that arrive in one job.
+    Handles the nodes, rendezvous stores and processes that arrive in one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -45,9 +45,10 @@ class Arrivals:
             known and agent == job.nodes.agents[message.node]
         ):
             return
-        # the processes of the previous agent are gone with it
+        # the processes of the previous agent ended with it
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        if job.nodes.agents.get(message.node, agent) != agent:  # and so are its pages
+        # a new agent has new shared memory: the pages of its ranks are gone, too
+        if job.nodes.agents.get(message.node, agent) != agent:
             for rank_state in job.ranks.states.values():
                 rank_state.local_state.page = (
                     NOWHERE
@@ -55,7 +56,7 @@ class Arrivals:
                     else rank_state.local_state.page
                 )
         if job.state in SETTLED:
-            return  # nothing is started any more
+            return  # the job is ending: nothing is started any more
         job.nodes.agents[message.node], job.nodes.came[message.node] = agent, message.at
         job.nodes.gathered = job.timing.now
         for rank in message.ranks:
@@ -86,7 +87,7 @@ class Arrivals:
         before = job.nodes.stores.pop(message.node, None)
         job.nodes.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
-            job.timing.deadline = None  # the wait may have been for this store
+            job.timing.deadline = None  # the job may have waited for this store
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._attempts.again("the rendezvous store was lost while groups were formed")
@@ -106,8 +107,8 @@ class Arrivals:
 
     def joined(self, message: Joined, sender: str) -> None:
         """
-        Accept the claim of a process to a rank if the controller has ordered this process. Refuse
-        every other claim.
+        Accept the claim of a process to a rank if the controller has ordered this process to be
+        started. Refuse every other claim.
         """
         job = self._job
         if message.rank not in job.ranks.states or message.world != len(job.ranks.states):

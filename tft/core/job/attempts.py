@@ -16,15 +16,16 @@ from tft.protocol.messages import FaultKind, Freeze
 S = State
 
 REPEATABLE = frozenset({"process", "node", "hang"})
-"""Kinds of fault that may occur again without showing that the strategy failed: the process is
-another one then."""
+"""The kinds of fault that may occur again without showing that the strategy failed, because each
+occurrence is in a different process."""
 
 
 ALONE = (
     "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
     "session.expect"
 )
-"""What a script can do when a rank is taken for hanging and does not hang."""
+"""Advice to the user, for a rank that was ended because it seemed to hang although it was only
+busy."""
 
 
 class Attempts:
@@ -40,7 +41,7 @@ class Attempts:
     ) -> None:
         """
         Add a fault to the open incident, or open an incident for it. `step` is the step that was
-        being computed (0: not known yet). `seen` is the time of the evidence in seconds
+        being computed; 0 means not known yet. `seen` is the time of the evidence in seconds
         (CLOCK_MONOTONIC).
         """
         job = self._job
@@ -75,12 +76,12 @@ class Attempts:
 
     def pollute(self, rank_state: RankState) -> None:
         """
-        Record that wrong numbers of a rank may have spread with its last update: no copy of the
-        state since that update is sound. If the step of the update is unknown, `locate` sets the
-        limit later.
+        Record that wrong numbers of this rank may have reached all ranks with its last update, so
+        no copy of the state since that update is sound. If the step of that update is not known
+        yet, `locate` records it later.
         """
         if not rank_state.repaired:
-            return  # the process has contributed to no update yet
+            return  # this process has taken part in no update yet
         if self.step_of(rank_state) == 0:
             self._job.incident.spread.by.add(rank_state.rank)
         else:
@@ -88,9 +89,9 @@ class Attempts:
 
     def locate(self) -> None:
         """
-        Fill in the unknown steps of faults and of polluted updates, when all ranks that can have
-        reported their positions. For a rank that cannot report, estimate the step from the
-        positions of the others; the error is at most one step.
+        Fill in the steps that were unknown, of faults and of updates with wrong numbers, once all
+        ranks that can answer have reported their positions. For a rank that cannot answer, estimate
+        the step from the positions of the others; the error is at most one step.
         """
         job, incident = self._job, self._job.incident
         said = {
@@ -108,9 +109,9 @@ class Attempts:
 
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
-        Handle a fault that occurs again: the action against it has not helped. The state that all
-        ranks were brought to may already contain the cause of a numeric fault. So an earlier step
-        is tried once, if a rank or a checkpoint holds one.
+        Handle a fault that occurs again: the strategy has not helped. For a numeric fault, the
+        state that all ranks returned to may already contain the cause. So an earlier step is tried
+        once, if a rank or a checkpoint has one.
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
@@ -132,7 +133,7 @@ class Attempts:
         job = self._job
         if job.incident.is_open:
             return
-        if job.incident.closed is None:  # the start itself has become an incident
+        if job.incident.closed is None:  # a fault during the start turns the start into an incident
             job.incident.number, job.incident.opened = job.history.next_number, job.timing.now
         else:
             job.incident = Incident(number=job.history.next_number, opened=job.timing.now)
@@ -147,7 +148,7 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present strategy again in a new round. After `policy.attempts` attempts the
+        Begin the present strategy again, in a new round. After `policy.attempts` attempts the
         strategy counts as failed.
         """
         self.open()
@@ -156,9 +157,8 @@ class Attempts:
 
     def count(self, attempts: int, why: str) -> None:
         """
-        Record that the present strategy has failed `attempts` times. When there are
-        `policy.attempts` failures, the strategy is not tried again in this incident; `why` is the
-        reason.
+        Record that the present strategy has failed `attempts` times. After `policy.attempts`
+        failures it is not tried again in this incident. `why` is the reason of the last failure.
         """
         incident = self._job.incident
         incident.decision.attempts = attempts
@@ -168,14 +168,14 @@ class Attempts:
     def terminate(self, rank_state: RankState, why: str, blame: FaultKind = "process") -> None:
         """
         Order the agent to end the process of a rank. The agent reports the end as `Exited`. `blame`
-        is the kind of fault that the end is counted as.
+        is the kind of fault that is recorded for the end.
         """
         self.terminate_all([rank_state], why, blame)
 
     def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
         """
-        Order the agents to end the processes of several ranks, as `terminate` does for one. All of
-        them are excused from open orders before the first fault starts a new round.
+        Order the agents to end the processes of several ranks, as `terminate` does for one. First
+        remove all of these ranks from the open orders: the first fault already starts a new round.
         """
         job = self._job
         going = [
@@ -208,8 +208,8 @@ class Attempts:
 
     def freeze(self, cause: str = "") -> None:
         """
-        Begin a new round: give up whatever is under way and ask every rank for its position.
-        `cause` is the reason if there is no fault.
+        Begin a new round: give up what is under way, and ask every rank for its position. `cause`
+        is the reason of the round if there is no fault.
         """
         job, incident = self._job, self._job.incident
         incident.round += 1
@@ -223,7 +223,7 @@ class Attempts:
 
     def ask(self, cause: str) -> None:
         """
-        Ask every member for its position, and hold it back from its next update.
+        Ask every member for its position. Members that answer begin no further update.
         """
         job = self._job
         to = tuple(
@@ -236,8 +236,9 @@ class Attempts:
 
     def _cut_off(self) -> None:
         """
-        End a check that a fault has interrupted. The check is not repeated, because it could end in
-        the same fault. The findings of ranks that had finished the check are used.
+        End a check of links and devices that a fault has interrupted. The check is not repeated,
+        because it could end in the same fault. The findings of the ranks that had finished the
+        check are used.
         """
         job = self._job
         job.pausing.request = None
@@ -248,8 +249,8 @@ class Attempts:
 
     def findings(self) -> list[str]:
         """
-        Return the findings of the last check, the most serious first. Each finding is listed once,
-        with the ranks that reported it.
+        Return the findings of the last check, the most serious first. A finding of several ranks is
+        listed once, with the numbers of these ranks.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
@@ -262,7 +263,7 @@ class Attempts:
 
     def judge(self) -> bool:
         """
-        Do what the verdicts of a check demand: end the job, or isolate nodes. Return True if a
+        Do what the verdicts of a check demand: end the job, or give up nodes. Return True if a
         verdict demanded something.
         """
         rank_states = self._job.ranks.member_states()
@@ -280,7 +281,7 @@ class Attempts:
 
     def force(self, why: str) -> None:
         """
-        Allow only a last checkpoint from now on, or the end of the job without one.
+        Exclude every strategy except a last checkpoint, or the end of the job without one.
         """
         job = self._job
         self.open()
@@ -290,8 +291,8 @@ class Attempts:
 
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
-        Give up the node of a rank: end its processes and start none there again. If no rank on
-        another node has some of their shards, keep the processes and force a last checkpoint.
+        Give up the node of a rank: end its processes, and start no process there again. If some
+        shard is on no other node, keep the processes and force a last checkpoint instead.
         """
         job = self._job
         if rank_state.node is None:

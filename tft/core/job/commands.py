@@ -1,5 +1,5 @@
 """
-Define the commands of the job machine, in addition to the orders of the protocol.
+Define the commands that the job machine returns, in addition to the orders of the protocol.
 """
 
 from dataclasses import dataclass
@@ -30,40 +30,43 @@ class RankFacts:
 
     rank: int
     node: int | None
-    """The node that the rank runs on, or ran on last; None: it has never had one."""
+    """The node on which the rank runs, or ran last. None: the rank never had a node."""
     member: bool
     """True if the rank takes part in the training."""
     alive: bool
-    """True if the process of the rank takes orders."""
+    """True if the rank has a process that can receive orders."""
     held: int | None
-    """The step whose whole state the rank has in use. None: there is no such state."""
+    """The step of the complete state with which the rank trains. None: the rank has no complete
+    state."""
     sound: bool
     """True if no fault has touched that state."""
     backups: tuple[int, ...]
-    """Earlier steps of which the rank keeps a sound copy."""
+    """The earlier steps of which the rank keeps a sound copy in memory."""
     shards: tuple[str, ...]
     """The shards of which the rank holds a copy."""
     column: tuple[int, ...]
-    """The ranks that can only leave and come back together with this rank."""
+    """The ranks of the model replica of this rank. They can leave the job and come back to it only
+    together."""
     unplaceable: str
-    """Why no other process can be started for the rank. Empty: one can, or none is needed."""
+    """Why no other process can be started for the rank. Empty: one can be started, or none is
+    needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consult:
     """
-    Ask the recovery plugins which strategy to follow. The answer is an `Advised` for this incident
-    and this round.
+    Ask the recovery plugins which strategy to follow. The answer is an `Advised` message for this
+    incident and this round.
     """
 
     incident: int
     round: int
     faults: tuple[Fault, ...]
     offers: tuple[Offer, ...]
-    """The offers, in the order in which they would be tried. The first that nothing rules out is
-    followed, unless a plugin advises otherwise."""
+    """The offers, in the order in which the job would try them. The first possible offer is
+    followed, unless a plugin advises another one."""
     ranks: tuple[RankFacts, ...]
-    """All ranks of the world, in their order."""
+    """The facts about all ranks of the world, by rank number."""
     until: float
     """The time at which the machine decides without advice."""
 

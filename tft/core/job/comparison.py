@@ -1,6 +1,6 @@
 """
 Compares the copies that ranks hold of one shard. If copies differ, the job trains with wrong
-numbers, and only this comparison shows it.
+numbers, and only this comparison shows that.
 """
 
 from collections import Counter
@@ -14,26 +14,27 @@ from tft.core.plan.coverage import sound
 from tft.core.plan.standing import Standings
 
 Parts = Mapping[str, str]
-"""Digest by part. An empty digest marks a part that is rank-local: it is not compared."""
+"""The digest of each part of a shard, by the name of the part. An empty digest marks a part that
+differs from rank to rank by design: it is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """
-    The state of one rank as digests, and the facts that decide whether its copies are compared.
+    The digests of one rank's copies, and the facts that decide whether they are compared.
     """
 
     rank: int
     step: int
-    """The step at whose end the state is."""
+    """The step after which the rank had this state."""
     shards: Mapping[str, Parts]
     tail: bool = False
     """True if the rank left its loop in the tail of `step`."""
     line: str = ""
     """Where the loop was left (FILE:LINE)."""
     brought: bool = False
-    """True if the copies were fetched from other ranks in this incident. They are judged by the
-    copies of the other ranks, and say nothing about those."""
+    """True if the rank fetched its copies from other ranks in this incident. If they differ from
+    the copies of those ranks, the fetched copies are the wrong ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,13 @@ class Difference:
     shard: str
     step: int
     right: tuple[int, ...]
-    """The ranks whose copies count; empty if nobody can say which copies are right."""
+    """The ranks whose copies are right. Empty if it is not known which copies are right."""
     wrong: tuple[int, ...]
     parts: tuple[str, ...]
     """The names of the parts that differ."""
     tail: bool
-    """True if all these ranks left their loops in the tail of the step, which explains the
-    difference."""
+    """True if all these ranks left their loops in the tail of the step. That explains the
+    difference: some ranks had run more of the tail than others."""
 
     def sentence(self) -> str:
         """
@@ -68,9 +69,9 @@ def differences(
 ) -> list[Difference]:
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
-    shard to its ranks, `copies` maps each rank to its copies. A copy of a rank that left its loop
-    in the tail of the step is compared only if no rank has ended the step. Otherwise that rank
-    fetches the shard from a rank that has ended the step.
+    shard to its ranks, `copies` maps each rank to its copies. If some rank has ended the step,
+    copies of ranks that left their loop in the tail of the step are not compared: those ranks will
+    fetch the shard from a rank that has ended the step.
     """
     found = []
     for shard, ranks in groups.items():
@@ -114,8 +115,8 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    Return the content that the majority holds: all ranks, or at least two ranks and more ranks than
-    hold any other content. Fetched copies do not count. None: no content has a majority.
+    Return the content that most copies have. Each copy votes, except fetched ones. None: there is
+    no vote, or two contents have equally many votes.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -128,8 +129,8 @@ def _chosen(
 
 def _progress(copy: Copy) -> tuple[int, int]:
     """
-    Return a sort key for how far a rank came in the tail of a step, by line number. If two ranks
-    are at the same line, the lower rank sorts higher.
+    Return a sort key for how far a rank came in the tail of a step: the line number at which it
+    left the loop. At the same line, the lower rank sorts higher.
     """
     line = copy.line.rpartition(":")[2]
     return (int(line) if line.isdecimal() else 0, -copy.rank)
@@ -146,9 +147,10 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold a copy, sound or in doubt, of a shard with several holders. The
-        last remaining holder of a shard is included: its copy is compared with those that other
-        ranks fetch from it. Doubt may be dropped later, see `StrategyChoice.offers`.
+        Return the ranks that hold a copy of a shard with several holders, including copies that may
+        be wrong (`StrategyChoice.offers` may accept them later). Also the only remaining holder of
+        such a shard is included: its copy is later compared with the copies that other ranks fetch
+        from it.
         """
         groups = self._job.ranks.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
@@ -163,23 +165,24 @@ class Comparison:
         there is no majority, only copies up to the step of the last comparison are sound.
         """
         for rank_state in self._job.ranks.states.values():
-            rank_state.holdings.outrun = frozenset()  # the ranks that had come further may be lost
+            # ranks that were further in the tail may be lost by now
+            rank_state.holdings.outrun = frozenset()
         self._judge(self._found())
 
     def tell_begins(self) -> None:
         """
-        Log which ranks begin with different copies. The job trains nevertheless, because a script
-        may make the copies equal in its loop. If it does not, the next comparison finds the
-        difference.
+        Log which ranks begin training with different copies. Training starts nevertheless, because
+        the script may make the copies equal in its loop. If it does not, the next comparison finds
+        the difference.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between copies that must be equal. Initial states (step 0) may
-        differ, because one rank may be about to send its state to the others; their differences are
-        only logged. `which` is passed to `_differences`.
+        Return the differences between copies, without those of initial states (step 0). Initial
+        states may differ, because a script may send the state of one rank to the others later;
+        their differences are only logged. `which` is passed to `_differences`.
         """
         found = self._differences(**which)
         begins = [each for each in found if each.step == 0]
@@ -192,16 +195,17 @@ class Comparison:
 
     def confirms(self) -> bool:
         """
-        Return whether all members hold equal copies after a repair. If not, begin the repair again:
-        ranks that fetched other copies than their sources hold are distrusted, and any other
-        difference is judged as in `judge`.
+        Return True if all members hold equal copies after a repair. If not, begin the repair again.
+        A rank whose fetched copy differs from that of its sources is no longer trusted. Any other
+        difference is handled as in `judge`.
         """
         brought = {
             rank_state.rank
             for rank_state in self._job.ranks.member_states()
             if rank_state.holdings.fetched
         }
-        # after the repair copies from a tail count like any other copies
+        # all members continue from the same state now, so copies that came from a tail are compared
+        # as well
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
@@ -239,8 +243,8 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        Record that the state of all ranks may contain gradients of a wrong copy, from the steps
-        since the last comparison.
+        Record that the state of all ranks may be wrong: since the last comparison, gradients that
+        were computed from a wrong copy may have been added to it.
         """
         job, first = self._job, self._job.training.compared + 1
         if difference.step >= first:
@@ -265,18 +269,18 @@ class Comparison:
             f"than step {job.training.compared}, the last comparison, may be wrong"
         )
         job.incident.spread.lower(job.training.compared)
-        # the ceiling does not rule out a copy of step `compared` itself: such a copy was right when
-        # it was compared, and is in dispute now
+        # the limit set above still admits copies of step `compared`. They were equal then, but they
+        # differ now, so they are marked as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
         self._attempts.fault("corruption", None, difference.step + 1, job.timing.now, why)
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        Compare the copies of all members. With `outside`, compare also the copies of ranks that
-        have just left the job, because members may have fetched from them; a rank that was
-        interrupted in a tail is not compared, because other ranks may have come further. Only
-        members are returned as wrong. Without `tails`, no copy counts as left in a tail.
+        Compare the copies of all members. `outside`: compare also the copies of ranks that have
+        just left the job, because members may have fetched from them. Such a rank is left out if it
+        was interrupted in a tail, because other ranks may have come further. `tails` false: treat
+        copies from a tail like all others. Only members are returned as wrong.
         """
         job = self._job
         copies = {
@@ -300,9 +304,9 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
-        Return the ranks whose copies are not known to be wrong. With `doubted`, include ranks whose
-        copies may be wrong. With `outside`, include ranks that are no members. Initial states are
-        left out until the first wrapper is built, because each rank may begin with its own.
+        Return the ranks whose copies are not known to be wrong. `doubted`: include ranks whose
+        copies may be wrong. `outside`: include ranks that are no members. Until the first wrapper
+        is built, initial states are left out, because each rank may begin with a different one.
         """
         job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
@@ -322,10 +326,11 @@ class Comparison:
 
 def note_habits(job: Job, step: int) -> None:
     """
-    Record as reservations the habits of the members' loops that make a run with an incident differ
-    from a run without it. `step` is the step from which all ranks continue, or which they save.
+    Add reservations to the incident report: what the training loops do outside update windows that
+    makes a run with an incident differ from a run without it. `step` is the step from which all
+    ranks continue, or which they save.
     """
-    if step == 0:  # no tail comes before step 0
+    if step == 0:  # no step has ended before, so no tail has run
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():
@@ -338,8 +343,9 @@ def note_habits(job: Job, step: int) -> None:
 def note_tails(job: Job, step: int, standings: Standings) -> None:
     """
     Record, for each shard of which no holder has ended `step`, the lines at which the tail of
-    `step` was interrupted. Call this before ranks fetch. A rank that has fetched one shard no
-    longer counts as in a tail, although its other shards may come from one.
+    `step` was interrupted. Call this before ranks fetch: a rank that has fetched one shard no
+    longer counts as interrupted in a tail, although its other shards may be from an interrupted
+    tail.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at <= step

@@ -1,7 +1,7 @@
 """
-Names the time at which the job machine has to act without an event, and acts when it has passed:
-late answers to orders, processes that do not start or end, nodes that do not join, and the deadline
-of the present state.
+Tells when the job machine must act although no event has come, and acts at that time: for late
+answers to orders, processes that do not start or end, nodes that do not join, and the deadline of
+the present state.
 """
 
 from typing import assert_never
@@ -152,18 +152,19 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # the limit has been renewed as often as allowed
+            case Late.RENEW:  # `_renewed` has restarted the limit as often as allowed
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
 
     def _unheard(self, ranks: list[int], why: str) -> None:
         """
-        Open a `network` fault without a faulty rank. A rank is not at fault only because it has not
-        answered a `release`, or a `check` that most ranks have not answered. The freeze that
-        follows shows which ranks do not hear the controller.
+        Open a `network` fault that names no rank. A rank that has not answered a `release` is not
+        at fault for that alone, and neither are ranks if most of them have not answered a `check`.
+        The freeze that follows shows which ranks do not hear the controller.
         """
-        step = self._job.ranks.states[ranks[0]].position.step + 1  # all ranks wait at one boundary
+        # all ranks wait at the same step boundary, so any rank's step will do
+        step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
@@ -176,8 +177,8 @@ class Deadlines:
     def _renewed(self, order: OrderName) -> bool:
         """
         Restart the limit of an order that most ranks have not answered, up to `policy.patient`
-        times. The bus or this controller may have been away; then no rank is at fault. Return True
-        if the limit was restarted.
+        times. The bus or this controller may have been unreachable, and then no rank is at fault.
+        Return True if the limit was restarted.
         """
         task = self._job.incident.tasks[order]
         if task.renewed >= self._job.policy.patient:
@@ -188,8 +189,8 @@ class Deadlines:
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
         """
-        Return the ranks that do not run functions after a step, such as an evaluation. The ranks
-        that do run them get the time that they have announced.
+        Return the late ranks that are not in a function that runs after a step, such as an
+        evaluation. Ranks that are in such a function get the time that they have announced for it.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
@@ -207,10 +208,10 @@ class Deadlines:
 
     def _spared(self, ranks: list[int]) -> bool:
         """
-        Give ranks that do not leave their loop the time of a repair, once. This is done if their
-        loss would lose a shard and there is no checkpoint to return to. Such a rank may wait for
-        another rank in a function of the script, and return when that function reaches its own time
-        limit. Return True if the ranks got the time.
+        Give ranks that do not leave their loop more time, once: the limit of a repair. This is done
+        if the loss of these ranks would lose a shard, and there is no checkpoint to return to. Such
+        a rank may be waiting for another rank in a function of the script that returns after its
+        own timeout. Return True if the ranks got the time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)

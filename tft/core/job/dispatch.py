@@ -1,10 +1,10 @@
 """
 Receives the reports of ranks, agents, people and plugins, checks the sender, and passes each report
-to its handler.
+to the file that handles it.
 
-    arrivals.py          nodes, stores and processes that arrive
+    arrivals.py          nodes, rendezvous stores and processes that arrive
     process_exits.py     nodes and processes that end
-    faults.py            faults that a rank reports of itself, or that are seen from outside
+    faults.py            faults that a rank or an outside observer reports
     acknowledgements.py  answers to orders
 
 This file itself handles the requests of people, and the progress of training.
@@ -64,8 +64,8 @@ class Dispatch:
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Handle one report. `reaction` is the entry of `REACTIONS` for it. Only the process whose
-        claim to a rank was accepted may report for the rank; reports of other processes are
+        Handle one report. `reaction` is the reaction that the table `REACTIONS` has for it. Only
+        the process that holds a rank may report for the rank; reports of other processes are
         ignored.
         """
         match message:
@@ -122,7 +122,8 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                # the report shows that the rank is in the loop, even if no later order reaches it
+                # this report shows that the rank trains, even if its answer to the order to resume
+                # is lost
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)
@@ -163,7 +164,7 @@ class Dispatch:
             return None
         self._job.end.stop = message
         if reaction is not R.FORCE:
-            return None  # the last checkpoint is being written already
+            return None  # the job ends already, and the last checkpoint is being written
         if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.shutdown.exit(
@@ -180,7 +181,7 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            # all-reduces of the check could meet all-reduces of a step
+            # a rank that trains again could mix its all-reduces with those of the running check
             return self._job.tell("check_not_over")
         self._job.pausing.request, self._job.pausing.result = None, ""
         if reaction is R.RELEASE and not self._job.succession.gathering:

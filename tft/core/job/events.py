@@ -11,7 +11,7 @@ from tft.protocol.messages import Report
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """
-    A report was received, for the first time and in the order in which its sender sent it.
+    A report was received. Each report is received once, in the order in which its sender sent it.
     """
 
     at: float
@@ -32,14 +32,14 @@ class DeadlinePassed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
     """
-    No rank has made progress for longer than the job's own step times allow.
+    No rank has made progress for longer than the step times of this job allow.
     """
 
     at: float
     silence: float
     """Seconds since the last progress of any rank."""
     limit: float
-    """The limit in seconds, as learnt from the step times."""
+    """The limit in seconds, computed from the step times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

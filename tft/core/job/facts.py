@@ -1,5 +1,5 @@
 """
-Collect from the state of a job the facts that the planner decides with.
+Collect from the state of a job the facts that the planner needs.
 """
 
 from collections.abc import Callable, Set
@@ -13,8 +13,8 @@ from tft.core.plan.standing import Standing, Terms
 
 def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, Standing]:
     """
-    Return the state of every rank as the planner sees it. `unplaceable` says why a rank whose
-    process is gone cannot get another process.
+    Return the state of every rank in the form that the planner uses. `unplaceable` returns why no
+    other process can be started for a rank that has lost its process.
     """
     return {
         rank_state.rank: rank_state.standing(
@@ -26,7 +26,7 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
 
 def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankFacts, ...]:
     """
-    Return the facts that recovery plugins get about every rank, in the order of the ranks.
+    Return the facts about every rank that recovery plugins get, in the order of the ranks.
     """
     topology = job.ranks.topology()
     held: dict[int, list[str]] = {}
@@ -86,13 +86,13 @@ def terms_of(job: Job) -> Terms:
 
 def lacks_local_state(job: Job, rank_state: RankState) -> bool:
     """
-    Return whether the process of a rank cannot reach the rank-local state that the rank had
-    captured, or whether that state is out of date.
+    Return True if the process of a rank cannot read the rank-local state that the rank captured
+    earlier, or if that state is out of date.
     """
     if rank_state.rank in job.incident.turnover.joining:
         return True
     if rank_state.local_state.page is None:
-        return job.checkpoints.resumed  # then only the checkpoint has that state
+        return job.checkpoints.resumed  # without a page, only the checkpoint can have that state
     return (
         rank_state.local_state.page in job.nodes.lost
         or rank_state.local_state.page != rank_state.node
@@ -101,8 +101,8 @@ def lacks_local_state(job: Job, rank_state: RankState) -> bool:
 
 def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
     """
-    Return those of `steps` whose captured rank-local state can be on the page of the rank's
-    process.
+    Return those of `steps` whose captured rank-local state may be on the page that the rank's
+    process uses.
     """
     return frozenset(
         ()
@@ -113,9 +113,9 @@ def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]
 
 def note_capture(job: Job, rank_state: RankState) -> None:
     """
-    Note that a rank has its rank-local state of the agreed step on the page of its process.
-    Captures on an earlier page are not on this page, but they may have been reported: then they
-    stay in `reported`.
+    Record that a rank has its rank-local state of the agreed step on the page that its process
+    uses. Earlier captures of a rank that had another page before are not on this one; those that
+    were reported stay in `reported`.
     """
     step = job.incident.progress.agreed
     rank_state.local_state.since = (

@@ -1,6 +1,6 @@
 """
-Handles reported faults: an exception that left the loop of a rank, or a notice from an observer
-outside the rank.
+Handles reported faults: an exception that left the training loop of a rank, or a fault that an
+observer outside the rank has noticed.
 """
 
 from typing import assert_never
@@ -27,8 +27,8 @@ class Faults:
 
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
-        Handle an exception that left the loop of a rank. Network errors that reach a rank while the
-        job stops are ignored, since they follow from the stop.
+        Handle an exception that left the loop of a rank. Network errors during a stop are ignored,
+        because the stop itself causes them.
         """
         job = self._job
         rank_state.training = False
@@ -74,7 +74,7 @@ class Faults:
 
     def noticed(self, message: Noticed) -> None:
         """
-        Handle a fault of a rank that was seen from outside, as if the rank had reported it. If
+        Handle a fault of a rank that an observer has noticed, as if the rank had reported it. If
         nothing can be done about it, log the reason.
         """
         job = self._job
@@ -93,7 +93,7 @@ class Faults:
             case "straggler":
                 return self._recovery.takeover.straggles(message)
             case "process" | "hang":
-                if message.kind == "process":  # `terminate` adds the fault for a hang itself
+                if message.kind == "process":  # `terminate` itself records the fault for a hang
                     self._attempts.fault(
                         "process", rank_state.rank, step, message.at, message.evidence
                     )
@@ -114,9 +114,10 @@ class Faults:
 
     def differ(self, message: CheckpointFailed) -> None:
         """
-        Handle a periodic checkpoint whose copies were not equal: add a corruption fault for each
-        rank named as wrong. The copies are judged when all ranks have left their loops. The message
-        is ignored if the copies were compared at this step or a later one since then.
+        Handle a periodic checkpoint that was not committed because the copies of a shard differed:
+        add a corruption fault for each rank that is named as wrong. All copies are compared again
+        when all ranks have left their loops. The message is ignored if copies were compared at this
+        step or a later one since it was sent.
         """
         job = self._job
         if message.step <= job.training.compared:
@@ -127,7 +128,8 @@ class Faults:
 
     def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:
         """
-        Return why nothing can be done about a fault seen from outside, or "" if something can.
+        Return why nothing can be done about a fault that an observer has noticed, or "" if
+        something can be done.
         """
         if rank_state is None or rank_state.rank not in self._job.ranks.members:
             return "the rank does not take part"
@@ -141,9 +143,9 @@ class Faults:
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
-        Record which copies are not sound after a fault: the copies of this rank. If the fault may
-        have spread with the last update, or is older than that, the copies of all ranks since then
-        are not sound either.
+        Record which copies are not sound because of a fault: those of this rank. If the fault may
+        have spread with the last update, or is older than that, the copies that any rank made since
+        then are not sound either.
         """
         if message.kind in ("memory", "numeric", "corruption"):
             rank_state.holdings.trusted = False

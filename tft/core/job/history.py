@@ -1,5 +1,5 @@
 """
-Own the facts about closed incidents of a job that later decisions need.
+Own the facts about the closed incidents of a job that later decisions need.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class History:
     """The number of the next incident."""
     incidents: list[Incident] = field(default_factory=list)
     troubles: dict[int, list[float]] = field(default_factory=dict)
-    """By rank: the times at which an incident was held against the rank."""
+    """By rank: the times of the incidents that the rank caused."""
 
     def recent(self, rank: int, since: float) -> int:
         """

@@ -1,5 +1,5 @@
 """
-Own the facts that the controller knows of the state in the memory of a rank's process: its step,
+Own the facts that the controller knows about the state in the memory of a rank's process: its step,
 and which copies of it are valid.
 """
 
@@ -9,24 +9,26 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, kw_only=True)
 class Holdings:
     """
-    The copies that one process has reported to hold, and the doubts about them.
+    The copies of the training state that one process has reported, and the doubts about them.
     """
 
     held: int | None = None
-    """The step whose whole state the process has in use. None while the state is torn or new."""
+    """The step of the complete state with which the process trains. None: the process is in the
+    middle of an update, or new, and has no complete state."""
     backups: tuple[int, ...] = ()
-    """Earlier steps of which the process keeps a copy."""
+    """The earlier steps of which the process keeps a copy."""
     digests: dict[str, dict[str, str]] | None = field(default_factory=dict)
-    """Digests of the state of step `held`, by shard and part. Empty: the rank has not read its
-    state, or could not. None: the state comes from a checkpoint that all ranks have loaded."""
+    """The digests of the state of step `held`, by shard and part. Empty: the rank did not read its
+    state, or could not read it. None: all ranks have loaded this state from one checkpoint, so a
+    comparison is not needed."""
     line: str = ""
-    """The line in the tail of step `held` at which the rank has left the loop."""
+    """The line in the tail of step `held` at which the rank left its loop."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which the copy of this rank does not count. Other ranks have come further in
-    the tail of step `held`, though none to its end: their copies count."""
+    """The shards of which other ranks have a more complete copy: those ranks came further in the
+    tail of step `held`, though none to its end. This rank's copies of them do not count."""
     fetched: bool = False
-    """True if the copy was fetched from other ranks in this incident. It is then no evidence for
-    the copies of those ranks."""
+    """True if the copy was fetched from other ranks in this incident. Then it does not prove that
+    the copies of those ranks are right."""
     disputed: bool = False
     """True if another rank holds another copy of step `held` and it is not known which copy is
     right."""
@@ -36,11 +38,11 @@ class Holdings:
     """True if a fault has touched the memory of the process: the copies that it keeps are not
     trusted either."""
     doubted: int = -1
-    """Kept copies of this step and of earlier steps may be from before the memory of the process
-    was repaired."""
+    """The copies of this step and of earlier steps that the process keeps may come from memory that
+    was damaged and has been repaired since."""
     searching: bool = False
-    """True while the process loads a checkpoint, a known one or one that it finds itself. Its state
-    and its position do not count for the job until all ranks have loaded the same checkpoint."""
+    """True while the process loads a checkpoint. The state and the position of the process do not
+    count until all ranks have loaded the same checkpoint."""
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -60,16 +62,16 @@ class Holdings:
 
     def replaced(self, *, fetched: bool = False) -> None:
         """
-        Drop the results of comparisons with earlier copies: the process has other copies now.
-        `fetched` is True if it has fetched them from other ranks.
+        Forget the results of earlier comparisons, because the process has new copies now.
+        `fetched`: the new copies were fetched from other ranks.
         """
         self.outrun = frozenset()
         self.disputed, self.fetched = False, fetched
 
     def repaired(self, step: int, *, fetched: bool) -> None:
         """
-        Note that the process holds a sound copy of `step` now, fetched from other ranks or loaded
-        from a checkpoint. Copies that it kept in damaged memory stay doubtful.
+        Record that the process now holds a sound copy of `step`, fetched from other ranks or loaded
+        from a checkpoint. Earlier copies that it kept in damaged memory stay in doubt.
         """
         if self.damaged:
             self.doubted = step
@@ -78,8 +80,8 @@ class Holdings:
 
     def reloaded(self, step: int) -> None:
         """
-        Note that the process holds the checkpoint of `step` which all ranks have found. The copies
-        that it kept may be of another run.
+        Record that the process holds the state of the checkpoint of `step`, which all ranks have
+        found. Its earlier copies may be of another run.
         """
         self.trusted, self.damaged, self.doubted = True, False, step
         self.replaced()

@@ -18,22 +18,24 @@ class Fault:
 
     kind: FaultKind
     rank: int | None
-    """None if no single rank could be named."""
+    """The rank at fault. None: no single rank could be named."""
     step: int
-    """The step that was being computed. 0 until the ranks have reported their positions."""
+    """The step that was being computed when the fault occurred. 0: not known until the ranks have
+    reported their positions."""
     seen: float
     """The time of the first evidence, in seconds (CLOCK_MONOTONIC)."""
     evidence: str
-    """The traceback, the stacks, or a sentence that says how the fault was noticed."""
+    """The traceback, the stacks of all threads, or a sentence that says how the fault was noticed.
+    """
     certain: bool = False
-    """True if this fault is a cause even where other faults of its kind are only consequences of
+    """True if this fault is certainly a cause. Other `network` faults may be mere consequences of
     another fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A time span of an incident, for one rank or for the whole job. Times are in seconds.
+    A named time span of an incident, of one rank or of the whole job. Times are in seconds.
     """
 
     name: str
@@ -55,10 +57,10 @@ class Task:
     """Seconds that the order may take."""
     deadline: float
     renewed: int = 0
-    """How many times the order was given this limit again."""
+    """How many times the limit of the order was restarted."""
     spared: bool = False
-    """True if the ranks that owe the answer were given the time of a repair, because a shard would
-    be lost with them."""
+    """True if the late ranks were given more time (the limit of a repair), because a shard would be
+    lost with them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,16 +73,16 @@ class Progress:
     furthest: int = 0
     """The highest step that some rank had completed."""
     begun: int = 0
-    """The highest step whose update some rank had begun. Such a rank may have finished the update
+    """The highest step whose update some rank had begun. The rank may have completed this update
     while it left the loop."""
     reached: int = 0
-    """The same as `begun`, but only from the positions that are known in this round."""
+    """The same as `begun`, but only from positions that were reported in this round."""
     step: int | None = None
     """The first step to be computed after the incident. None: not known yet, or never."""
 
     def saw(self, position: Position) -> None:
         """
-        Record the position of a rank, alive or dead.
+        Record the position of a rank, whether its process is alive or dead.
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
@@ -89,7 +91,7 @@ class Progress:
     @property
     def agreed(self) -> int:
         """
-        The step to whose end all members are brought, to continue from it or to save it.
+        The step from whose end all members continue, or whose state they save.
         """
         return (self.step or 1) - 1
 
@@ -104,38 +106,39 @@ class Progress:
 @dataclass(slots=True, kw_only=True)
 class Spread:
     """
-    How far an error may have spread: copies of steps later than the ceiling are not sound.
+    How far an error may have spread: copies of steps later than `ceiling` are not sound.
     """
 
     ceiling: int | None = None
     """The last step whose copies can be sound. None: no limit."""
     by: set[int] = field(default_factory=set)
-    """Ranks whose last update may have spread wrong numbers, and which have not yet reported the
-    step of that update."""
+    """The ranks whose last update may have spread wrong numbers, and whose step of that update is
+    not known yet."""
     tentative: bool = False
-    """True if the ceiling is a guess after a fault that came back. The ceiling is dropped if with
-    it nothing could be saved."""
+    """True if the ceiling is only a guess, made because a fault came back. The guess is dropped if
+    it leaves no state to continue from or to save."""
     guessed: bool = False
-    """True if a ceiling lower than the fault demanded was tried once."""
+    """True if the incident has already tried once a ceiling lower than its faults demand."""
 
     def lower(self, ceiling: int) -> None:
         """
-        Lower the ceiling: no copy of a step later than `ceiling` is sound.
+        Lower the ceiling, if it is not lower already: no copy of a step later than `ceiling` is
+        sound.
         """
         known = ceiling if self.ceiling is None else self.ceiling
         self.ceiling, self.tentative = max(0, min(ceiling, known)), False
 
     def guess(self, ceiling: int) -> None:
         """
-        Try a ceiling that is lower than the faults demand.
+        Set a ceiling that is lower than the faults demand, to try whether an earlier state helps.
         """
         self.ceiling, self.tentative, self.guessed = ceiling, True, True
 
     def lift(self) -> None:
         """
-        Drop the ceiling. Either it was a guess that leaves no sound copy, or all members were
-        brought to a step that is not later. In the second case every later state of the members is
-        computed after the error.
+        Remove the ceiling. This is right in two cases: the ceiling was a guess that leaves no sound
+        copy, or all members have returned to a step that is not later than the ceiling, so that the
+        states they compute from now on do not contain the error.
         """
         self.ceiling, self.tentative = None, False
 
@@ -148,21 +151,24 @@ class Decision:
     """
 
     forced: str = ""
-    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
+    """Why only the strategies `dump` and `exit` are possible. Empty: every strategy may be chosen.
+    """
     plan: Plan | None = None
-    """What is done about the incident. None: not decided yet."""
+    """The plan that is carried out. None: no strategy is chosen yet."""
     base: str = "retry"
-    """The built-in strategy that was followed last."""
+    """The built-in strategy that was followed last. A plugin may have advised it under another
+    name."""
     attempts: int = 0
     """How many attempts of the present strategy have failed. A new fault sets this to 0."""
     tried: list[tuple[str, str]] = field(default_factory=list)
-    """The strategies that were passed over when the present one was chosen, and why."""
+    """The strategies that were not possible when the present one was chosen, each with the reason.
+    """
     failed: dict[str, str] = field(default_factory=dict)
-    """The strategies that were followed and did not help, and why."""
+    """The strategies that were followed and did not help, each with the reason."""
     advice: Advised | None = None
-    """The answer of the recovery plugins to the present offers."""
+    """The answer of the recovery plugins to the offers of this round."""
     awaited: bool = False
-    """True if the recovery plugins have asked for time. They are consulted again when it is
+    """True if the recovery plugins have asked for more time. They are asked again when that time is
     over."""
     waited: float = 0.0
     """Seconds that the job has waited for the recovery plugins so far."""
@@ -187,15 +193,15 @@ class Decision:
 @dataclass(slots=True, kw_only=True)
 class Turnover:
     """
-    The processes that the ranks had when the incident began, and the processes started for them
-    since.
+    The processes that the ranks had when the incident began, and the processes that were started
+    during it.
     """
 
     began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By rank: pid and start time of its process when the incident began."""
     kept: dict[int, bool] = field(default_factory=dict)
-    """By rank: whether it still has the process that it began the incident with. Filled in when the
-    incident ends."""
+    """By rank: True if it still has the process with which it began the incident. Filled in when
+    the incident closes."""
     started: int = 0
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
@@ -203,7 +209,7 @@ class Turnover:
     joining: frozenset[int] = frozenset()
     """The ranks that come back to the job in this incident."""
     counted: set[int] = field(default_factory=set)
-    """The ranks that this incident was held against already."""
+    """The ranks that this incident was already counted against."""
 
     def given_another(self, rank: int) -> None:
         """
@@ -219,23 +225,23 @@ class Exactness:
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """The step from whose end on a reservation holds, and its sentence."""
+    """Each reservation is a sentence, with the first step after which training may differ."""
     tails: dict[str, int] = field(default_factory=dict)
-    """Shards of which no holder came to the end of a step's tail: for each line at which the tail
-    was cut off, the sentence and the step."""
+    """Interrupted tails, for shards of which no holder has run the tail of a step to its end. For
+    each line at which a tail was interrupted: a sentence, and the step."""
     marks: dict[int, int] = field(default_factory=dict)
-    """By rank: the last step after which all functions that are to be called were called, at
-    least."""
+    """By rank: the last step for which it is known that all functions to be called after the step
+    were called."""
     skip: int = 0
-    """How many batches are left out after the rollback."""
+    """The number of batches that are skipped after the rollback."""
     skip_at: int | None = None
-    """The step after which these batches are left out. None: not known yet."""
+    """The step after which these batches are skipped. None: not known yet."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks` from the position of a rank, alive or dead. The lowest step counts. A
-        position that a rank reports after it was brought to another step says nothing about its
-        calls before that.
+        Update `marks` from the position of a rank, alive or dead. The lowest step counts: a later
+        report of a rank that was brought to another step does not show which functions it had
+        called before.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
@@ -243,7 +249,7 @@ class Exactness:
     @property
     def sentences(self) -> list[str]:
         """
-        Return the sentences that say why training may not continue bit for bit as without the
+        Return the sentences that say why training may differ, bit for bit, from a run without the
         incident.
         """
         return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
@@ -260,15 +266,15 @@ class Exactness:
 @dataclass(slots=True, kw_only=True)
 class LastCheckpoint:
     """
-    The plan of the last checkpoint of a job that cannot continue.
+    The plan of the checkpoint that the survivors write before a job ends.
     """
 
     plan: SavePlan | None = None
-    """Who writes what. None: no last checkpoint was planned."""
+    """The plan of which rank writes which files. None: no last checkpoint is planned."""
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By name: the files that were written so far."""
     incarnations: dict[int, int] = field(default_factory=dict)
-    """By rank that writes or commits: the process that was asked to."""
+    """By rank that must write or commit: the incarnation of the process that got the order."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -282,15 +288,16 @@ class Incident:
     opened: float
     closed: float | None = None
     round: int = 0
-    """A new round gives up whatever was under way. Answers to orders of an earlier round do not
-    count."""
+    """The number of the round. A new round gives up what was under way, and answers to orders of an
+    earlier round do not count."""
     faults: list[Fault] = field(default_factory=list)
     suspicion: str = ""
-    """Why the ranks are asked for their positions while no fault is known."""
+    """Why all ranks are asked for their positions although no fault is known. Empty: a fault is
+    known."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     store: tuple[str, int] | None = None
-    """The address of the rendezvous store where the process groups are formed."""
+    """The address (host, port) of the rendezvous store with which the process groups are formed."""
     progress: Progress = field(default_factory=Progress)
     spread: Spread = field(default_factory=Spread)
     decision: Decision = field(default_factory=Decision)
@@ -300,15 +307,15 @@ class Incident:
 
     def roots(self) -> list[Fault]:
         """
-        Return the faults that are causes. If a process has ended, the broken connections that its
-        peers report are its consequences, not causes.
+        Return the faults that are causes. The broken connections that ranks report when a peer has
+        died are consequences, not causes.
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
 
     def numeric_step(self) -> int:
         """
-        Return the last step with a numeric fault. 0: there is none.
+        Return the highest step with a numeric fault. 0: there is none.
         """
         return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
 

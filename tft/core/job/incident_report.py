@@ -19,17 +19,17 @@ SECONDS = (
     "rollback",
     "resume",
 )
-"""The phases of the report whose spans are always present, in the order in which they usually
+"""The phases that every report lists, even with 0 seconds, in the order in which they usually
 begin."""
 
 Moment = Callable[[Fault], float | None]
-"""Returns the time at which a fault really happened. None: no time is known that is better than the
-time of its first evidence."""
+"""A function that returns when a fault really happened. It returns None if no better time is known
+than that of the first evidence."""
 
 
 def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     """
-    Return one entry of `incidents`. Times are in seconds since the fault.
+    Return one entry of `incidents` in the report. Times are in seconds after the fault.
     """
     roots = incident.roots()
     known = [at for fault in roots if (at := moment(fault)) is not None]

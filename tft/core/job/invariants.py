@@ -1,5 +1,6 @@
 """
-Define the invariants of a job, which hold between any two events. A violation is a bug of tft.
+Define the invariants of a job: conditions that are true between any two events. A violation is a
+bug of tft.
 """
 
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from tft.core.job.transitions import State
 S = State
 
 STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING})
-"""States in which shards are copied, process groups are formed, a rollback runs or a checkpoint is
-written: no rank is in the loop."""
+"""The states in which no rank may be in its training loop: shards are copied, process groups are
+formed, a rollback runs, or a checkpoint is written."""
 
 
 def broken(job: Job) -> Iterator[str]:

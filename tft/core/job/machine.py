@@ -32,8 +32,8 @@ from tft.protocol.messages import Order
 S = State
 
 REFUSED = 60.0
-"""Seconds for which a refusal is repeated, since a refusal is not answered. A process that has not
-heard it by then is gone, or will wait for an answer for ever."""
+"""The time in seconds for which a refusal is sent again and again, since nobody acknowledges it. A
+process that has not received it by then has probably ended."""
 
 
 class Machine:
@@ -74,14 +74,14 @@ class Machine:
     @property
     def members(self) -> frozenset[int]:
         """
-        The ranks that take part. After a scale-in these are fewer than the world.
+        The ranks that take part in training. After a scale-in they are fewer than the world.
         """
         return self._job.ranks.members
 
     @property
     def switch(self) -> frozenset[int]:
         """
-        The ranks that are to be moved to other processes on request.
+        The ranks that were requested to be moved to other processes.
         """
         return self._job.succession.switch
 
@@ -94,8 +94,8 @@ class Machine:
 
     def incarnation(self, rank: int) -> int:
         """
-        Return the incarnation of the process that holds this rank, or -1 before the first process
-        was asked for.
+        Return the incarnation of the process that holds this rank. Return -1 if no process was
+        ordered for it yet.
         """
         return self._job.ranks.states[rank].incarnation
 
@@ -172,18 +172,20 @@ class Machine:
 
     def _led(self, event: Led) -> None:
         """
-        Begin every time limit again under a new leader, because no answer could arrive without a
-        leader.
+        Restart every time limit under a new leader: while there was no leader, no answer could
+        arrive.
         """
         job = self._job
         job.timing.lead(event.epoch, event.at)
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
         if job.state is S.CHOOSING:
-            self._recovery.choice.ask()  # the question may have been lost with the last leader
+            # the request to the plugins may have been lost with the previous leader
+            self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
-            job.said = [*ending, job.end.outcome]  # the previous leader may not have sent it
+            # the previous leader may have ended before it sent these
+            job.said = [*ending, job.end.outcome]
 
     def _stalled(self, event: Stalled) -> None:
         job, attempts = self._job, self._recovery.attempts
@@ -195,7 +197,7 @@ class Machine:
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # the last attempt has not helped
+        if again:  # the stall comes right after a resume, so the last attempt has not helped
             attempts.again(why)
         else:
             attempts.freeze()

@@ -50,34 +50,34 @@ class Ranks:
 
     def every(self, holds: Callable[[RankState], bool]) -> bool:
         """
-        Return whether `holds` is true for every member.
+        Return True if `holds` is true for every member.
         """
         return all(holds(self.states[rank]) for rank in self.members)
 
     def holds_rank(self, rank_state: RankState) -> bool:
         """
-        Return whether this is the state of the process that holds the rank, and not the state of a
-        successor.
+        Return True if this is the state of the process that holds the rank, and not of a successor
+        or an earlier process.
         """
         return self.states.get(rank_state.rank) is rank_state
 
     def is_current(self, rank: int, incarnation: int) -> bool:
         """
-        Return whether this process holds the rank of a member.
+        Return True if the rank is a member and this process holds it.
         """
         return rank in self.members and self.states[rank].incarnation == incarnation
 
     def placeless(self) -> list[int]:
         """
-        Return the members whose process was never ordered, because no node with a place for them
-        has joined.
+        Return the members for which no process was ordered yet, because no node with a place for
+        them has joined.
         """
         return [s.rank for s in self.member_states() if s.process.stage is ProcessStage.ABSENT]
 
     def present(self) -> list[RankState]:
         """
-        Return the states of the processes that hold a rank and can receive orders, of members and
-        of ranks outside. Successors are not included.
+        Return the states of all processes that hold a rank and can receive orders, including ranks
+        that are no members. Successors are not included.
         """
         there = (ProcessStage.JOINED, ProcessStage.READY)
         return [
@@ -101,7 +101,7 @@ class Ranks:
 
     def topology(self) -> Topology:
         """
-        Return shard groups, model replicas (columns) and nodes, as the ranks reported them.
+        Return the shard groups, the model replicas and the nodes, as the ranks have reported them.
         """
         if self._topology is None:
             states = self.states.values()
@@ -122,8 +122,8 @@ class Ranks:
 
     def placed(self) -> None:
         """
-        Drop the cached topology: a rank has reported its shards, has moved to another node, or is
-        held by another process now.
+        Drop the cached topology, because a rank has reported its shards, has moved to another node,
+        or has another process now.
         """
         self._topology = None
 
@@ -135,18 +135,19 @@ class Succession:
     """
 
     successors: dict[int, RankState] = field(default_factory=dict)
-    """By rank: a process that prepares to take over the rank from a process that still trains."""
+    """By rank: the process that prepares to take over the rank from a process that still trains."""
     switch: frozenset[int] = frozenset()
-    """The ranks that are to be switched to other processes, all together, because of a request."""
+    """The ranks that are to be switched to other processes because of a request. They are switched
+    at the same time."""
     why: str = ""
     """The reason for this switch."""
     gathering: bool = False
-    """True while all members go to one step boundary, where successors are to take over."""
+    """True while all members train on to one step boundary, at which successors will take over."""
 
     def warm(self) -> list[RankState]:
         """
-        Return the successors that are ready to take over. Of ranks that are switched together,
-        return the successors of all of them or of none.
+        Return the successors that are ready to take over. Of the ranks that are switched together,
+        return all successors or none.
         """
         ready = {
             rank: successor
@@ -164,32 +165,32 @@ class Processes:
     """
 
     joined: bool = False
-    """True once some rank has called `tft.init`, even if that process is gone by now."""
+    """True once some rank has called `tft.init`, even if its process has ended since."""
     handed: dict[int, int] = field(default_factory=dict)
-    """By rank: the incarnation that was given out last."""
+    """By rank: the incarnation number that was given to a process last."""
     starting: dict[Claim, RankState] = field(default_factory=dict)
-    """The processes that take no orders yet. The oldest comes first."""
+    """The processes that are starting and cannot receive orders yet, the oldest first."""
     running: set[Claim] = field(default_factory=set)
     """The processes that are known to run."""
     displaced: list[RankState] = field(default_factory=list)
     """The processes that hold a rank and are being ended: the agent has the order, and their end is
     not reported yet."""
     retiring: list[RankState] = field(default_factory=list)
-    """The processes whose ranks were taken over by a successor, until these processes have
-    ended."""
+    """The processes whose ranks a successor has taken over. They are listed until they have ended.
+    """
     refused: dict[str, tuple[Refused, float]] = field(default_factory=dict)
     """By sender: the refusal of a process's claim to a rank, and the time of the refusal."""
 
     def terminating(self) -> list[RankState]:
         """
-        Return the processes that are being ended and whose end is not reported yet. The state that
-        they leave behind is unknown until then.
+        Return the processes that were ordered to end and have not ended yet. It is not known until
+        then which state they leave behind.
         """
         return [*self.displaced, *self.retiring]
 
     def starts(self, rank_state: RankState, now: float) -> None:
         """
-        Note that a process starts. Its time limit to join begins now.
+        Record that a process starts. Its time limit to join begins now.
         """
         claim = (rank_state.rank, rank_state.incarnation)
         self.starting.pop(claim, None)

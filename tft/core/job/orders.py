@@ -1,9 +1,9 @@
 """
-The table of the orders to ranks: the limit of each order, where its time appears in the report, and
-what follows when ranks answer late or cannot carry it out.
+The table of the orders to ranks: the time limit of each order, the phase of the report in which its
+time is counted, and what happens when ranks answer late or cannot carry the order out.
 
-`deadlines.py` reacts to late answers, `acknowledgements.py` to failures. `docs/reference/machine.md`
-shows the table.
+`deadlines.py` reacts to late answers, `acknowledgements.py` to failures.
+`docs/reference/machine.md` shows the table.
 """
 
 from collections.abc import Mapping
@@ -22,47 +22,49 @@ LimitName = Literal[
 
 class Late(StrEnum):
     """
-    What follows when ranks have not answered an order within its limit.
+    What the job does when ranks have not answered an order within its limit.
     """
 
     HANG = "hang"
-    """The late ranks hang: their processes are ended and replaced."""
+    """The late ranks hang: their processes are ended and replaced, and the fault is a `hang`."""
     LEFT = "did not leave"
-    """The processes of the late ranks are ended. A rank that does not leave does not hang in its
-    loop."""
+    """The processes of the late ranks are ended and replaced, but the fault is not a `hang`: a rank
+    that does not leave its loop need not hang in it."""
     AGAIN = "new round"
-    """The strategy begins again: one missing rank holds up all ranks, and the freeze of the new
-    round shows which rank is missing."""
+    """The strategy begins again in a new round. The freeze of that round shows which rank is
+    missing."""
     NETWORK = "network fault"
-    """A network fault without a culprit: the freeze shows which ranks hear nothing."""
+    """A network fault that names no rank. The freeze that follows shows which ranks cannot be
+    reached."""
     NO_PAUSE = "no pause"
-    """The pause or the gathering is given up, and all members train on."""
+    """The pause, or the gathering at a boundary, is given up. All members continue to train."""
     RENEW = "limit again"
-    """The ranks get the limit again, up to `Policy.patient` times: the bus may be away for longer.
-    After that, `late` of the order applies."""
+    """The limit is restarted, up to `Policy.patient` times, because the bus may be unreachable for
+    a while. After that, the column `late` of the order applies."""
     DROP = "dropped"
-    """The answer is not needed any more."""
+    """Nothing happens: the answer is not needed any more."""
 
 
 class Failed(StrEnum):
     """
-    What follows when a rank answers that it could not carry out an order.
+    What the job does when a rank answers that it could not carry out an order.
     """
 
     END_PROCESS = "process ended"
     """The process of the rank is ended and replaced."""
     AGAIN = "new round"
-    """The strategy begins again. After `Policy.attempts` attempts it has failed."""
+    """The strategy begins again in a new round. After `Policy.attempts` attempts it counts as
+    failed."""
     EXCUSED = "excused"
-    """The job goes on without the answer of this rank."""
+    """The job continues without the answer of this rank."""
     NO_PAUSE = "no pause"
-    """The pause or the gathering is given up, and all members train on."""
+    """The pause, or the gathering at a boundary, is given up. All members continue to train."""
     NETWORK = "network fault"
-    """The failure is a network fault without a culprit."""
+    """A network fault that names no rank."""
     PLAN_AGAIN = "planned again"
     """The last checkpoint is planned again, without what this rank could not do."""
     IGNORED = "ignored"
-    """Nothing follows: the rank is leaving."""
+    """Nothing happens: the rank is leaving."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,23 +74,23 @@ class OrderRule:
     """
 
     limit: LimitName
-    """The limit of `Policy` within which every rank has to answer."""
+    """The name of the limit in `Policy` within which every rank must answer."""
     late: Late
-    """What follows when the limit has passed."""
+    """What happens when the limit has passed."""
     most_late: Late | None = None
-    """What follows instead if more than half of the ranks are late, and more than one. None: the
+    """What happens instead if more than half of the ranks, and at least two, are late. None: the
     same as `late`."""
     failed: Failed
     phase: str
     """The phase of the report under which the time of the order is counted."""
     returns: bool = False
-    """True if ranks return to the training loop by this order. A rank that has lost its device
-    context cannot, so its process is replaced."""
+    """True if ranks return to the training loop through this order. A rank that has lost its device
+    context cannot do so, and its process is replaced."""
     digests: bool = False
     """True if the answer carries digests of the state that the rank holds."""
     action: str = ""
-    """What a rank could not do if it failed, as words of a sentence. Empty: the name of the
-    order."""
+    """What a rank could not do if the order failed, as the end of a sentence such as "rank 3 could
+    not …". Empty: the name of the order."""
 
     def seconds(self, policy: Policy) -> float:
         """
@@ -100,7 +102,7 @@ class OrderRule:
 
 def _repairs(*, phase: str = "repair", digests: bool, action: str = "") -> OrderRule:
     """
-    Return the row of an order that moves or loads state on the way back to the loop.
+    Return the rule of an order that moves or loads state while the ranks return to their loops.
     """
     return OrderRule(
         limit="repair", late=Late.HANG, failed=Failed.AGAIN, phase=phase, returns=True,
@@ -110,7 +112,7 @@ def _repairs(*, phase: str = "repair", digests: bool, action: str = "") -> Order
 
 def _groups(limit: LimitName, phase: str) -> OrderRule:
     """
-    Return the row of an order that all ranks carry out together on the way back to the loop.
+    Return the rule of an order that all ranks carry out together while they return to their loops.
     """
     return OrderRule(limit=limit, late=Late.AGAIN, failed=Failed.AGAIN, phase=phase, returns=True)
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """
-    The name of a job, its checkpoints, and the run that it resumes.
+    The facts that a job machine starts with: the name of the job, its checkpoints, and the run that
+    it resumes.
     """
 
     job: str
@@ -18,8 +19,10 @@ class Origin:
     checkpoint_name: str = "step-{step:08d}"
     """The name of a last checkpoint: a format string with the field `step`."""
     resume: tuple[str, int] | None = None
-    """The directory of a checkpoint to start from, and the step whose end it holds."""
+    """The checkpoint from which the job starts: its directory, and the step after which it was
+    written. None: the job starts anew."""
     older: tuple[tuple[str, int], ...] = ()
-    """Checkpoints of earlier steps, to go back to: directory and step."""
+    """Checkpoints of earlier steps that the job can return to: directory and step."""
     first_incident: int = 1
-    """The number of the next incident."""
+    """The number of the first incident of this run. It is greater than 1 in a job that was resumed.
+    """

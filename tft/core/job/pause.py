@@ -1,7 +1,7 @@
 """
-Pauses a job. All members continue to the same step boundary and wait there with their process
-groups kept. They may run a check, and then continue. A pause is no incident unless a fault occurs
-in it or a check finds one.
+Pauses a job. All members continue to the same step boundary and wait there, with their process
+groups intact. They may run a check there. Then they continue. A pause is no incident unless a fault
+occurs in it or the check finds one.
 """
 
 from tft.core.job.attempts import Attempts
@@ -23,7 +23,8 @@ class Pausing:
 
     def begin(self, request: PauseRequested) -> None:
         """
-        Begin a pause: ask every member for its position. The furthest member sets the boundary.
+        Begin a pause: ask every member for its position. The member that is furthest sets the
+        boundary.
         """
         job = self._job
         job.pausing.request = request
@@ -55,12 +56,12 @@ class Pausing:
 
     def advance(self) -> None:
         """
-        Make one move on the way into the pause, if its conditions are met.
+        Make one move towards the pause, if its conditions are met.
         """
         job = self._job
         tasks = job.incident.tasks
         if job.succession.gathering and not job.succession.warm():
-            return self.release()  # no successor is left to take over
+            return self.release()  # no successor is left that could take over
         if job.processes.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
@@ -88,7 +89,7 @@ class Pausing:
 
     def _checked(self) -> None:
         """
-        Act on the findings of a check: release all members, isolate nodes, or end the job.
+        Act on the result of a check: let all members continue, give up nodes, or end the job.
         """
         job = self._job
         job.pausing.request, job.incident.tasks = None, {}
@@ -99,12 +100,13 @@ class Pausing:
 
     def give_up(self, why: str) -> None:
         """
-        Give up a pause or a gathering, because the boundary cannot be reached: log the reason
-        `why`, and release all members.
+        Give up a pause or a gathering, because not all members reach the boundary. Log the reason
+        `why`, and let all members continue.
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
-            successor.process.invited = True  # another attempt would fail too
+            # it is not invited again: another attempt would fail too
+            successor.process.invited = True
         self.release()
 
     def release(self) -> None:
@@ -113,7 +115,7 @@ class Pausing:
         """
         job = self._job
         if job.succession.gathering:
-            job.succession.gathering = False  # a pause that was requested meanwhile stays pending
+            job.succession.gathering = False  # a pause that was requested in the meantime is kept
         else:
             job.pausing.request = None
             job.tell("released", members=len(job.ranks.members))

@@ -1,5 +1,6 @@
 """
-Handles processes and nodes that end or cannot be ended: decides what is lost and which fault it is.
+Handles processes and nodes that end or cannot be ended: decides what is lost and which fault is
+recorded.
 """
 
 from dataclasses import replace
@@ -16,7 +17,8 @@ UNPROTECTED = (
     "every rank has ended, and no rank has called tft.init: this run was not protected, and a "
     "fault would have ended it"
 )
-"""The outcome of a run in which no rank has joined: tft has started the processes, and no more."""
+"""The outcome of a run in which no rank has called `tft.init`: tft has only started the processes.
+"""
 
 
 class ProcessExits:
@@ -31,14 +33,14 @@ class ProcessExits:
 
     def node_lost(self, message: NodeLost) -> None:
         """
-        Give up a node whose agent has ended or is silent, with all processes on it. End the job as
-        failed if ranks have no place and this node never joined.
+        Give up a node whose agent has ended or is silent, with all processes on it. If the node
+        never joined and ranks have no place, end the job as failed.
         """
         job = self._job
         agent = job.nodes.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
-            return None  # another agent has come up on the node since then
+            return None  # another agent has joined from this node since then
         job.nodes.lost.add(message.node)
         if (
             message.node not in job.nodes.ranks
@@ -50,9 +52,9 @@ class ProcessExits:
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
-        Mark all processes of a node as gone. With `silent`, some may still run there: they are
-        ordered to end in case the node is heard again. Return the members that lost their process,
-        each with the step that it computed.
+        Mark all processes of a node as gone. `silent`: some may still run there, so they are
+        ordered to end in case the node can be reached again. Return the members that lost their
+        process, each with the step that it was computing.
         """
         job = self._job
         left = []
@@ -74,8 +76,8 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Handle the ranks that `emptied` returned, when all of them are known to be gone: first add
-        all their faults, then choose a strategy. No decision may be based on a part of the loss.
+        Record the loss of the ranks that `emptied` returned. First add the faults of all of them,
+        then choose a strategy: a decision must not be based on a part of the loss.
         """
         job = self._job
         if not left:
@@ -90,16 +92,19 @@ class ProcessExits:
 
     def exited(self, message: Exited) -> None:
         """
-        Handle the end of a process. Its meaning depends on the role of the process.
+        Handle the end of a process. What it means depends on whether the process held a rank, was a
+        successor, or was being replaced.
         """
         job = self._job
         job.nodes.forget(message.rank, message.incarnation, Spawn, Kill)
-        # a process that could not be ended has ended after all: its node is a place again
+        # a process that its agent could not end in time has ended now: its node may be used again
+        # for this rank
         job.ranks.states[message.rank].excluded_nodes.pop(message.incarnation, None)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
-        # a process that was given up counts as gone already, but its rank-local state is still used
+        # the loss of a process that was given up is handled already, but the rank-local state that
+        # it leaves is still used
         if rank_state.process.stage is ProcessStage.GONE:
             rank_state.local_state.reported = message.local_state or rank_state.local_state.reported
             return None
@@ -163,7 +168,7 @@ class ProcessExits:
             del job.succession.successors[rank_state.rank]
         else:
             return
-        if rank_state.node is not None:  # the place of the process is free again
+        if rank_state.node is not None:  # this frees a place on the node of the process
             job.nodes.room[rank_state.node] += 1
         if rank_state.rank in job.succession.switch and job.state not in SETTLED:
             why = f"the process that was to take over from rank {rank_state.rank} has ended"
@@ -176,8 +181,8 @@ class ProcessExits:
 
     def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
         """
-        Add the fault that the end of a process means. Force the end of the job if the process ended
-        by itself too early.
+        Record the fault that the end of a process means. Force the end of the job if the process
+        ended by itself before it took part.
         """
         evidence = message.stack or rank_state.process.terminating or _how(message.code)
         if rank_state.process.blame == "hang" and message.stopped:
@@ -202,8 +207,8 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        Return the step that was being computed. For a new process that has not been in the loop
-        yet, return the step that the other ranks wait to compute.
+        Return the step that was being computed. For a new process that was not in the loop yet,
+        return the step that the other ranks wait to compute.
         """
         if message.incarnation == 0 or rank_state.repaired:
             return message.position.step + 1
@@ -212,16 +217,16 @@ class ProcessExits:
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
         Handle a process that ended after the outcome was decided. If the outcome is `completed` and
-        the script of a member failed after `Session.run`, the outcome becomes `failed`. The exit
-        code of a process that holds no member's rank is ignored, because its agent ends it. An
-        outcome that was announced does not change: the report is written.
+        the script of a member failed after `Session.run`, the outcome becomes `failed`. Exit codes
+        of processes that hold no member's rank are ignored, because their agent ends them. An
+        outcome that was already announced does not change, because the report is written.
         """
         if message.code and self._job.ranks.is_current(rank_state.rank, rank_state.incarnation):
             self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
 
     def _not_completed(self, why: str) -> None:
         """
-        Turn the outcome `completed` into `failed`, as long as it was not announced.
+        Change the outcome from `completed` to `failed`, unless it was announced already.
         """
         job = self._job
         if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
@@ -229,12 +234,12 @@ class ProcessExits:
             job.end.outcome = JobOver(result="failed", code=4, why=why)
             job.timing.stay(
                 job.policy.join
-            )  # the scripts of other ranks may wait for the lost one for ever
+            )  # the scripts of other ranks may wait forever for the lost one
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
-        Return True if no rank has called `tft.init` so far. In that case the job ends with the
-        first process that fails, or when all processes have ended.
+        Return True if no rank has called `tft.init` so far, and handle this case: the job ends with
+        the first process that fails, or when all processes have ended.
         """
         if self._job.processes.joined:
             return False
@@ -253,8 +258,8 @@ class ProcessExits:
 
     def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
         """
-        Add the evidence that a process left behind to its fault. It says more than the order to
-        end. Update the step of the fault too.
+        Add the evidence that a process left behind to its fault, since it says more than the order
+        to end the process. Update the step of the fault too.
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
@@ -266,7 +271,8 @@ class ProcessExits:
 
 def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     """
-    Return why a process that left by itself before it was ready is not started again.
+    Return the sentence why a process that ended by itself, before it was ready, is not started
+    again.
     """
     if code:
         return f"rank {rank} left with code {code} before it took any order: its log says why"

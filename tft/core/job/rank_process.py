@@ -16,19 +16,19 @@ class ProcessStage(StrEnum):
     ABSENT = "absent"
     """No process was ordered yet."""
     ORDERED = "ordered"
-    """The agent has the order to start the process."""
+    """The agent was ordered to start the process."""
     SPAWNED = "spawned"
-    """The process runs. It is not known whether it will ever call `tft.init`."""
+    """The process runs. It has not called `tft.init` yet, and may never do so."""
     JOINED = "joined"
     """The process has called `tft.init`."""
     READY = "ready"
-    """The process has adopted its state and takes orders."""
+    """The process has adopted its state and can receive orders."""
     GONE = "gone"
     """The process has ended."""
 
 
 STARTING = frozenset({ProcessStage.ORDERED, ProcessStage.SPAWNED, ProcessStage.JOINED})
-"""The stages of a process that does not take orders yet."""
+"""The stages of a process that cannot receive orders yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class RankProcess:
     """
 
     incarnation: int = -1
-    """The incarnation of the process that was ordered last. -1: none was."""
+    """The incarnation of the process that was ordered last. -1: none was ordered yet."""
     stage: ProcessStage = ProcessStage.ABSENT
     pid: int = 0
     started: int = 0
-    """The start time of the process, as the kernel of its node counts it. It tells a process from
-    another one that has the same pid later."""
+    """The start time of the process, as the kernel of its node counts it. It distinguishes the
+    process from a later one with the same pid."""
     sender: str = ""
     """The sender whose reports count for this rank: the process whose claim to the rank was
     accepted."""
@@ -53,15 +53,15 @@ class RankProcess:
     began: float = 0.0
     """The time at which the process was started, by the clock of its node."""
     terminating: str = ""
-    """Why the agent was ordered to end the process. Empty: it was not."""
+    """Why the agent was ordered to end the process. Empty: it was not ordered to."""
     terminating_since: float = 0.0
     blame: str = ""
-    """The kind of fault that the end of the process is reported as. Empty: `process`."""
+    """The kind of fault that is recorded when the process ends. Empty: `process`."""
     straggles: str = ""
     """Why another process is to take over from this one."""
     invited: bool = False
-    """True if the process was ready to take over or to come back, and the job has already stopped
-    once for that."""
+    """True if this process was ready to take over or to come back, and the job has already stopped
+    once to let it in."""
 
     @property
     def ready(self) -> bool:

@@ -11,38 +11,38 @@ from tft.protocol.messages import Joined, Position, Verdict
 
 START = Position(step=0, window=False)
 NOWHERE = -1
-"""Stands in `LocalState.page` instead of a node number: the page on that node is gone."""
+"""The value of `LocalState.page` after the page of the rank has been lost."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Declared:
     """
-    The facts that the process of a rank has declared when it joined and when it was ready.
+    What the process of a rank has declared when it joined and when it became ready.
     """
 
     address: str = ""
     """The address from which the shards of the rank can be fetched."""
     strategies: frozenset[str] = frozenset()
-    """The strategies that the adaptor of the rank can take part in."""
+    """The strategies that the adaptor of the rank supports."""
     derives: bool = False
     """True if the adaptor can make the rank-local state of this rank from a step number alone."""
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """By shard of the rank: all ranks that have a place for the shard."""
+    """For each shard of the rank: all ranks that train with this shard."""
     column: tuple[int, ...] = ()
     """The ranks of the model replica that the rank belongs to."""
     reloads: bool = False
-    """True if the rank keeps checkpoints itself and can find its newest one."""
+    """True if the rank writes checkpoints without tft, and can find the newest one."""
     after: float = 0.0
-    """Seconds that the functions which the rank calls after a step may take."""
+    """The seconds that the functions which the rank calls after a step may take."""
     inexact: tuple[str, ...] = ()
-    """What the loop of the rank does in tails that an incident cannot undo or repeat exactly:
-    sentences."""
+    """Sentences about what the loop of the rank does in tails that an incident cannot undo or
+    repeat exactly."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LocalState:
     """
-    Where the rank-local state (RNG, data position) of a rank can be found.
+    Where the rank-local state (generators, data position) of a rank can be found.
     """
 
     page: int | None = None
@@ -52,20 +52,22 @@ class LocalState:
     """The first step whose captured state this page can hold. Before that step the rank used
     another page."""
     reported: dict[int, str] = field(default_factory=dict)
-    """By step: the rank-local state that a lost process had captured last."""
+    """By step: the rank-local state that the rank captured, as its agent reported it after the
+    process was lost."""
     until: int | None = None
-    """The step after which the job went on without the rank: what the rank captured for later steps
-    belongs to an attempt that was given up. None: the rank takes part."""
+    """The step after which the job continued without the rank. What the rank captured for later
+    steps was given up. None: the rank takes part."""
 
     def counts(self, step: int) -> bool:
         """
-        Return whether rank-local state of the end of `step` can belong to the job.
+        Return True if the job can use the rank-local state that the rank captured at the end of
+        `step`.
         """
         return self.until is None or step <= self.until
 
     def leave_behind(self, step: int) -> None:
         """
-        Note that the job goes on from the end of `step` without the rank.
+        Record that the job continues from the end of `step` without the rank.
         """
         self.until = step if self.until is None else min(step, self.until)
 
@@ -73,17 +75,17 @@ class LocalState:
 @dataclass(slots=True, kw_only=True)
 class SaveFailures:
     """
-    The parts of the last checkpoint that a rank could not write, with the reasons. Empty: no
-    failure.
+    The parts of the last checkpoint that a rank could not write, with the reasons. An empty reason
+    means no failure.
     """
 
     write: str = ""
     """Why the rank could not write its part."""
     restore: str = ""
-    """Why the rank could not restore the copy that it was to save. It can still write its
+    """Why the rank could not restore the copy that it was to save. It may still write its
     rank-local state."""
     commit: str = ""
-    """Why the rank could not commit the checkpoint. It can still write its own part."""
+    """Why the rank could not commit the checkpoint. It may still write its own part."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,7 +96,7 @@ class CheckResult:
 
     verdict: Verdict = "pass"
     finding: str = ""
-    """The sentence of the check. Empty: there is none."""
+    """The sentence that the check returned. Empty: there is none."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,8 +109,8 @@ class RankState:
     rank: int
     node: int | None = None
     excluded_nodes: dict[int, int] = field(default_factory=dict)
-    """By incarnation: the node on which this process of the rank could not be ended, and may still
-    run."""
+    """Nodes on which no process of this rank is started, by incarnation: a process of the rank
+    could not be ended there, and may still run."""
     process: RankProcess = field(default_factory=RankProcess)
     declared: Declared = field(default_factory=Declared)
     holdings: Holdings = field(default_factory=Holdings)
@@ -121,12 +123,13 @@ class RankState:
     finished: bool = False
     """True if the `train` of the rank has returned."""
     repaired: bool = False
-    """True if this process has been in the loop: its position is the position of the job."""
+    """True if the present process has been in the loop, so that its position is a position of the
+    job."""
 
     @property
     def incarnation(self) -> int:
         """
-        The incarnation of the process that was ordered last, or -1.
+        The incarnation of the process that was ordered last, or -1 if none was.
         """
         return self.process.incarnation
 
@@ -140,14 +143,14 @@ class RankState:
     @property
     def able(self) -> bool:
         """
-        True if the rank can take part in a last checkpoint.
+        True if the rank can write a part of a last checkpoint.
         """
         return self.ready and not self.process.terminating and not self.failures.write
 
     def standing(self, unplaceable: str = "") -> Standing:
         """
-        Return the state of the rank for the planner. `unplaceable` says why no other process can be
-        started for the rank; empty: a process can be started.
+        Return the state of the rank in the form that the planner uses. `unplaceable` says why no
+        other process can be started for the rank; empty: one can be started.
         """
         return Standing(
             rank=self.rank,
@@ -165,8 +168,8 @@ class RankState:
 
     def order(self, incarnation: int, at: float) -> None:
         """
-        Reset the state for a new process, which was ordered at time `at`. The facts about the rank
-        itself are kept: its place, its shards, and its rank-local state.
+        Reset the state for a new process, which was ordered at time `at`. What belongs to the rank
+        itself is kept: its place, its shards, and where its rank-local state is.
         """
         self.process = RankProcess(
             incarnation=incarnation, stage=ProcessStage.ORDERED, spawned=at, began=at

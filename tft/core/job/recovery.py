@@ -1,6 +1,6 @@
 """
 Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. The job
-makes one move at a time, as soon as the conditions of that move are met.
+makes the next move as soon as the conditions of that move are met.
 """
 
 from tft.core.job.attempts import Attempts
@@ -22,7 +22,7 @@ from tft.protocol.messages import (
 S = State
 
 WITH_NEW_PROCESSES = ("recover", "scale_out")
-"""The strategies in which a lost rank gets another process."""
+"""The strategies in which a new process is started for a lost rank."""
 
 
 class Recovery:
@@ -92,12 +92,13 @@ class Recovery:
 
     def _await_the_last(self) -> None:
         """
-        Set a deadline for the other ranks as soon as the first rank has finished training. The
-        other ranks should finish soon, unless the controller cannot hear them.
+        When the first rank has finished training, set a deadline for the other ranks. They should
+        finish soon, unless the controller cannot hear them.
         """
         job = self._job
         if job.training.finished and job.timing.deadline is None:
-            # functions called after the last step may take the seconds that the ranks announced
+            # the functions after the last step may take the time that the ranks have announced for
+            # them
             job.timing.stay(
                 job.policy.tail
                 + max(rank_state.declared.after for rank_state in job.ranks.member_states())
@@ -105,8 +106,8 @@ class Recovery:
 
     def _healthy(self) -> None:
         """
-        End the job if all members have finished. Otherwise begin a pause that was kept for later,
-        or change the processes or ranks that take part.
+        End the job if all members have finished. Otherwise begin a pause that was requested
+        earlier, or change the processes or ranks that take part.
         """
         job = self._job
         if job.training.finished.issuperset(job.ranks.members):
@@ -122,14 +123,15 @@ class Recovery:
     def _take_opportunity(self) -> None:
         """
         Invite the successors that are ready to take over, or the ranks that are ready to come back.
-        Each is invited once: an attempt that failed would fail again. Nothing is invited if the
-        incident limit of the job is reached: the next incident would end the job.
+        Each is invited once, because an attempt that failed would fail again. Nothing is invited
+        when the job has had as many incidents as it may have: the next incident would end it.
 
         A successor takes over at a step boundary that all members have reached. No rank is lost
         there, so no step is interrupted.
         """
         job = self._job
-        warm = job.succession.warm()  # those that were invited before are being ended
+        # successors that were invited before and could not take over are being ended
+        warm = job.succession.warm()
         back = [
             job.ranks.states[r]
             for r in sorted(job.returning())
@@ -150,8 +152,8 @@ class Recovery:
 
     def _stop_for(self, warm: list[RankState]) -> None:
         """
-        Stop the job so that these successors take over. All members wait at the step boundary for
-        that.
+        Stop the job so that these successors take over. First all members must wait at a step
+        boundary.
         """
         job = self._job
         for successor in warm:
@@ -175,7 +177,7 @@ class Recovery:
         for rank in incident.faulty() - self._only_switched():
             job.count(rank)
         # A rank that has begun the update of a step had completed all all-reduces of the step. So
-        # every other rank has completed them too, or will.
+        # every other rank has completed them too, or is about to.
         finish = incident.progress.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.timing.now, incident.suspicion)
@@ -185,14 +187,15 @@ class Recovery:
         if to:
             grace, longer = job.policy.grace, 0.0
             if {fault.kind for fault in incident.faults} == {"straggler"}:
-                # no rank is lost: collectives that were begun can be finished
+                # a straggler is not lost, so collectives that were begun can complete: give them
+                # more time
                 grace, longer = job.policy.stop, job.policy.grace
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
         return True
 
     def _compare(self) -> bool:
         """
-        Compare the copies of the holders, once all ranks have left the loop, and judge the result.
+        Once all ranks have left the loop, compare the copies of the shards and act on the result.
         Then begin the choice of a strategy.
         """
         job = self._job
@@ -201,15 +204,15 @@ class Recovery:
             job.issue(Compare(**job.key(), to=holders))
             return False
         self.comparison.judge()
-        if holders:  # a second comparison in this round would give the same answers
+        if holders:  # the copies are compared only once in a round
             job.training.began = True
         self.choice.consider()
         return True
 
     def _only_switched(self) -> frozenset[int]:
         """
-        Return the ranks whose only fault is that another process was requested for them. Such a
-        request does not make a rank unreliable.
+        Return the ranks whose only fault is a request to switch them to other processes. Such a
+        request does not mean that a rank is unreliable.
         """
         job = self._job
         others = {fault.rank for fault in job.incident.roots() if fault.kind != "straggler"}
@@ -217,8 +220,8 @@ class Recovery:
 
     def _terminate_suspects(self) -> None:
         """
-        If no rank makes progress, end the ranks that do not wait for other ranks: such a rank
-        hangs. If all ranks are suspected, end none of them, because the cause cannot be located.
+        If no rank makes progress, end the ranks that do not wait for other ranks, because such a
+        rank hangs. If all ranks are suspected, end none of them: the cause cannot be located.
         """
         job = self._job
         suspects = [
@@ -238,7 +241,8 @@ class Recovery:
     def lost(self, *rank_states: RankState) -> None:
         """
         Handle ranks that have lost their processes. If a rank has a successor, the successor takes
-        over. Else another process is started at once, because the start takes longest.
+        over. Otherwise another process is started at once, because its start takes longer than
+        anything else.
         """
         job = self._job
         before = [
@@ -272,7 +276,7 @@ class Recovery:
 
     def _is_awaited(self) -> bool:
         """
-        Return True if all remaining ranks support some strategy with new processes.
+        Return True if the adaptors of all remaining ranks support some strategy with new processes.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
@@ -282,8 +286,8 @@ class Recovery:
 
     def _replace_node(self, rank_state: RankState, node: int | None) -> None:
         """
-        End the other processes of the node of a lost rank too, so that all of them are replaced.
-        Keep them if they hold a shard that no other sound rank holds.
+        End the other processes of the node of a lost rank too, so that all of them are replaced. If
+        no other sound rank holds some shard of these processes, keep them.
         """
         if "recover" not in self._job.policy.enable:
             return
@@ -295,20 +299,21 @@ class Recovery:
             self._job.tell("node_kept", node=node, why=f"no other rank has shard {alone[0]!r}")
         else:
             for other in others:
-                self._job.incident.turnover.counted.add(other.rank)  # this rank is not to blame
+                # do not count this incident against the other rank
+                self._job.incident.turnover.counted.add(other.rank)
                 self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
 
     def replan(self) -> None:
         """
-        Decide again with the larger set of faults, after a fault has joined. Only the states
-        CHOOSING, AWAITING and DUMPING have a decision to repeat.
+        Choose the strategy again after a fault has joined the incident. This applies only in the
+        states CHOOSING, AWAITING and DUMPING, in which a choice was made or is being made.
         """
         if self._job.fault_reaction is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
             self.shutdown.replan()
         else:
-            self.comparison.judge()  # the rank whose copy counted may be lost
+            self.comparison.judge()  # the rank with the right copy may be lost now
             self.choice.consider()
 
     def _close(self) -> bool:
@@ -317,7 +322,7 @@ class Recovery:
         job.move(S.HEALTHY)
         if incident.closed is not None:
             self.takeover.dismiss()
-            return True  # a pause has ended, not an incident
+            return True  # what has ended is a pause, not an incident
         for rank_state in job.ranks.states.values():
             began = incident.turnover.began_with.get(rank_state.rank)
             if began is not None:

@@ -1,5 +1,5 @@
 """
-Own the requests of people that are not finished: a pause, and the end of the job.
+Own the requests of people that are not completed yet: a pause, and the end of the job.
 """
 
 from dataclasses import dataclass, field
@@ -15,9 +15,10 @@ class Pause:
     """
 
     request: PauseRequested | None = None
-    """A pause that is under way, or that is pending until the job is healthy."""
+    """The pause that is under way, or that will begin when the job is healthy. None: no pause."""
     result: str = ""
-    """The result of the last check: `passed`, or a sentence that says what was found."""
+    """The result of the last check: `passed`, or a sentence that says what was found. Empty: no
+    check has ended yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,4 +32,4 @@ class JobEnd:
     outcome: JobOver | None = None
     """How the job ends. None: not decided yet."""
     orders: list[Order] = field(default_factory=list)
-    """The orders to the nodes to end all their processes."""
+    """The orders to the nodes to end all their processes. Empty until the ranks have left."""

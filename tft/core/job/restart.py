@@ -1,6 +1,6 @@
 """
-Brings all members of a job back to training: repair their state, rebuild wrappers, roll back, and
-resume.
+Brings all members of a job back to training: repairs their state, has the wrappers rebuilt, rolls
+back, and resumes.
 """
 
 from dataclasses import replace
@@ -43,8 +43,9 @@ class Restart:
 
     def start(self) -> bool:
         """
-        Complete the plan when every member can receive orders, and begin the repair: form the
-        process groups, and copy the state that ranks lack. If there is no plan, make one first.
+        When every member can receive orders, complete the plan and begin the repair: form the
+        process groups, and copy the state that ranks lack. If there is no plan, choose a strategy
+        first.
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
         if decision.plan is None:
@@ -73,7 +74,8 @@ class Restart:
         waiting time before another attempt is over.
         """
         job = self._job
-        if job.waits_for_starters():  # this check is cheaper than the check of every member
+        # tested first, because this test is cheaper than the one of every member
+        if job.waits_for_starters():
             return False
         waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
         return (
@@ -98,7 +100,8 @@ class Restart:
         )
         job.issue(regroup)
         if step is None:
-            return  # the search for a checkpoint comes later, since it may need the new groups
+            # ranks that find a checkpoint do so later, because they may need the new groups for it
+            return
         if repair.load:
             forget_tails(job, step)
             job.search()
@@ -123,8 +126,9 @@ class Restart:
 
     def repaired(self) -> None:
         """
-        Order the wrappers to be built, when every member holds the planned state. If the plan names
-        no step, first let the ranks find and load a checkpoint of their own.
+        When every member holds the planned state, order the ranks to build their wrappers. If the
+        plan names no step, the ranks first find and load one of the checkpoints that they write
+        themselves.
         """
         job, incident = self._job, self._job.incident
         if incident.progress.step is None and "reload" not in incident.tasks:
@@ -141,13 +145,15 @@ class Restart:
             return
         longer = 0.0
         if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
-            # a rank that holds no state gets it in the rebuild, and the state may be large
+            # a rank without state gets it while the wrappers are built, and copying a large state
+            # takes longer
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
 
     def _reload(self) -> None:
         """
-        Order every member to find and load the newest checkpoint among those that it writes itself.
+        Order every member to find and load the newest of the checkpoints that the ranks write
+        without tft.
         """
         job = self._job
         job.search()
@@ -155,8 +161,8 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Accept the checkpoint that the members have found and loaded as the state to continue from.
-        Return "", or the sentence why the checkpoint cannot be used.
+        Check the checkpoint that the members have found and loaded, and use it as the state to
+        continue from. Return "", or a sentence why the checkpoint cannot be used.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -182,8 +188,8 @@ class Restart:
                 f"the ranks have found a checkpoint of step {step}, and all state after step "
                 f"{incident.spread.ceiling} may be wrong"
             )
-        # if all members have lost their processes, maybe with their nodes, no rank is left to say
-        # how far the run had come
+        # if all members have lost their processes, no rank is left to say how far the run had come;
+        # then the step of the checkpoint is not checked
         if (
             incident.progress.begun < step
             and not job.ranks.members <= incident.turnover.respawns.keys()
@@ -202,8 +208,8 @@ class Restart:
 
     def rebuilt(self) -> None:
         """
-        Go on to the rollback when every member has built its wrapper. The wrapper may have made the
-        initial states of the ranks equal, so they are compared first, once in a job.
+        When every member has built its wrapper, go on to the rollback. Building the wrappers may
+        have made the initial states of the ranks equal, so these are compared now, once in a job.
         """
         job = self._job
         job.training.untrained = False
@@ -222,7 +228,8 @@ class Restart:
         job.incident.exactness.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
-        # checkpoints of later steps belong to a past that is given up: training may go another way
+        # checkpoints of later steps must not be used any more: the job computes these steps again,
+        # perhaps with another result
         job.checkpoints.drop_later(step)
         self._leave_behind(step)
         rollback = job.to_all(
@@ -240,8 +247,8 @@ class Restart:
 
     def _leave_behind(self, step: int) -> None:
         """
-        Invalidate the copies and the rank-local state of non-members that are newer than `step`,
-        from which the members continue. The members compute the later steps again.
+        Invalidate what ranks that are no members have from steps after `step`: their copies and
+        their rank-local state. The members continue from `step` and compute the later steps again.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
@@ -253,9 +260,9 @@ class Restart:
 
     def _skip(self, step: int) -> int:
         """
-        Return how many batches to leave out after `step`: the advised number or, with
-        `policy.skip_batch`, the number up to the last numeric fault if that is larger. A second
-        rollback to the same step gets the same number.
+        Return the number of batches to skip after `step`: the number that a plugin has advised or,
+        with `policy.skip_batch`, the number up to the last numeric fault if that is larger. A
+        second rollback to the same step skips the same number.
         """
         incident = self._job.incident
         if incident.exactness.skip_at is None:
@@ -269,8 +276,9 @@ class Restart:
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
-        Return the ranks that must compute their rank-local state anew, from `step` alone. This is
-        logged and added to the reservations, because training then does not continue bit for bit.
+        Return the ranks that must make their rank-local state anew from the number `step` alone,
+        because no captured state is left. Log this, and add it to the reservations: training then
+        does not continue bit for bit.
         """
         job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
@@ -307,8 +315,8 @@ class Restart:
 
     def _note_compared(self) -> None:
         """
-        Record that all copies were equal at the end of the agreed step. If a member that shares a
-        shard could not read its state, nothing is recorded, because its copy was not compared.
+        Record that all copies were equal at the end of the agreed step. Record nothing if a member
+        that shares a shard could not read its state, because its copy was not compared.
         """
         job, step = self._job, self._job.incident.progress.agreed
         shared = {
@@ -332,15 +340,16 @@ class Restart:
     def _called_again(self) -> bool:
         """
         Return True if the functions after the agreed step must be called again, because some rank,
-        alive or lost, may not have finished them. For a rank that was lost with its node, and for
-        the ranks of an earlier run, this is unknown: then the functions are called again.
+        alive or lost, may not have completed them. For a rank that was lost with its node, and for
+        the ranks of an earlier run, this is unknown: the functions are called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(
             rank_state.declared.after for rank_state in job.ranks.member_states()
         ):
             return False
-        if step == job.training.first:  # the job was resumed from a checkpoint of this step
+        # the job was resumed here, and it is unknown which functions the earlier run has called
+        if step == job.training.first:
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
         return bool(lost & job.ranks.members) or any(

@@ -29,8 +29,8 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan a last checkpoint, or plan it again with the ranks that can still write. End the job as
-        failed if no last checkpoint is possible.
+        Plan a last checkpoint. If one is planned already, plan it again with the ranks that can
+        still write. End the job as failed if no last checkpoint is possible.
         """
         job, incident = self._job, self._job.incident
         failed = {
@@ -50,7 +50,7 @@ class Shutdown:
             incident.decision.tried.append(("dump", why))
             incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
-        again = job.state is S.DUMPING  # then one copy of each shard is written and no more
+        again = job.state is S.DUMPING  # then only one copy of each shard is written
         incident.round += again
         job.move(S.DUMPING)
         incident.progress.step = step + 1
@@ -72,13 +72,13 @@ class Shutdown:
             plan=plan,
             incarnations={rank: job.ranks.states[rank].incarnation for rank in plan.writers},
         )
-        if plan.restoring:  # restore first: savers save the state that they have in use
+        if plan.restoring:  # restore first, because a saver writes the state that it has in use
             job.issue(Restore(**job.key(), to=plan.restoring, step=step))
         return None
 
     def _standings(self) -> dict[int, Standing]:
         """
-        Return the standings, by rank, of the ranks that have not failed to write.
+        Return the state of each rank for the planner, without ranks that have failed to write.
         """
         return {
             s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
@@ -86,16 +86,16 @@ class Shutdown:
 
     def replan(self) -> None:
         """
-        Plan the last checkpoint again if a rank that the plan needs was lost.
+        Plan the last checkpoint again if the plan needs a rank that is lost.
         """
         if self._misses_somebody():
             self.dump()
 
     def _misses_somebody(self) -> bool:
         """
-        Return True if a process is gone that had to write, or had to commit, even if its successor
-        holds the rank now. The rank may be a member or not. Once all files are saved, only the
-        committing rank counts: new files of other ranks would be mixed with the complete set.
+        Return True if a process that must write or commit is gone, even if a successor holds its
+        rank now. The rank need not be a member. Once all files are saved, only the committing rank
+        counts, because files that other ranks write again would be mixed with the complete set.
         """
         job, asked = self._job, self._job.incident.last_checkpoint.incarnations
         commit = job.incident.tasks.get("commit")
@@ -109,7 +109,7 @@ class Shutdown:
 
     def _save(self, plan: SavePlan) -> None:
         """
-        Order every writer to write its part.
+        Order every rank that has a part in the plan to write it.
         """
         job, step = self._job, plan.step
         orphans = {
@@ -136,12 +136,12 @@ class Shutdown:
     def advance_dump(self) -> None:
         """
         Make the next move of the last checkpoint: all writers save, then one rank commits, then the
-        job is over.
+        job ends.
         """
         job = self._job
         if job.processes.terminating():
-            return  # their part is planned again when their end is reported
-        self.replan()  # the loss of a rank outside the job is noticed only here
+            return  # when the ends of these processes are reported, the checkpoint is planned again
+        self.replan()  # the loss of a writer that is no member is noticed only here
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
         plan = job.incident.last_checkpoint.plan
@@ -190,9 +190,9 @@ class Shutdown:
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
-        Decide the outcome and let the ranks leave. `result` is `completed`, `dumped`, `failed` or
-        `cancelled`; `code` is the exit code of `tft run`. If a signal has asked for the end, a
-        failed job counts as cancelled.
+        Decide how the job ends, and let the ranks leave. `result` is `completed`, `dumped`,
+        `failed` or `cancelled`; `code` is the exit code of `tft run`. If a signal has asked for the
+        end, a failed job counts as cancelled.
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
@@ -203,7 +203,7 @@ class Shutdown:
             incident.closed = job.timing.now
             if incident.number:
                 if job.state is not S.DUMPING:
-                    incident.decision.plan = EXIT  # a strategy that was begun is given up
+                    incident.decision.plan = EXIT  # give up the strategy that was being carried out
                 job.history.incidents.append(incident)
         job.move(S.EXITING)
         job.end.outcome = JobOver(result=result, code=code, why=why)
@@ -223,7 +223,7 @@ class Shutdown:
 
     def dismiss(self, rank: int) -> None:
         """
-        Tell a process that joins after the end of the job was decided that the job is over.
+        Tell a process that joins now that the job is over, because the end of the job is decided.
         """
         job = self._job
         outcome, task = job.end.outcome, job.incident.tasks.get("end")
@@ -233,8 +233,8 @@ class Shutdown:
 
     def end(self) -> None:
         """
-        End the job: the ranks have left, or their time to leave is over. Raises `InternalError` if
-        the outcome was not decided before.
+        End the job, because all ranks have left or their time to leave is over. Raises
+        `InternalError` if the outcome was not decided before.
         """
         job = self._job
         job.incident.tasks = {}

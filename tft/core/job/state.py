@@ -33,7 +33,7 @@ from tft.protocol.messages import (
 
 class Job:
     """
-    The state of one job of `world` ranks. Only the job machine and its parts write to it.
+    The state of one job of `world` ranks. Only the job machine and its parts change it.
     """
 
     def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
@@ -41,7 +41,7 @@ class Job:
         self.policy = policy
         self.state = State.AWAITING
         self.said: list[Command] = []
-        """The commands that follow from the present event."""
+        """The commands that result from the event that is being handled."""
         self.timing = Timing(now=at, led=at)
         self.ranks = Ranks.of(world)
         self.succession = Succession()
@@ -50,7 +50,7 @@ class Job:
         self.checkpoints = Checkpoints.of(origin)
         self.training = Training.of(origin)
         self.incident = Incident(number=0, opened=at, decision=Decision(plan=START))
-        """The open incident, or else the last one."""
+        """The open incident. If none is open, the last one."""
         self.history = History(next_number=origin.first_incident)
         self.pausing = Pause()
         self.end = JobEnd()
@@ -59,8 +59,8 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return the state of exactly this process, which holds its rank, is a successor, or is
-        retiring. None: the process is unknown.
+        Return the state of exactly this process: it holds its rank, is a successor, or was replaced
+        and has not ended yet. None: no such process is known.
         """
         for rank_state in (
             self.ranks.states.get(rank),
@@ -76,16 +76,16 @@ class Job:
 
     def awaits_ends(self) -> bool:
         """
-        Return True if the machine waits for the ends of single processes: while the job runs, and
-        after it has completed. In a job that ended otherwise, the nodes end all their processes
-        within one limit.
+        Return True if the machine waits for the end of each process: while the job runs, and after
+        it has completed. When a job ends in another way, the nodes end all their processes within
+        one limit.
         """
         return self.state not in SETTLED or (self.state is State.EXITING and not self.end.orders)
 
     def returning(self) -> frozenset[int]:
         """
-        Return the non-members that could come back: whole model replicas (columns) of ranks that
-        are ready to take orders and are not flapping. Empty if `scale_out` is not enabled.
+        Return the non-members that could come back to the job: complete model replicas, of ranks
+        that can receive orders and have not failed too often. Empty if `scale_out` is not enabled.
         """
         if self.ranks.whole or "scale_out" not in self.policy.enable:
             return frozenset()
@@ -102,11 +102,10 @@ class Job:
 
     def all_left(self) -> bool:
         """
-        Return whether no process of the job runs any more. If the job has completed, only the
-        processes that hold the rank of a member count: the others are ended together with their
-        nodes.
+        Return True if no process of the job runs any more. If the job has completed, only the
+        processes that hold the rank of a member count, because the nodes end the others.
         """
-        if not self.end.orders:  # the nodes were not ordered to end: the job has completed
+        if not self.end.orders:  # no order to end was sent to the nodes, so the job has completed
             return not any(self.ranks.is_current(*process) for process in self.processes.running)
         return not self.processes.running
 
@@ -114,8 +113,8 @@ class Job:
 
     def home(self, rank_state: RankState) -> int | None:
         """
-        Return the node on which a process for this rank can be started: the rank's own node, or
-        another node with room if the own node is lost or excluded. None: there is no such node, or
+        Return the node on which a process for this rank can be started: the rank's present node or,
+        if that node is lost or excluded, another node with room. None: there is no such node, or
         the rank never had a node.
         """
         if rank_state.node not in self.nodes.lost | {*rank_state.excluded_nodes.values()}:
@@ -124,15 +123,15 @@ class Job:
 
     def elsewhere(self, rank_state: RankState, room: Mapping[int, int]) -> int | None:
         """
-        Return another node with `room` on which this rank may be started. None: there is no such
-        node. `room` is the number of free places by node.
+        Return another node on which this rank may be started. `room` is the number of free places
+        by node. None: there is no such node.
         """
         excluded = {*rank_state.excluded_nodes.values(), rank_state.node}
         return self.nodes.with_room(excluded, room)
 
     def settle(self, rank_state: RankState, node: int) -> None:
         """
-        Set the node on which a rank has its place from now on.
+        Set the node of a rank, and update the free places of the nodes.
         """
         if rank_state.node != node:
             self.nodes.room[node] -= 1
@@ -145,25 +144,26 @@ class Job:
 
     def see(self, rank_state: RankState) -> None:
         """
-        Record the position of a rank, alive or dead. While ranks search for a checkpoint and the
-        agreed step is unknown, the position is left out: their checkpoint may be of another run. A
-        checkpoint that the job chose is of this run.
+        Record the position of a rank, alive or dead, for the choice of the step to return to. A
+        position is ignored while ranks search for a checkpoint and the agreed step is unknown,
+        because they may have found a checkpoint of another run.
         """
         if not rank_state.holdings.searching or self.incident.progress.step is not None:
             self.incident.progress.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
-        Record that every member loads a checkpoint, or with `over` that this has ended. When it
-        ends, some ranks may have loaded a step that others have not, and no other rank has their
-        rank-local state of that step.
+        Record that every member begins to load a checkpoint or, with `over`, that this has ended.
+        When it ends, some ranks may have loaded a step that others have not, and no other rank has
+        their rank-local state of that step.
         """
         for rank_state in self.ranks.member_states():
             rank_state.holdings.searching = not over
 
     def checkpointed(self, step: int, directory: str) -> None:
         """
-        Record that the checkpoint of `step` is complete, and that older ones never will be.
+        Record that the checkpoint of `step` is complete. Older checkpoints that are incomplete now
+        will stay so.
         """
         for older in self.checkpoints.unfinished(step, every=self.policy.checkpoint_every):
             self.not_checkpointed(None, older, UNFINISHED)
@@ -236,9 +236,9 @@ class Job:
         """
         return order(**self.key(), to=tuple(sorted(self.ranks.members)), **facts)
 
-    def key(self) -> dict[str, Any]:  # Any: the fields' own types
+    def key(self) -> dict[str, Any]:  # Any: the fields have different types
         """
-        Return the fields that every order to ranks carries.
+        Return the fields that all orders to ranks have in common.
         """
         return {
             "epoch": self.timing.epoch,
@@ -251,8 +251,8 @@ class Job:
 
     def issue(self, *orders: RankOrder, longer: float = 0.0) -> None:
         """
-        Send an order to its ranks. They have to answer it within the limit of `ORDERS` and `longer`
-        more seconds.
+        Send an order to its ranks. They must answer within the limit of `ORDERS` for this order,
+        plus `longer` seconds.
         """
         name = ORDER_NAMES[type(orders[0])]
         limit = ORDERS[name].seconds(self.policy) + longer
@@ -275,14 +275,15 @@ class Job:
 
     def excuse(self, rank: int) -> None:
         """
-        Drop a rank from all open orders: no answer of it is expected.
+        Remove a rank from all open orders: the job does not wait for its answers any more.
         """
         for task in self.incident.tasks.values():
             task.waiting.discard(rank)
 
     def issued(self, order: OrderName) -> float:
         """
-        Return the time at which an order was issued. If it was not issued, return the present time.
+        Return the time at which an open order was issued. If it is not open, return the present
+        time.
         """
         task = self.incident.tasks.get(order)
         return self.timing.now if task is None else task.issued
@@ -313,7 +314,7 @@ class Job:
 
     def respawn(self, rank_state: RankState) -> None:
         """
-        Start another process for a rank that has lost its process, if a node has a place for it.
+        Start another process for a rank that has lost its process, if a node has a place for one.
         """
         node = self.home(rank_state)
         self.succession.switch -= {rank_state.rank}

@@ -1,6 +1,6 @@
 """
-Chooses the strategy of an incident: from the offers of the planner and the advice of recovery
-plugins. Makes the first moves of the chosen strategy.
+Chooses the strategy of an incident from the offers of the planner and the advice of recovery
+plugins, and makes the first moves of the chosen strategy.
 """
 
 from dataclasses import replace
@@ -23,7 +23,8 @@ from tft.protocol.messages import Advised
 S = State
 
 OPPORTUNITIES = ("migrate", "scale_out")
-"""Strategies that need no fault. Their refusal is not worth reporting."""
+"""The strategies that are chosen without a fault. If one of them is not possible, the report does
+not mention it."""
 
 
 class StrategyChoice:
@@ -43,14 +44,15 @@ class StrategyChoice:
 
     def consider(self) -> None:
         """
-        Begin the choice: ask the recovery plugins if there are any, else decide at once. The choice
-        waits until every terminating process has ended, because only then its remaining state is
-        known.
+        Begin the choice: ask the recovery plugins if there are any, otherwise decide at once. The
+        choice waits until every terminating process has ended, because before that it is not known
+        which state is left.
         """
         job, incident = self._job, self._job.incident
-        incident.decision.plan, incident.decision.advice = None, None  # an earlier choice is void
+        # an earlier choice is no longer valid
+        incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
-            incident.round += 1  # advice to earlier offers is void
+            incident.round += 1  # advice about earlier offers no longer counts
         if job.processes.terminating():
             return
         if job.state is S.CLEARING:
@@ -63,7 +65,7 @@ class StrategyChoice:
 
     def ask(self) -> None:
         """
-        Ask the recovery plugins for advice, and give them `policy.advice` seconds to answer.
+        Ask the recovery plugins for advice. They have `policy.advice` seconds to answer.
         """
         job = self._job
         job.incident.decision.awaited = False
@@ -81,8 +83,9 @@ class StrategyChoice:
 
     def offers(self) -> tuple[Offer, ...]:
         """
-        Return every strategy as an offer with its reasons. If only `exit` would be left, a guessed
-        ceiling is dropped, and so is doubt about the copies of ranks with bad numbers.
+        Return an offer for each strategy, with the reasons against it. If only `exit` would be
+        possible, first drop a guessed limit on sound copies, then the doubt about copies of ranks
+        with numeric faults.
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
@@ -95,8 +98,8 @@ class StrategyChoice:
             if s.ready and not s.holdings.trusted and not s.holdings.damaged
         ]
         if doubted and _hopeless(made):
-            # bad numbers in all copies are not the bad memory of one rank: these copies are better
-            # than none
+            # if all copies contain bad numbers, the cause is not one rank's memory: these copies
+            # are better than none
             for rank_state in doubted:
                 rank_state.holdings.trusted = True
             job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
@@ -153,8 +156,8 @@ class StrategyChoice:
 
     def _without_room(self) -> list[int]:
         """
-        Return the members that have lost their node and have no place on another one. Places are
-        given in the order of the ranks.
+        Return the members that have lost their node and for which no other node has room. Places
+        are assigned in the order of the ranks.
         """
         job, without = self._job, []
         left = dict(job.nodes.room)
@@ -171,7 +174,7 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        Handle the advice of a recovery plugin. Advice to offers of an earlier round is ignored.
+        Handle the advice of a recovery plugin. Advice about offers of an earlier round is ignored.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -193,7 +196,7 @@ class StrategyChoice:
 
     def time_is_up(self) -> None:
         """
-        End the wait for advice. If a plugin asked for more time, ask the plugins again. If no
+        End the wait for advice. If a plugin has asked for more time, ask the plugins again. If no
         plugin has answered, decide without advice.
         """
         if self._job.incident.decision.awaited:
@@ -205,7 +208,7 @@ class StrategyChoice:
 
     def decide(self) -> None:
         """
-        Follow the advised strategy if possible, else the first offer that nothing rules out.
+        Follow the advised strategy if it is possible, otherwise the first offer that is possible.
         """
         incident = self._job.incident
         if incident.decision.advice is not None and self._heed(incident.decision.advice):
@@ -234,9 +237,9 @@ class StrategyChoice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Return why the advised ranks cannot be replaced, or None if they can. The remaining
-        processes and the checkpoints must leave a step to continue from, unless the ranks load
-        checkpoints that they find themselves.
+        Return why the ranks that the advice names cannot be replaced, or None if they can be. The
+        remaining processes and the checkpoints must leave a step to continue from, unless the ranks
+        find and load checkpoints themselves.
         """
         if not advice.base or not advice.replace or offer.reload:
             return None
@@ -253,8 +256,8 @@ class StrategyChoice:
 
     def _follow(self, made: tuple[Offer, ...], offer: Offer, name: str) -> None:
         """
-        Follow `offer`, one of the offers in `made`. `name` is the name under which the strategy was
-        advised.
+        Follow `offer`, which is one of the offers in `made`. `name` is the name under which a
+        plugin has advised the strategy.
         """
         job, incident = self._job, self._job.incident
         passed_over = "another was advised"
@@ -287,7 +290,7 @@ class StrategyChoice:
 
     def _go_on(self, plan: Plan) -> None:
         """
-        Begin a plan after which training continues: set which ranks take part, and in which
+        Begin a plan after which training continues: decide which ranks take part, and in which
         processes. `Restart` does the rest when all members can receive orders.
         """
         job, incident = self._job, self._job.incident
@@ -296,7 +299,7 @@ class StrategyChoice:
             incident.spread.ceiling = _lower(incident.spread.ceiling, advice.not_after)
             incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
-        # the second attempt begins at once, unless it is the last
+        # the second attempt begins at once, unless it is the last one
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.timing.stay(job.policy.backoff * waits)
@@ -306,7 +309,8 @@ class StrategyChoice:
         job.ranks.members = (job.ranks.members - {*plan.leaving}) | {*plan.joining}
         incident.turnover.joining |= {*plan.joining}
         for rank_state in job.ranks.member_states():
-            if rank_state.process.stage is ProcessStage.GONE:  # this rank has a place only now
+            # the rank could not be placed before; now a node has room
+            if rank_state.process.stage is ProcessStage.GONE:
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
         going = {*plan.replaced, *own} if plan.strategy != "migrate" else set(own)
@@ -316,7 +320,7 @@ class StrategyChoice:
 
     def _why_replaced(self) -> str:
         """
-        Return the reason why the living process of a rank is ended.
+        Return the reason that an agent gets for ending the living process of a rank.
         """
         advice = self._job.incident.decision.advice
         if advice is None:
@@ -325,7 +329,7 @@ class StrategyChoice:
 
     def take_over(self, rank: int) -> None:
         """
-        Give the rank to its successor, and end the process that held the rank.
+        Give the rank to its successor, and end the process that held it.
         """
         job = self._job
         old, successor = job.ranks.states[rank], job.succession.successors.pop(rank)
@@ -337,7 +341,7 @@ class StrategyChoice:
             old.local_state.page,
             old.local_state.since,
         )
-        # what a rank is to hold is known before the successor reports it
+        # the successor will hold the same shards, but has not reported them yet
         successor.declared.shards, successor.declared.column, successor.declared.derives = (
             old.declared.shards,
             old.declared.column,
@@ -347,17 +351,17 @@ class StrategyChoice:
         if old.process.stage is not ProcessStage.GONE:
             job.processes.retiring.append(
                 old
-            )  # the report of its end brings the state that it had captured
+            )  # the report of its end will contain the rank-local state that it captured
             why = "another process has taken the rank over"
             old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)
-        elif old.node is not None:  # the place of the lost process is free again
+        elif old.node is not None:  # this frees a place on the node of the lost process
             job.nodes.room[old.node] += 1
 
 
 def _hopeless(made: tuple[Offer, ...]) -> bool:
     """
-    Return whether no strategy but `exit` is possible.
+    Return True if no strategy except `exit` is possible.
     """
     return all(offer.why_not is not None for offer in made if offer.strategy != "exit")
 

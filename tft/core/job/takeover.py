@@ -1,6 +1,6 @@
 """
-Replaces processes that still train: of stragglers, of ranks that are switched on request, and of
-nodes that the job is to leave. Also brings ranks outside the job back.
+Replaces processes that still train: those of stragglers, of ranks that are switched on request, and
+on nodes that the job is to leave. Also brings back ranks that have left the job.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ class Takeover:
 
     def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
         """
-        Start a successor for a rank on this node, while the present process of the rank trains on.
-        `why` is the evidence against the rank, `cause` the reason that the agent is given.
+        Start a successor for a rank on this node, while the present process of the rank continues
+        to train. `why` is the evidence against the rank; `cause` is the reason that the agent gets.
         """
         successor = RankState(rank=rank_state.rank)
         rank_state.process.straggles = why
@@ -53,8 +53,8 @@ class Takeover:
 
     def _why_no_successor(self, rank_state: RankState) -> str:
         """
-        Return why no successor can be started for a rank, or "" if one can. Free places on other
-        nodes are not considered here.
+        Return why no successor can be started for a rank, or "" if one can be. This does not check
+        whether another node has room.
         """
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
@@ -66,7 +66,7 @@ class Takeover:
 
     def _why_no_migration(self) -> str:
         """
-        Return why no rank of the job can get a successor, or "" if ranks can.
+        Return why no rank of this job can have a successor, or "" if ranks can.
         """
         job = self._job
         unable = [
@@ -78,8 +78,8 @@ class Takeover:
 
     def switch(self, message: SwitchRequested) -> None:
         """
-        Switch these ranks to other processes as soon as possible. Ranks of an earlier request that
-        are not named again keep their processes.
+        Switch these ranks to other processes as soon as possible. Ranks that only an earlier
+        request named keep their processes.
         """
         job, wanted = self._job, frozenset(message.ranks)
         why_not = self._why_no_switch(wanted)
@@ -101,15 +101,14 @@ class Takeover:
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
             for s in job.ranks.member_states()
         )
-        # a process says when it joins which strategies it can take part in: nothing rules a switch
-        # out before all members have joined
+        # a process declares when it joins which strategies it supports, so before all members have
+        # joined a switch is not refused
         return self._why_no_migration() if ranks and not absent else ""
 
     def is_left(self, node: int) -> bool:
         """
-        Return True if the job can continue without a node that is not lost: the node has joined,
-        and every member with its place on the node is to be switched. This includes a node without
-        members.
+        Return True if the job can continue without this node, which has joined and is not lost: it
+        has no members, or every member on it is to be switched.
         """
         job = self._job
         there = {
@@ -119,8 +118,8 @@ class Takeover:
 
     def leave(self, node: int, why: str) -> None:
         """
-        Give up a node: end all processes on it. The processes get time to report their rank-local
-        state.
+        Give up a node: end all processes on it. They get time to report their rank-local state
+        first.
         """
         job = self._job
         there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
@@ -150,12 +149,12 @@ class Takeover:
         for successor in successors:
             self._attempts.terminate(successor, why)
         if job.state is S.CHOOSING and any(successor.process.invited for successor in successors):
-            self._replan()  # the offers that name these successors are void
+            self._replan()  # offers that would use these successors are not possible any more
 
     def seek(self) -> None:
         """
-        Start a successor for each rank that is to be switched, if a node has a free place. Nodes
-        that such a rank is to leave are not used.
+        Start a successor for each rank that is to be switched, if a node has room. Nodes that such
+        a rank is to leave are not used.
         """
         job = self._job
         going = {job.ranks.states[rank].node for rank in job.succession.switch}
@@ -173,8 +172,8 @@ class Takeover:
 
     def recall(self) -> None:
         """
-        Start another process for each rank outside the job that has lost its process, if a node has
-        room and the rank has not failed too often.
+        Start another process for each rank that has left the job and lost its process, if a node
+        has room and the rank has not failed too often.
         """
         job = self._job
         if job.ranks.whole or "scale_out" not in job.policy.enable:
@@ -190,7 +189,7 @@ class Takeover:
 
     def dismiss(self) -> None:
         """
-        End the successors that could not take over although they were invited.
+        End the successors that were invited and could not take over.
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 @dataclass(slots=True, kw_only=True)
 class Timing:
     """
-    The present time, the leader and the begin of its leadership, and the deadline of the present
+    The present time, the leader and the start of its leadership, and the deadline of the present
     state. Times are in seconds, by the clock of the controller.
     """
 
     now: float
     led: float
-    """The time at which the present leader began. Time limits count from then on, since without a
-    leader no answer could arrive."""
+    """The time at which the present leader began. Time limits are counted from this time on,
+    because no answer could arrive without a leader."""
     epoch: int = 0
     """The epoch of the leader."""
     deadline: float | None = None
-    """The time at which the present state is left in any case: a pause, a consultation, the exit
-    of the ranks. None: no such limit."""
+    """The time at which the present state ends in any case. It is used for a pause, for the wait
+    for advice of plugins, and for the exit of the ranks. None: the state has no such limit."""
     allowed: float = 0.0
-    """The limit behind `deadline` in seconds, as `stay` set it."""
+    """The number of seconds that `stay` was called with for the present deadline."""
 
     def stay(self, seconds: float) -> None:
         """
@@ -39,7 +39,7 @@ class Timing:
 
     def lead(self, epoch: int, at: float) -> None:
         """
-        Begin the time limit of the state again under a new leader.
+        Restart the time limit of the present state under a new leader.
         """
         if self.deadline is not None:
             self.deadline = at + self.allowed

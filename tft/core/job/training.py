@@ -17,19 +17,19 @@ class Training:
     """
 
     first: int
-    """The step whose end the job begins with."""
+    """The step from whose end the job starts."""
     last_step: int
     """The highest completed step."""
     compared: int
-    """The last step at whose end all copies of each shard were equal. Copies of later steps may
-    differ."""
+    """The last step at whose end the copies of each shard were found equal. Copies of later steps
+    may differ."""
     untrained: bool = True
-    """True until the ranks have built their wrappers for the first time. Until then one initial
-    state is as good as another."""
+    """True until the ranks have built their wrappers for the first time. Until then nothing is
+    trained, so any initial state may be used."""
     began: bool = False
-    """True once the states that the ranks begin with were compared."""
+    """True once the states with which the ranks begin to train were compared."""
     tails: bool = False
-    """True if the loops of ranks report where their steps end."""
+    """True if the training loops report where their steps end."""
     trained: set[int] = field(default_factory=set)
     """The ranks that have completed a step since the last resume."""
     finished: set[int] = field(default_factory=set)
@@ -38,14 +38,14 @@ class Training:
     @classmethod
     def of(cls, origin: Origin) -> "Training":
         """
-        Return the training of a job that has not begun.
+        Return the facts about training at the start of a job.
         """
         first = 0 if origin.resume is None else origin.resume[1]
         return cls(first=first, last_step=first, compared=first)
 
     def completed(self, step: int) -> None:
         """
-        Note that some rank has completed `step`.
+        Record that some rank has completed `step`.
         """
         self.last_step = max(self.last_step, step)
 
@@ -53,7 +53,8 @@ class Training:
 @dataclass(slots=True, kw_only=True)
 class Checkpoints:
     """
-    The checkpoints of all ranks on disk, and those that could not be written or read.
+    The checkpoints on disk that contain all ranks, and the checkpoints that could not be written or
+    read.
     """
 
     directory: str
@@ -61,21 +62,22 @@ class Checkpoints:
     name: str
     """The name of a last checkpoint: a format string with the field `step`."""
     resumed: bool
-    """True if the job has begun with a checkpoint."""
+    """True if the job was started from a checkpoint."""
     known: dict[int, str]
-    """Step to directory: the known checkpoints of all ranks."""
+    """By step: the directory of the known checkpoint of this step."""
     unread: Counter[int] = field(default_factory=Counter)
-    """By step: how many times a rank could not load the checkpoint of that step."""
+    """By step: how many times a rank could not load the checkpoint of this step."""
     missed: dict[tuple[int | None, str], list[int]] = field(default_factory=dict)
-    """By rank and reason: the steps whose checkpoint could not be written. Rank None: no rank has
-    reported the reason."""
+    """By rank and reason: the steps whose checkpoint could not be written. The rank is None if no
+    rank has reported the reason."""
     newest: int = 0
-    """The step of the newest checkpoint that was complete, or the first step of the job."""
+    """The step of the newest checkpoint that was completed. Before the first one: the step from
+    which the job started."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Checkpoints":
         """
-        Return the checkpoints that are known before the job has begun.
+        Return the checkpoints that are known at the start of a job.
         """
         known = origin.older if origin.resume is None else (*origin.older, origin.resume)
         return cls(
@@ -111,9 +113,10 @@ class Checkpoints:
 
     def unfinished(self, step: int, *, every: int) -> list[int]:
         """
-        Return the steps before `step` whose periodic checkpoint is not complete, although no rank
-        has reported a failure. A rank that ends before it has written its part cannot report it. No
-        rank writes its part of an older checkpoint once the one of `step` is complete.
+        Return the steps before `step` whose periodic checkpoint is incomplete although no rank has
+        reported a failure. A rank that ends before it has written its part cannot report that.
+        These checkpoints stay incomplete, because ranks write no part of an older checkpoint once
+        that of `step` is complete.
         """
         if not every:
             return []
@@ -123,8 +126,8 @@ class Checkpoints:
 
     def found(self, step: int) -> None:
         """
-        Note that the checkpoint of `step` is complete, or that the reason why it is not has been
-        reported, after it was counted as unfinished.
+        Record that the checkpoint of `step`, which was counted as unfinished, is complete after
+        all, or that the reason of its failure was reported.
         """
         unfinished = (None, UNFINISHED)
         if step in self.missed.get(unfinished, ()):

@@ -1,7 +1,7 @@
 """
-The two tables of the job machine. `TRANSITIONS`: the states that may follow each state; a move that
-is not in it is a bug of tft. `REACTIONS`: what each event leads to in each state; the machine looks
-up every event here. `docs/reference/machine.md` shows both tables.
+The two tables of the job machine. `TRANSITIONS` lists the states that may follow each state; any
+other move is a bug of tft. `REACTIONS` lists the reaction to each event in each state; the machine
+looks up every event here. `docs/reference/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class State(StrEnum):
     """
 
     AWAITING = "awaiting"
-    """Processes are starting. All other ranks wait, parked."""
+    """Processes are starting. The other ranks wait for them outside their loops."""
     REPAIRING = "repairing"
     """Lost state is being copied, and process groups are being formed."""
     REBUILDING = "rebuilding"
@@ -27,11 +27,11 @@ class State(StrEnum):
     """The ranks train again. Success is announced after one more step of every member."""
     HEALTHY = "healthy"
     PAUSING = "pausing"
-    """All ranks go on to the same step boundary."""
+    """All ranks continue to the same step boundary, to wait there."""
     PAUSED = "paused"
     """All ranks wait at that boundary, maybe while a check runs."""
     FREEZING = "freezing"
-    """Every rank is asked for its position, and held back from its next update."""
+    """Every rank is asked for its position, and begins no further update."""
     CLEARING = "clearing"
     """The training threads leave the loop and drop the broken groups."""
     CHOOSING = "choosing"
@@ -61,38 +61,37 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.EXITING: frozenset({S.ENDED}),
     S.ENDED: frozenset(),
 }
-"""A fault leads to FREEZING in every state in which a rank is in the loop or forms a process
-group."""
+"""The states that may follow each state. In every state in which a rank is in the loop or forms a
+process group, a fault leads to FREEZING."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
-"""The states in which the outcome is decided."""
+"""The states in which the outcome of the job is decided."""
 
 
 class Reaction(StrEnum):
     """
-    The reaction of the machine to an event, in addition to recording it.
+    What the machine does about an event, in addition to recording it.
     """
 
     TAKE = "takes"
-    """The event is taken in: what it reports is recorded, or what it asks for is done. If the job
-    waited only for it, the job moves on."""
+    """The event is recorded, or the request in it is carried out. If the job waited only for this
+    event, the job moves on."""
     FREEZE = "freezes"
-    """A fault: it opens an incident, or joins the open one, and a new round begins."""
+    """The event is a fault: it opens an incident, or joins the open one, and a new round begins."""
     JOIN = "joins"
-    """A fault: it joins the open incident. What is under way continues with the larger set of
-    faults."""
+    """The event is a fault: it joins the open incident. What is under way continues."""
     REPLAN = "replans"
-    """A fault: it joins the open incident, and the decision is made again."""
+    """The event is a fault: it joins the open incident, and the strategy is chosen again."""
     FORCE = "ends"
-    """Only a last checkpoint is possible from now on, and the way there begins."""
+    """From now on only a last checkpoint is possible, and the job begins to write it."""
     PAUSE = "pauses"
     """All ranks are brought to one step boundary."""
     LATER = "keeps"
     """The request is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
-    """All ranks go on from where they wait."""
+    """All ranks continue to train from the boundary at which they wait."""
     ABSORB = "absorbs"
-    """The event is late, or does not concern this job: nothing follows."""
+    """The event is late, or does not concern this job: nothing is done about it."""
 
 
 R = Reaction
@@ -108,8 +107,8 @@ FAULTS = {
     **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
     **_LATE,
 }
-"""The reaction to a fault in each state, however the fault became known: from a report, from a late
-answer, or from a comparison."""
+"""The reaction to a fault in each state. It does not matter whether a report, a late answer or a
+comparison has shown the fault."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
@@ -145,7 +144,8 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "DeadlinePassed": _HEARD,
     "Led": dict.fromkeys(State, R.TAKE),
 }
-"""The reaction to each kind of event in each state. A report is named by its message."""
+"""The reaction to each kind of event in each state. The kind of a report is the name of its
+message."""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{
@@ -155,14 +155,14 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
     },
     ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
 }
-"""Kinds of event with a state in which they cannot come, and why. All other pairs are possible: a
-report of a process may arrive long after tft gave the process up, when its node can be reached
-again."""
+"""The pairs of an event kind and a state that cannot occur, each with the reason. All other pairs
+are possible: a report of a process may arrive long after tft has given the process up, when its
+node can be reached again."""
 
 
 def kind_of(event: Event) -> str:
     """
-    Return the row of `REACTIONS` to which an event belongs.
+    Return the kind of an event: the key of its row in `REACTIONS`.
     """
     match event:
         case Received(message=message):

@@ -1,3 +1,4 @@
 """
-Rules for processes that communicate over a bus: delivery of reports, leases, and hang detection.
+Rules for processes that communicate over a bus: delivery of reports, leadership of a controller
+(leases), and hang detection.
 """

@@ -47,7 +47,8 @@ class Outbox:
 
 class Inbox:
     """
-    The highest number accepted from each sender.
+    Decides which received reports are accepted. It keeps the highest number accepted from each
+    sender.
     """
 
     def __init__(self, heard: Mapping[str, int] | None = None) -> None:
@@ -58,7 +59,7 @@ class Inbox:
         Return True for exactly the next report of `sender`, and count it as accepted.
 
         Return False for a repeated report, and for a report whose predecessor was lost: the sender
-        repeats the predecessor first and then this report.
+        will repeat first the predecessor and then this report.
         """
         if number != self._heard.get(sender, 0) + 1:
             return False
@@ -67,7 +68,7 @@ class Inbox:
 
     def heard(self) -> dict[str, int]:
         """
-        Return, by sender, the highest number accepted. This is the content of `Lead.heard`. A new
-        `Inbox` starts with it if the process of this one is lost.
+        Return the highest number accepted, by sender. This is the content of `Lead.heard`. If the
+        controller's process is lost, its successor creates its `Inbox` with these numbers.
         """
         return dict(self._heard)

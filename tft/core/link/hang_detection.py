@@ -1,8 +1,8 @@
 """
 Detect silent nodes, and detect that no rank makes progress. The detector learns the step times of
-the job from the beats of the nodes. A standstill that is longer than these allow is a stall. The
-code is pure. There are tens of thousands of beats, so they are judged here; only the verdict
-becomes an event of the job machine.
+the job from the heartbeats (`Beat`) of the nodes. A standstill longer than these times allow is a
+stall. The code is pure. A job sends tens of thousands of heartbeats, so the job machine does not
+see them: it gets only the verdict as an event.
 """
 
 import math
@@ -14,11 +14,11 @@ from tft.core.job.policy import Policy
 from tft.protocol.messages import Beat
 
 LEARNT = 5
-"""The number of steps to see before their times are used. The first steps are slow, since they warm
-up caches."""
+"""The number of steps that must be seen before step times are used. The first steps are slow,
+because caches are cold."""
 ASLEEP = 1.0
-"""Seconds between the sending times of two beats. After a longer gap the whole node was paused, not
-one rank of it."""
+"""The longest time in seconds between two heartbeats of a running node. After a longer gap the
+whole node was paused, not one of its ranks."""
 REMEMBERED = 64
 """The number of step times that are remembered: enough for a median, few enough to follow a job
 that changes."""
@@ -26,18 +26,21 @@ that changes."""
 
 class HangDetection:
     """
-    The detector. The controller passes every beat to it, and reads its verdict after each beat.
+    The detector. The controller passes every heartbeat to it, and gets its verdict in return.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._durations: deque[float] = deque(maxlen=REMEMBERED)
-        self._last: dict[int, tuple[int, int, float]] = {}  # rank: incarnation, step, moved
+        # by rank: incarnation, step, time of the last progress
+        self._last: dict[int, tuple[int, int, float]] = {}
         self._moved = float("-inf")
         self._warming = False
-        self._beats: dict[int, float] = {}  # node: time of last beat, oldest first
+        # by node: time of the last heartbeat; the oldest comes first
+        self._beats: dict[int, float] = {}
         self._sent: dict[int, float] = {}
-        self._offsets: dict[int, float] = {}  # node: lag of its clock, at most
+        # by node: the smallest delay seen between its clock and the local one
+        self._offsets: dict[int, float] = {}
 
     @property
     def node_silence(self) -> float:
@@ -69,24 +72,24 @@ class HangDetection:
 
     def expect(self, node: int, at: float) -> None:
         """
-        Note that a node is up and will send beats. From now on its silence counts, even if no beat
-        of it ever arrives.
+        Record that a node is up and will send heartbeats. From now on its silence counts, even if
+        no heartbeat ever arrives.
         """
         self._beats.setdefault(node, at)
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
-        Record a beat that arrived at time `at`. Return the seconds of silence if this is a stall,
-        else None.
+        Record a heartbeat that arrived at time `at`. If this is a stall, return the seconds of
+        silence, otherwise None.
 
-        The silence is measured by the clock of the node: a broker that was away delays beats, and a
-        delayed beat does not mean that a rank hangs. The offset between that clock and the local
-        clock is taken from the beat with the shortest delivery time.
+        The silence is measured by the clock of the node: heartbeats that a restarted broker has
+        delayed do not mean that a rank hangs. The offset between the node's clock and the local
+        clock is taken from the heartbeat with the shortest delivery time.
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
         before = self._sent.get(beat.node, beat.at)
-        if beat.at < before:  # the node was restarted, and its clock with it
+        if beat.at < before:  # the machine of the node has restarted, and its clock began again
             self._offsets.pop(beat.node, None)
         offset = min(self._offsets.get(beat.node, math.inf), at - beat.at)
         self._offsets[beat.node] = offset
@@ -108,12 +111,13 @@ class HangDetection:
 
     def silent(self, at: float) -> list[int]:
         """
-        Return the nodes that have sent no beat for too long while another node still sends beats.
-        Each of them is returned once.
+        Return the nodes that have sent no heartbeat for too long while another node still sends
+        some. Each node is returned once.
         """
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
-            return []  # no node is heard: then the bus or this controller is the cause
-        # called after every beat: stop at the first node that was heard in time
+            return []  # no node is heard, so the cause is the bus or this controller
+        # this is called after every heartbeat, so it must be fast: stop at the first node that was
+        # heard in time
         late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())
         gone = [node for node, _ in late]
         for node in gone:

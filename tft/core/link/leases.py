@@ -1,9 +1,9 @@
 """
 Decide which controller leads: another controller claims the next epoch when the leader is silent.
 
-Two controllers may claim at the same time, and a leader that was only disconnected may still send.
-Neither does harm. A claim is an entry in the shared log of events, which accepts each epoch once
-and no older epoch. Ranks and agents obey the newest epoch that they know.
+Two controllers may claim the same epoch, and a leader that was only disconnected may still send
+orders. Both are harmless: a claim is an entry in the shared log of events, which accepts each epoch
+once and then no older epoch, and ranks and agents obey only the newest epoch that they know.
 """
 
 
@@ -37,6 +37,6 @@ class Lease:
 
     def claim(self, at: float) -> int | None:
         """
-        Return the epoch to claim. None: a leader is still there.
+        Return the epoch that this controller should claim. None: a leader is still there.
         """
         return self._epoch + 1 if at >= self.next_deadline() else None

@@ -1,4 +1,4 @@
 """
-The planner: pure functions from facts to plans. They find a common step, transfers, savers and
-offers.
+The planner: pure functions that turn facts into plans. They find a step that all ranks can return
+to, the transfers of state, the writers of a last checkpoint, and the possible strategies.
 """

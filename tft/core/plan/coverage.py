@@ -1,5 +1,5 @@
 """
-Find the step that all members can be brought to, and the ranks that hold each shard at a step.
+Find the step that all members can be brought to, and the ranks that hold each shard at that step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ def covered_step(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
 ) -> int | str:
     """
-    Return the highest step of which every shard has a sound copy, in use or kept. If there is no
-    such step, return the sentence that says why.
+    Return the highest step of which every shard has a sound copy, in use or as an earlier copy in
+    memory. If there is no such step, return a sentence that says why.
 
-    The step is found by coverage, not by maximum: a single rank that is ahead does not set the
-    step, and a faulty rank never does.
+    A copy of every shard is needed, so a single rank that is ahead does not set the step, and a
+    faulty rank never does.
     """
     steps = covered_steps(groups, standings, ceiling)
     return steps if isinstance(steps, str) else max(steps)
@@ -26,7 +26,7 @@ def covered_steps(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None
 ) -> frozenset[int] | str:
     """
-    Return all steps of which every shard has a sound copy, or the sentence that says why there is
+    Return all steps of which every shard has a sound copy, or a sentence that says why there is
     none.
     """
     copies = {rank: standing.copies(ceiling) for rank, standing in standings.items()}
@@ -48,8 +48,9 @@ def covered_steps(
 
 def agreed_step(topology: Topology, standings: Standings, terms: Terms) -> int | str:
     """
-    Return the step that all members can be brought to: the highest covered step, or the step of a
-    checkpoint if that is later. If there is none, return the sentence that says why.
+    Return the step that all members can be brought to: the highest step of which every shard has a
+    sound copy, or the step of a checkpoint if that is later. If there is none, return a sentence
+    that says why.
     """
     return agreed(covered_steps(topology.groups, standings, terms.ceiling), terms)
 
@@ -63,8 +64,9 @@ def agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
 
 def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
-    Return the highest covered step for which every rank has, or can be given, its own RNG and data
-    position. If there is none, return the sentence that says why.
+    Return the highest of `steps` for which every rank has its own generators' state and data
+    position, or can get them. If there is none, return a sentence that says why. `steps` are the
+    steps of which every shard has a sound copy.
     """
     if isinstance(steps, str):
         return steps
@@ -81,8 +83,8 @@ def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
 
 def newest_checkpoint(terms: Terms) -> int | None:
     """
-    Return the step of the newest checkpoint that is not later than the ceiling. None: there is no
-    such checkpoint.
+    Return the step of the newest checkpoint that is not later than `terms.ceiling`, the last step
+    whose state can be sound. None: there is no such checkpoint.
     """
     early = [s for s in terms.checkpoints if terms.ceiling is None or s <= terms.ceiling]
     return max(early, default=None)
@@ -93,8 +95,8 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
-    Return the living members that no longer have their initial state, for the case that each rank
-    would continue from its own initial state. Empty if the checkpoint of `step` is on disk.
+    Return the living members that no longer have their initial state. If all ranks must restart
+    from their initial states, these cannot. Empty if there is a checkpoint of `step` on disk.
     """
     if terms.checkpoints[step]:
         return ()
@@ -106,8 +108,8 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Return the holders that can send a shard at `step`, in the order of `ranks`. If some holders
-    have ended the step, those that were interrupted in its tail are left out.
+    Return the holders that can send this shard as it was at `step`, in the order of `ranks`. If
+    some holders have ended the step, holders that were interrupted in its tail are left out.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
@@ -116,8 +118,8 @@ def sound(
 
 def listed(ranks: Iterable[int]) -> str:
     """
-    Return ranks as text for a sentence. Only the first 16 are named, because a job may have a
-    hundred thousand.
+    Return a list of ranks as text for a message. Only the first 16 are named, because a job may
+    have a hundred thousand.
     """
     named = list(ranks)
     if len(named) <= 16:

@@ -1,5 +1,5 @@
 """
-Find for each strategy whether it can work, and the reasons.
+Find for each strategy whether it can work, with the reasons.
 """
 
 from collections.abc import Callable, Collection
@@ -10,8 +10,8 @@ from tft.core.plan.standing import Standing, Standings, Terms
 from tft.core.plan.topology import Topology
 
 RELOADING = ("retry", "recover")
-"""Strategies after which all members can go on from a checkpoint that the ranks find themselves:
-with these strategies the ranks of the whole world take part."""
+"""The strategies in which all ranks of the world take part. Only with these can the members
+continue from a checkpoint that the ranks find themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,28 +22,29 @@ class Offer:
 
     strategy: str
     why_not: str | None
-    """The sentence that rules the strategy out. None: the strategy can be followed."""
+    """The sentence why the strategy is not possible. None: it is possible."""
     why: str = ""
-    """What the strategy would do."""
+    """A sentence that says what the strategy would do."""
     step: int | None = None
-    """The step to whose end all members would be brought."""
+    """The step from whose end all members would continue."""
     leaving: tuple[int, ...] = ()
     """For `scale_in`: the ranks that would leave."""
     joining: tuple[int, ...] = ()
-    """For `scale_out`: the ranks that would come back."""
+    """For `scale_out`: the ranks that would come back to the job."""
     replace: tuple[int, ...] = ()
-    """The living ranks that would get another process nevertheless: for `recover` and `migrate`."""
+    """For `recover` and `migrate`: the ranks with a living process that would get another process.
+    """
     reload: bool = False
-    """True if all members would load the newest checkpoint that the ranks keep themselves. The step
-    of that checkpoint is not known in advance."""
+    """True if all members would load the newest checkpoint that the ranks write without tft. Its
+    step is not known in advance."""
 
 
 def offers(
     topology: Topology, standings: Standings, members: frozenset[int], terms: Terms
 ) -> tuple[Offer, ...]:
     """
-    Return the strategies for an incident in the order in which they are tried, each with its
-    reasons. `exit` is the last one and always possible.
+    Return all strategies in the order in which they are tried, each with the reasons for it or
+    against it. `exit` comes last and is always possible.
     """
     covered = covered_steps(topology.groups, standings, terms.ceiling)
     there = {rank for rank, standing in standings.items() if standing.alive}
@@ -58,8 +59,8 @@ def _why_not(
     strategy: str, standings: Standings, members: Collection[int], terms: Terms
 ) -> str | None:
     """
-    Return the reason against a strategy that does not depend on the copies of the ranks. None:
-    there is no such reason.
+    Return a reason against a strategy that has nothing to do with the copies in memory, for example
+    that the strategy is not enabled. None: there is no such reason.
     """
     if strategy == "exit":
         return None
@@ -81,8 +82,8 @@ def is_saved(
     covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
 ) -> bool:
     """
-    Return True if all shards of some step are held and a last checkpoint of that step can be
-    written. Training need not be able to continue from that step.
+    Return True if a last checkpoint of some step can be written because all its shards are held. It
+    need not be possible to continue training from that step.
     """
     possible = _why_not("dump", standings, members, terms) is None
     return possible and not isinstance(covered, str)
@@ -99,10 +100,10 @@ class _Case:
     members: frozenset[int]
     terms: Terms
     covered: frozenset[int] | str
-    """The steps of which every shard has a sound copy, counting all ranks that take orders. A
-    sentence says why there is none."""
+    """The steps of which every shard has a sound copy on a rank that can receive orders. If there
+    is none, the sentence that says why."""
     lost: frozenset[int]
-    """The members that take no orders."""
+    """The members that cannot receive orders."""
 
     def judges(self) -> dict[str, Callable[[], Offer]]:
         return {
@@ -117,8 +118,8 @@ class _Case:
 
     def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
         """
-        Return the offer for a strategy. The reasons of `_why_not` come first; only if there is
-        none, `judge` is called.
+        Return the offer for a strategy. If `_why_not` has a reason against it, the offer says so;
+        otherwise call `judge` for the offer.
         """
         why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
@@ -142,8 +143,8 @@ class _Case:
 
     def _whole(self, strategy: str) -> Offer | None:
         """
-        Return an offer that rules the strategy out if some member is lost or flapping. Such a
-        strategy can change ranks or processes only later. None: no member is lost or flapping.
+        Return an offer that rules the strategy out if some member is lost or has failed too often:
+        then the strategy must wait for another incident. None: there is no such member.
         """
         lost = sorted(self.lost)
         if lost:
@@ -175,7 +176,8 @@ class _Case:
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        # a rank that starts with the job is only late; a lost rank that starts again may leave
+        # a rank that is starting for the first time is only late; a lost rank that starts again may
+        # leave the job
         late = {rank for rank in self.lost if self._standing(rank).coming}
         lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
@@ -218,7 +220,7 @@ class _Case:
         going: tuple[int, ...] = (),
     ) -> Offer:
         """
-        Return the offer for a strategy after which training continues. It can work if there is a
+        Return the offer for a strategy after which training continues. It is possible if there is a
         step to continue from, without the copies of the ranks in `going`, whose processes are
         replaced.
         """
@@ -236,7 +238,7 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
-        # no step is covered in memory, so `step` is that of a checkpoint
+        # no step is complete in memory, so `step` is that of a checkpoint
         if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)
@@ -252,8 +254,9 @@ class _Case:
     def _is_searched(self, strategy: str) -> bool:
         """
         Return True if all members would continue from a checkpoint that the ranks find themselves.
-        Return False if all shards of some step are still held and can be saved, even if a member
-        cannot get them: it is unknown which checkpoint the ranks would find.
+        Return False if all shards of some step are still in memory and can be saved, even if a
+        member cannot get them: saving them is better, because it is unknown which checkpoint the
+        ranks would find.
         """
         if not self.terms.reloads or strategy not in RELOADING:
             return False

@@ -1,5 +1,5 @@
 """
-Define the plan: the decided reaction to an incident.
+Define the plan: what is done about an incident.
 """
 
 from dataclasses import dataclass
@@ -11,33 +11,34 @@ from tft.core.plan.repair import Repair
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    The decided reaction to an incident, from the choice of the strategy until training continues.
-    If another fault joins, the plan is void and another plan is made.
+    What is done about an incident, from the choice of the strategy until training continues. If
+    another fault joins, the plan is dropped and a new one is made.
     """
 
     strategy: str
     """The built-in strategy."""
     name: str
-    """The name under which the strategy was advised. The same as `strategy` without advice."""
+    """The name under which a plugin has advised the strategy. Without advice it is the same as
+    `strategy`."""
     why: str = ""
-    """What the strategy does."""
+    """A sentence that says what the strategy does."""
     step: int | None = None
-    """The step to whose end all members are brought. None: the step of a checkpoint that the ranks
+    """The step from whose end all members continue. None: the step of a checkpoint that the ranks
     find themselves."""
     leaving: tuple[int, ...] = ()
     """The ranks that leave the job."""
     joining: tuple[int, ...] = ()
     """The ranks that come back."""
     replaced: tuple[int, ...] = ()
-    """The living ranks that get another process."""
+    """The ranks with a living process that get another process."""
     repair: Repair | None = None
-    """How every member gets its state. None until all members take orders: new processes can hold
-    state, too, and only then are their addresses known."""
+    """How every member gets its state. None until all members can receive orders: new processes may
+    hold state too, and their addresses are not known earlier."""
 
     @classmethod
     def of(cls, offer: Offer, name: str) -> "Plan":
         """
-        Return the plan that follows an offer.
+        Return the plan that carries out an offer.
         """
         return cls(
             strategy=offer.strategy,
@@ -51,6 +52,6 @@ class Plan:
 
 
 START = Plan(strategy="retry", name="start", why="the job starts")
-"""The plan that a job begins with, as if it had lost all its processes."""
+"""The plan with which a job begins: it is handled like a job that has lost all its processes."""
 EXIT = Plan(strategy="exit", name="exit", why="nothing is saved")
 """The plan of a job that ends without a last checkpoint."""

@@ -32,9 +32,10 @@ class Repair:
     """
 
     step: int | None
-    """The step. None: the step of the checkpoint that all members find and load themselves."""
+    """The step from whose end all members continue. None: the step of the checkpoint that all
+    members find and load themselves."""
     restore: tuple[int, ...] = ()
-    """The ranks that restore a copy that they keep themselves."""
+    """The ranks that restore an earlier copy from their own memory."""
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
     """By rank: the shards that it fetches, and the ranks that it fetches them from."""
     load: str = ""

@@ -14,7 +14,7 @@ from tft.core.plan.topology import Topology
 class SavePlan:
     """
     The parts of the last checkpoint of one step, and the rank that writes each part. If a writer is
-    lost, the plan is void and another plan is made.
+    lost, the plan is dropped and a new one is made.
     """
 
     step: int
@@ -23,11 +23,11 @@ class SavePlan:
     with_local_state: frozenset[int] = frozenset()
     """The writers that write their own rank-local state. The others write shards only."""
     restoring: tuple[int, ...] = ()
-    """The writers that first restore a copy of `step` that they keep."""
+    """The writers that first restore an earlier copy of the state, that of `step`."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """By writer: the shards that it writes. Each shard is written once."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: further copies of shards that it writes."""
+    """By writer: the shards that it writes in addition, although another writer writes them too."""
 
 
 def plan_save(
@@ -68,15 +68,16 @@ def savers(
     topology: Topology, standings: Standings, step: int, ceiling: int | None, *, spread: bool
 ) -> dict[int, tuple[str, ...]]:
     """
-    Assign each shard to exactly one rank that has it at `step`. Without `spread` this is the first
-    such rank in the order of placement. With `spread` it is a rank on the node with the fewest
-    shards to write so far.
+    Assign each shard to exactly one rank that has it as it was at `step`. Without `spread` this is
+    the first such rank in the shard group. With `spread` it is a rank on the node that has the
+    fewest shards to write so far.
     """
     plan: dict[int, list[str]] = {}
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
-        # copies in use were compared just now; kept copies, maybe of ranks that have left, were not
+        # prefer copies in use, because they were just compared; earlier copies were not, and their
+        # ranks may have left the job
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
@@ -94,8 +95,8 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Return which ranks can write a further copy of which shards, besides the saver of each shard:
-    all ranks that have the shard in use.
+    Return which ranks can write a further copy of which shards, in addition to the first writer of
+    each shard: all ranks that train with the shard.
     """
     return {
         rank: tuple(

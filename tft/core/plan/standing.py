@@ -1,5 +1,6 @@
 """
-Define the input of the planner: the standing of every rank, and the terms of the incident.
+Define the input of the planner: the state of every rank as it was reported (`Standing`), and the
+conditions of the incident (`Terms`).
 """
 
 from collections.abc import Mapping
@@ -11,36 +12,39 @@ NOTHING: frozenset[int] = frozenset()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """
-    A rank as the planner sees it, with the copies that the rank has reported.
+    A rank as the planner sees it: its process, and the copies of the state that it has reported.
     """
 
     rank: int
     address: str = ""
     """The address from which the shards of the rank can be fetched."""
     alive: bool = True
-    """True if the rank takes orders. A rank that takes no orders holds nothing."""
+    """True if the rank can receive orders. The planner treats any other rank as one that holds no
+    state."""
     coming: bool = False
-    """True if the rank takes no orders yet because its process is starting."""
+    """True if the rank cannot receive orders yet, because its process is starting."""
     held: int | None = None
-    """The step whose whole state the rank has in use. None while the state is torn or new."""
+    """The step of the complete state with which the rank trains. None: the rank is in the middle of
+    an update, or new, and has no complete state."""
     sound: bool = True
-    """True if no fault has touched the state in use."""
+    """True if no fault has touched the state with which the rank trains."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which the copy in use does not count: other ranks have come further in the tail
-    of that step."""
+    """The shards of which other ranks have a more complete copy, because they came further in the
+    tail of that step. This rank's copies of them do not count."""
     tail: bool = False
-    """True if the rank has left the loop in the tail of step `held`: a part of that tail may not be
-    done."""
+    """True if the rank left its loop in the tail of step `held`. Then a part of that tail was
+    perhaps not run."""
     backups: tuple[int, ...] = ()
-    """Earlier steps of which the rank keeps a sound copy."""
+    """The earlier steps of which the rank keeps a sound copy in memory."""
     unplaceable: str = ""
-    """Why no other process can be started for the rank. Empty: one can."""
+    """Why no other process can be started for the rank. Empty: one can be started."""
     strategies: frozenset[str] = frozenset()
-    """The strategies that the adaptor of the rank can take part in."""
+    """The strategies that the adaptor of the rank supports."""
 
     def copies(self, ceiling: int | None) -> frozenset[int]:
         """
-        Return the steps of which this rank can give its whole state, none later than `ceiling`.
+        Return the steps, none later than `ceiling`, of which this rank can provide its complete
+        state.
         """
         if not self.alive:
             return NOTHING
@@ -53,14 +57,14 @@ class Standing:
 
     def has(self, shard: str, step: int, ceiling: int | None) -> bool:
         """
-        Return whether the rank can give this shard as it was at the end of `step`.
+        Return True if the rank can provide this shard as it was at the end of `step`.
         """
         outrun = shard in self.outrun and step not in self.backups
         return not outrun and step in self.copies(ceiling)
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
-        Return whether the rank has the state of this step in use and that state is sound.
+        Return True if the rank trains with the state of this step, and that state is sound.
         """
         sound = self.alive and self.sound and (ceiling is None or step <= ceiling)
         return sound and self.held == step
@@ -77,35 +81,37 @@ class Terms:
 
     enabled: frozenset[str]
     ceiling: int | None = None
-    """No copy of a later step is sound. None: no such limit."""
+    """The last step whose state can be sound. None: there is no such limit."""
     checkpoints: Mapping[int, str] = field(default_factory=dict)
-    """Step to directory: the checkpoints of all ranks. The directory is empty if nothing was
+    """By step: the directory of a checkpoint of all ranks. The directory is empty if nothing was
     trained yet: then the initial state of each rank is enough."""
     trained: bool = True
     """True if some step may have been trained, so that there is something to save."""
     faulty: frozenset[int] = frozenset()
     """The ranks that are the cause of the incident."""
     replaced: frozenset[int] = frozenset()
-    """The ranks that have lost their process in this incident, including those that have another
-    process now."""
+    """The ranks that have lost their process in this incident, including those that have got
+    another one since."""
     flapping: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that have failed too often, with the sentence that says so."""
+    """The ranks that have failed too often, each with a sentence that says so."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Strategies that were followed and did not help, or were ruled out, and why."""
+    """The strategies that were followed and did not help, or that a plugin has excluded, each with
+    the reason."""
     forced: str = ""
-    """Why only `dump` or `exit` is possible. Empty: every strategy may be."""
+    """Why only the strategies `dump` and `exit` are possible. Empty: every strategy may be chosen.
+    """
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Ranks whose rank-local state (RNG, data position) is lost with their node. For each of them:
-    the steps of which that state is known nevertheless."""
+    """The ranks whose rank-local state (generators, data position) is lost with their node. For
+    each of them: the steps of which this state is known nevertheless."""
     excluded: frozenset[int] = frozenset()
-    """Of the ranks that are ready to come back, those that could not go on from the step of the
+    """The ranks that are ready to come back to the job, but could not continue from the step of the
     other ranks."""
     strangers: frozenset[int] = frozenset()
-    """Ranks that have never reported what they hold."""
+    """The ranks that have never reported which shards they hold."""
     successors: frozenset[int] = frozenset()
     """The ranks for which another process is ready to take over."""
     returning: frozenset[int] = frozenset()
     """The non-members that are ready to come back."""
     reloads: bool = False
-    """True if all ranks of the world take part and each can find the newest checkpoint that it
-    keeps itself."""
+    """True if all ranks of the world take part, and each can find the newest checkpoint that it
+    writes without tft."""

@@ -1,3 +1,3 @@
 """
-The rank machine: the state machine with which the process of one rank carries out its orders.
+The rank machine: the state machine that decides how the process of one rank carries out its orders.
 """

@@ -1,16 +1,16 @@
 """
-Own the rank machine: it decides what one rank's process does with the orders that it receives.
-Pure, like the job machine.
+Own the rank machine: it decides what the process of one rank does with the orders that it receives.
+It is pure, like the job machine.
 
-The control thread is the shell of this machine. The training thread is either in the user's loop,
-or out of the loop, where it carries out one order after another; the event `Left` reports that it
-is out. The training thread may also stand still inside the loop, at the edge of an update window:
-the event `Located` reports that.
+The control thread runs this machine. The training thread is either in the user's loop, or out of
+the loop, where it carries out one order after another; the event `Left` reports that it is out. The
+training thread may also stand still inside the loop, at the edge of an update window: the event
+`Located` reports that.
 
-A newer round of an incident makes all older orders void: what is under way is aborted, and what is
-queued is dropped. A check is not aborted, since an abort would shut the process groups that a pause
-is to keep. A check that has not begun is withdrawn. A check that has begun runs to its end, unless
-the rank is to leave the loop.
+A newer round of an incident cancels all older orders: what is under way is aborted, and what is
+queued is dropped. A check of links and devices is not aborted, because an abort would shut the
+process groups that a pause must keep. A check that has not begun is taken back. A check that has
+begun runs to its end, unless the rank must leave the loop.
 """
 
 from dataclasses import dataclass, field
@@ -41,8 +41,9 @@ from tft.core.rank.transitions import REACTIONS, Reaction, Stage
 from tft.protocol.messages import Answered, Hold, OrderName, Stop
 
 AGAIN = 0.05
-"""Seconds between two aborts. An abort that comes just before the training thread enters a
-collective, or begins to form a process group, finds nothing to abort."""
+"""The time in seconds between two aborts. Aborts are repeated because an abort finds nothing to
+interrupt if it comes just before the training thread enters a collective or begins to form a
+process group."""
 
 
 @dataclass(slots=True)
@@ -61,15 +62,17 @@ class RankMachine:
     doing: OrderName | None = None
     """The order that the training thread is carrying out. None: no order."""
     standing: bool = False
-    """True if the training thread stands still in the loop, because of a `Hold`."""
+    """True if the training thread stands still in the loop because of a `Hold` order."""
     _hold: Hold | None = None
-    """The `Hold` that is answered when the training thread stands at the end of its step."""
+    """The `Hold` order that is answered when the training thread stands at the end of its step.
+    None: there is none."""
     _stop: Stop | None = None
-    """The `Stop` that is carried out when the training thread is out of the loop."""
+    """The `Stop` order that is carried out when the training thread is out of the loop. None: there
+    is none."""
     _queue: list[Execute] = field(default_factory=list)
     _wake: float | None = None
     _heard: dict[OrderName, float] = field(default_factory=dict)
-    """The orders of the round, with the time at which each one was received first."""
+    """The orders of this round, each with the time at which it was first received."""
     _answers: dict[OrderName, Answered] = field(default_factory=dict)
 
     @property
@@ -128,7 +131,7 @@ class RankMachine:
         order = event.order
         key = (order.incident, order.round)
         if order.epoch < self.epoch or key < self.key:
-            return []  # from a controller or a round that is over
+            return []  # the order is from an earlier controller, or of an earlier round
         if order.incarnations.get(self.rank, 0) != self.incarnation:
             return []  # the order is not for this incarnation of the rank
         self.epoch = order.epoch
@@ -143,8 +146,8 @@ class RankMachine:
 
     def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
         """
-        Apply the table's reaction to an order. A `Stop` and a `Hold` are kept until the training
-        thread has reached the place that they ask for.
+        Do what the table says about an order. A `Stop` or a `Hold` is stored until the training
+        thread has reached the place that the order names.
         """
         match reaction, event.order:
             case Reaction.LOCK, _:
@@ -167,7 +170,8 @@ class RankMachine:
                 self._stop = stop
                 return self._next()
             case Reaction.ABORT, order:
-                # the job is over for this rank: it leaves the loop at the next window edge
+                # `End` and `Complete`: the job is over for this rank, which leaves the loop at the
+                # next edge of an update window
                 self._queue.append(Execute(name=event.name, order=order))
                 leave: list[RankCommand] = [LeaveAfter(step=0)] if self.inside else []
                 return [*leave, *self._abort(event.at)]
@@ -198,9 +202,9 @@ class RankMachine:
 
     def _stands(self, event: Located) -> list[RankCommand]:
         """
-        Answer a hold if the training thread stands still at the step of the hold, or at a later
-        one. A rank that is out of the loop answers too, since its training thread does not move;
-        the answer is a failure if the rank left before that step.
+        Answer a `Hold` order if the training thread stands still at the end of the step of the
+        order, or of a later one. A rank that is out of the loop answers too, because its training
+        thread does not move; the answer is a failure if the rank left the loop before that step.
         """
         hold = self._hold
         reached = hold is not None and event.position.step >= hold.step
@@ -237,16 +241,18 @@ class RankMachine:
         self.inside = self.standing = False
         self._wake = None
         if self._hold is not None:
-            return [HoldAfter(step=self._hold.step)]  # ask for the position that it left at
+            # find out where the training thread left the loop
+            return [HoldAfter(step=self._hold.step)]
         return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if self._stop is None:
-            return []  # the loop is left for the end of the job, or was left meanwhile
+            return []  # the rank leaves for the end of the job, or has left the loop meanwhile
         at, finish = event.position, self._stop.finish
         ended = at.step > finish or (at.step == finish and not (at.tail or at.after))
         if ended and self.doing != "check":
-            return self._abort(event.at)  # no rank will finish the step that it computes now
+            # the other ranks have left: nobody will complete the step that this rank computes
+            return self._abort(event.at)
         self._wake = event.at + self._stop.grace
         return []
 
@@ -270,7 +276,7 @@ class RankMachine:
     def _errand(self) -> list[RankCommand]:
         """
         Return the next order that the training thread can carry out while it stands still in the
-        loop. Only a check can be carried out there.
+        loop. Only a check is possible there.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -312,11 +318,13 @@ class RankMachine:
         Record that the training thread carries out no order, and return its next order.
         """
         self.doing = None
-        if self._stop is None or not self.inside:  # else `_wake` is the time limit of a stop
+        # otherwise `_wake` is the time limit of a `Stop` order
+        if self._stop is None or not self.inside:
             self._wake = None
         return self._next()
 
-    def _answer(self, name: OrderName, **facts: Any) -> Answer:  # Any: the fields' own types
+    # Any: the fields of an answer have different types
+    def _answer(self, name: OrderName, **facts: Any) -> Answer:
         answer = Answered(
             rank=self.rank,
             incarnation=self.incarnation,

@@ -1,8 +1,7 @@
 """
-Define the events and commands between a rank machine and its shell: the events that the machine
-receives, and the commands that it returns. `Left` means that the training thread is out of the
-user's loop. `Located` reports whether it stands still inside the loop, at the edge of an update
-window.
+Define the events that the rank machine receives from the process around it, and the commands that
+it returns. `Left` means that the training thread is out of the user's loop. `Located` reports
+whether it stands still inside the loop, at the edge of an update window.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ class Ordered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
     """
-    No update window opens any more. The event carries the position of the training thread.
+    From now on the training thread enters no update window. The event carries its position.
     """
 
     at: float
@@ -47,8 +46,7 @@ class Locked:
 class Located:
     """
     The position of the training thread, and whether it stands still there. It stands still while it
-    waits at the edge of an update window, with its all-reduces complete, until it is let into the
-    window.
+    waits at the edge of an update window, with its all-reduces complete.
     """
 
     at: float
@@ -61,7 +59,8 @@ class Located:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlocked:
     """
-    Update windows open again. The event carries the position at which the training thread stood.
+    The training thread may enter update windows again. The event carries the position at which it
+    stood still.
     """
 
     at: float
@@ -74,7 +73,7 @@ class Unlocked:
 class Leaving:
     """
     From now on the training thread leaves the loop at the next end of a step. The event carries its
-    position.
+    present position.
     """
 
     at: float
@@ -93,7 +92,7 @@ class Left:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """
-    The training thread has finished an order, or the order has failed.
+    The training thread has carried out an order, or the order has failed.
     """
 
     order: RankOrder
@@ -120,7 +119,7 @@ class Done:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
     """
-    The order that the training thread had not begun was taken back.
+    An order was taken back before the training thread had begun it.
     """
 
 
@@ -149,7 +148,7 @@ class Lock:
 class HoldAfter:
     """
     Let the training thread finish step `step`, keep it out of the next update window, and report
-    whether it stands there. If it comes there later, report that then.
+    whether it stands still there. If it reaches that place later, report that then.
     """
 
     step: int
@@ -158,16 +157,15 @@ class HoldAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlock:
     """
-    Keep the training thread out of update windows no longer, and report the step that it completes
-    next.
+    Let the training thread enter update windows again, and report the step that it completes next.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAfter:
     """
-    Let the training thread finish step `step` with its tail, if it has not. Then it leaves the
-    loop.
+    Let the training thread finish step `step` with its tail, if it has not done so. Then it leaves
+    the loop.
     """
 
     step: int
@@ -176,7 +174,7 @@ class LeaveAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """
-    Interrupt the training thread in any call in which it may hang.
+    Interrupt the training thread in any call that may hang, such as a collective.
     """
 
 

@@ -1,7 +1,7 @@
 """
-The two tables of the rank machine. `TRANSITIONS` has the stages that may follow each stage of a
-training thread. `REACTIONS` has the reaction to each order in each stage.
-`docs/reference/machine.md` shows both.
+The two tables of the rank machine. `TRANSITIONS` lists the stages that may follow each stage of a
+training thread. `REACTIONS` lists the reaction to each order in each stage.
+`docs/reference/machine.md` shows both tables.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ class Stage(StrEnum):
     """
 
     IDLE = "idle"
-    """Out of the loop. It waits for orders."""
+    """Out of the loop, waiting for orders."""
     BUSY = "busy"
-    """Out of the loop. It carries out an order."""
+    """Out of the loop, carrying out an order."""
     CHECKING = "checking"
-    """Out of the loop. It runs a check."""
+    """Out of the loop, running a check."""
     LOOP = "in the loop"
     """In the user's loop, or on its way into it."""
     HELD = "held"
-    """In the loop. It stands still at a step boundary."""
+    """In the loop, standing still at a step boundary."""
     CHECKING_HELD = "checking while held"
-    """In the loop, at a step boundary. It runs a check."""
+    """In the loop, at a step boundary, running a check."""
 
 
 S = Stage
@@ -41,32 +41,34 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.HELD: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.CHECKING_HELD}),
     S.CHECKING_HELD: frozenset({S.HELD, S.LOOP, S.CHECKING}),
 }
-"""A stage that carries out an order may follow itself: the next order begins at once."""
+"""The stages that may follow each stage. A stage that carries out an order may follow itself, when
+the next order begins at once."""
 
 
 class Reaction(StrEnum):
     """
-    The reaction to an order.
+    What the rank machine does about an order.
     """
 
     LOCK = "lock"
-    """No update window opens any more. The answer carries the position."""
+    """The training thread enters no update window any more. The answer carries its position."""
     HOLD = "hold"
-    """The training thread stands still at the end of the step of the order."""
+    """The training thread stands still at the end of the step that the order names."""
     UNLOCK = "unlock"
-    """Update windows open again."""
+    """The training thread may enter update windows again."""
     STOP = "stop"
-    """The training thread drops the broken groups, as soon as it carries out no other order."""
+    """The training thread drops the broken process groups, as soon as it carries out no other
+    order."""
     LEAVE = "leave"
-    """The training thread leaves the loop at the end of the step of the order. It gets the grace of
-    the order, then it is aborted."""
+    """The training thread leaves the loop at the end of the step that the order names. If it takes
+    longer than the grace time of the order, it is interrupted."""
     GRACE = "grace"
-    """The check gets the grace of the order, then it is aborted."""
+    """The running check is interrupted if it takes longer than the grace time of the order."""
     ABORT = "abort"
-    """The training thread is aborted at once: the job is over for this rank. The order is carried
-    out when the thread is out."""
+    """The training thread is interrupted at once, because the job is over for this rank. The order
+    is carried out when the thread is out of the loop."""
     QUEUE = "queue"
-    """The order is carried out after the orders before it."""
+    """The order is carried out after the orders that came before it."""
 
 
 R = Reaction
