@@ -411,7 +411,9 @@ def test_rank_that_restores_a_copy_to_save_it_writes_further_copies() -> None:
         0: Standing(rank=0, sound=False, held=6, backups=(5,)),
         1: Standing(rank=1, held=5),
     }
-    plan = plan_save(topology, standings, (0, 1), (0, 1), 5, None, spread=False, with_copies=True)
+    plan = plan_save(
+        topology, standings, {0: True, 1: True}, 5, None, spread=False, with_copies=True
+    )
     assert plan.restoring == (0,)
     assert plan.shards == {0: ("a",), 1: ("b",)}
     assert plan.copies == {0: ("b",), 1: ()}
@@ -427,7 +429,7 @@ def test_rank_without_the_step_in_use_writes_no_further_copy() -> None:
         2: Standing(rank=2, held=5, tail=True),
     }
     plan = plan_save(
-        topology, standings, (0, 1, 2), (0, 1, 2), 5, None, spread=False, with_copies=True
+        topology, standings, dict.fromkeys((0, 1, 2), True), 5, None, spread=False, with_copies=True
     )
     assert plan.shards == {0: ("a",)}
     assert not any(plan.copies.values())
@@ -438,7 +440,9 @@ def test_rank_without_local_state_of_the_step_writes_only_shards() -> None:
     shard only. A rank that has neither writes nothing."""
     topology = Topology(groups={"a": (0,), "b": (1,)})
     standings = {rank: Standing(rank=rank, held=5) for rank in (0, 1)} | {2: Standing(rank=2)}
-    plan = plan_save(topology, standings, (0, 1, 2), (1,), 5, None, spread=False, with_copies=False)
+    plan = plan_save(
+        topology, standings, {0: False, 1: True, 2: False}, 5, None, spread=False, with_copies=False
+    )
     assert plan.shards == {0: ("a",), 1: ("b",)}
     assert plan.writers == (0, 1)
     assert plan.with_local_state == {1}

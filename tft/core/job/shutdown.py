@@ -61,8 +61,7 @@ class Shutdown:
         plan = plan_save(
             job.ranks.topology(),
             standings,
-            [s.rank for s in able],
-            [s.rank for s in able if s.local_state.counts(step)],
+            {s.rank: s.local_state.counts(step) for s in able},
             step,
             incident.spread.ceiling,
             spread=job.policy.spread_savers,

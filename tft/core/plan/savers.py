@@ -2,7 +2,7 @@
 Find which rank writes which part of a last checkpoint.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tft.core.plan.coverage import sound
@@ -33,8 +33,7 @@ class SavePlan:
 def plan_save(
     topology: Topology,
     standings: Standings,
-    able: Sequence[int],
-    with_local_state: Collection[int],
+    able: Mapping[int, bool],
     step: int,
     ceiling: int | None,
     *,
@@ -42,9 +41,9 @@ def plan_save(
     with_copies: bool,
 ) -> SavePlan:
     """
-    Return which rank writes which part of a last checkpoint of `step`. `able` are the ranks that
-    can write, and `with_local_state` those of them whose rank-local state belongs to `step`. A rank
-    with torn state writes too: its shards are void, but only this rank has its rank-local state.
+    Return which rank writes which part of a last checkpoint of `step`. `able` has the ranks that
+    can write, and for each whether its rank-local state belongs to `step`. A rank with incomplete
+    state writes too: its shards cannot be used, but no other rank has its rank-local state.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -53,11 +52,12 @@ def plan_save(
         **{rank: replace(standings[rank], held=step, sound=True) for rank in restoring},
     }
     copies = copiers(topology, restored, step, ceiling, shards) if with_copies else {}
+    with_local_state = frozenset(rank for rank, belongs in able.items() if belongs)
     writing = {*with_local_state, *shards, *copies}
     return SavePlan(
         step=step,
         writers=tuple(rank for rank in able if rank in writing),
-        with_local_state=frozenset(with_local_state),
+        with_local_state=with_local_state,
         restoring=restoring,
         shards=shards,
         copies=copies,
