@@ -60,17 +60,3 @@ def _hang(*, gil: bool) -> NoReturn:
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
     raise AssertionError("a mutex was taken twice")
-
-
-def flip(tensor: Theirs, element: int) -> None:
-    """
-    Flip the highest bit of the mantissa of one element (float32 or bfloat16).
-
-    The value changes by a quarter or more, and stays a number.
-    """
-    place = tensor.detach().view(-1)[element : element + 1]
-    copy = place.cpu().clone()
-    # little-endian float32 and bfloat16: sign and exponent fill the highest byte and one bit
-    byte = ctypes.c_uint8.from_address(copy.data_ptr() + copy.element_size() - 2)
-    byte.value ^= 0x40
-    place.copy_(copy)

@@ -14,12 +14,12 @@ from functools import wraps
 
 from tft.spi import SessionView
 from tft_chaos import mindspore_hooks as cells
-from tft_chaos.actions import ChaosMissed, Theirs, act, flip
+from tft_chaos.actions import ChaosMissed, Theirs, act
 from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.collective import await_peers
 from tft_chaos.group import Victim
 from tft_chaos.record import Firing, Ledger
-from tft_chaos.spec import Bitflip, Hang, Kill, Raise, Slow, Spec, Stop
+from tft_chaos.spec import Hang, Kill, Raise, Slow, Spec, Stop
 
 
 class Blow:
@@ -250,10 +250,10 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
             return whole(*arguments, **named)
         groups = local.param_groups
         parameters = [p for group in groups for p in group["params"]]
-        before = [_own(p).clone() for p in parameters]
+        before = [own_part(p).clone() for p in parameters]
 
         def halfway() -> None:
-            changed = sum(not _own(p).equal(b) for p, b in zip(parameters, before, strict=True))
+            changed = sum(not own_part(p).equal(b) for p, b in zip(parameters, before, strict=True))
             if 0 < changed < len(parameters) and blow.due(step):
                 blow.fall(step, {"changed": changed, "of": len(parameters)})
 
@@ -272,7 +272,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
     optimizer.step = watched
 
 
-def _own(parameter: Theirs) -> Theirs:
+def own_part(parameter: Theirs) -> Theirs:
     """
     Return this rank's part of a parameter.
 
@@ -303,28 +303,3 @@ class _Groups(list[dict[str, Theirs]]):
         for group in super().__iter__():
             yield group
             self._on_the_way()
-
-
-def flip_bit(blow: Blow, action: Bitflip, optimizer: Theirs, step: int) -> None:
-    """
-    Flip a bit of the training state between two steps, if this firing is not recorded already.
-
-    The bit is in the largest element of the first parameter, or of the optimizer state of that
-    parameter that `action.part` names. Raises `ChaosMissed` if the optimizer has no such state.
-    """
-    if cells.is_cell(optimizer):
-        array = cells.array_of(optimizer, action.part)
-        largest = int(abs(array).argmax())
-        if blow.enter(step, {"part": action.part, "element": largest}):
-            cells.flip(array, largest)
-        return
-    parameter = optimizer.param_groups[0]["params"][0]
-    tensor = parameter if action.part == "param" else optimizer.state[parameter].get(action.part)
-    if tensor is None:
-        raise ChaosMissed(
-            f"chaos: the optimizer has no {action.part} of its first parameter; it has "
-            f"{sorted(optimizer.state[parameter])}"
-        )
-    element = int(_own(tensor).abs().argmax())
-    if blow.enter(step, {"part": action.part, "element": element}):
-        flip(_own(tensor), element)

@@ -93,28 +93,58 @@ def watch_halfway(
     optimizer.register_forward_hook(leave)
 
 
-def array_of(optimizer: Theirs, part: str) -> Theirs:
+def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], dict[str, Theirs]]:
     """
-    Return an array that shares the memory of the optimizer's first parameter, or of the state
-    `part` that the optimizer keeps for that parameter.
+    Return the names of the trained parameters (or buffers), and, by these names, the tensors of the
+    state `part` that this rank has.
 
-    Raises `ChaosMissed` if the optimizer keeps no such state.
+    The buffers are the parameters that are not trained, such as the moving averages of BatchNorm.
+    Raises `ChaosMissed` for `master`, because MindSpore's optimizers keep no masters.
     """
-    first = optimizer.parameters[0]
+    if part == "master":
+        raise ChaosMissed("chaos: the optimizers of MindSpore keep no 32-bit masters")
+    if part == "buffer":
+        buffers = {p.name: p for p in model.untrainable_params()}
+        return list(buffers), buffers
+    parameters = {p.name: p for p in model.trainable_params()}
     if part == "param":
-        return first.asnumpy()
+        return list(parameters), parameters
     kept = {p.name: p for p in optimizer.get_parameters()}
-    for prefix in _KEPT[part]:
-        if prefix + first.name in kept:
-            return kept[prefix + first.name].asnumpy()
-    raise ChaosMissed(
-        f"chaos: the optimizer has no {part} of {first.name}; it has only {sorted(kept)}"
-    )
+    held = {
+        name: kept[prefix + name]
+        for name in parameters
+        for prefix in _KEPT[part]
+        if prefix + name in kept
+    }
+    return list(parameters), held
 
 
-def flip(array: Theirs, element: int) -> None:
+class ArrayMemory:
     """
-    Flip the highest bit of the mantissa of one element, as `actions.flip` does.
+    The memory of an array that `asnumpy` has returned: that of the tensor itself.
     """
-    content = array.reshape(-1).view("uint8")
-    content[(element + 1) * array.itemsize - 2] ^= 0x40
+
+    def __init__(self, array: Theirs) -> None:
+        self._array = array
+        self.dtype = str(array.dtype)
+        self.itemsize: int = array.itemsize
+        self.size: int = array.size
+
+    def largest(self) -> int:
+        """
+        Return the element with the largest absolute value.
+        """
+        return int(abs(self._array).argmax())
+
+    def read(self) -> bytes:
+        """
+        Return the content, in row-major order.
+        """
+        content: bytes = self._array.tobytes()
+        return content
+
+    def write(self, content: bytes) -> None:
+        """
+        Replace the content in place.
+        """
+        self._array.reshape(-1).view("uint8").data[:] = content

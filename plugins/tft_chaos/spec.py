@@ -20,7 +20,7 @@ Phase = Literal[
     "forward", "backward", "collective", "update", "between", "tail", "evaluation", "repair"
 ]
 FaultName = Literal["memory", "network", "numeric", "bug"]
-Part = Literal["param", "exp_avg", "exp_avg_sq"]
+Part = Literal["param", "exp_avg", "exp_avg_sq", "master", "gradient", "buffer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,24 @@ class Raise:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitflip:
     """
-    Flip one bit of the rank's state, without reporting it.
+    Flip bits of one tensor of the rank, without reporting it.
     """
 
     part: Part
+    """Which tensor of a parameter; `buffer`: a buffer of the model instead."""
+    tensor: int | str | None = None
+    """The number or the name of the parameter or buffer. None: the first one that the rank has."""
+    element: int | None = None
+    """The element in row-major order. None: the one with the largest absolute value."""
+    bit: int | None = None
+    """The highest bit that flips; 0 is the least significant bit. None: the highest bit of the
+    mantissa."""
+    bits: int = 1
+    """How many bits of the element flip, from `bit` downwards."""
+    period: int | None = None
+    """The distance of the elements in which the same bits flip. None: one element only."""
+    period_in_bytes: bool = False
+    """`period` is in bytes, not in elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +135,9 @@ class Spec:
     order: OrderName
     """For phase `repair`: it fires just before this order is carried out."""
 
+
+_BITS = 64
+"""The bits of the largest element of a tensor."""
 
 T = TypeVar("T")
 
@@ -180,13 +197,38 @@ def _action(name: str, keys: "_Keys") -> Action:
         case "raise":
             return Raise(kind=keys.choice("kind", _KINDS))
         case "bitflip":
-            return Bitflip(part=keys.choice("target", _PARTS))
+            return _bitflip(keys)
         case "slow":
             return Slow(factor=keys.factor("factor"))
         case _:
             keys.refuse(
                 f"the action '{name}' is not one of kill, raise, hang, stop, bitflip and slow"
             )
+
+
+def _bitflip(keys: "_Keys") -> Bitflip:
+    part = keys.choice("target", _PARTS)
+    name = keys.text("tensor")
+    element = keys.optional("element", least=0)
+    bit = keys.optional("bit", least=0, most=_BITS - 1)
+    bits = keys.optional("bits", least=1, most=_BITS) or 1
+    period, in_bytes = keys.period("period")
+    if bit is not None and bits > bit + 1:
+        keys.refuse(
+            f"'bits' is '{bits}', but the bits are counted from 'bit' downwards, and there are "
+            f"{bit + 1} from bit {bit} to bit 0"
+        )
+    if period == 1 and element is not None and not in_bytes:
+        keys.refuse("'period=1' strikes every element, so 'element' has no meaning with it")
+    return Bitflip(
+        part=part,
+        tensor=int(name) if name is not None and name.isdecimal() else name,
+        element=element,
+        bit=bit,
+        bits=bits,
+        period=period,
+        period_in_bytes=in_bytes,
+    )
 
 
 def _target(aim: str, keys: "_Keys") -> Target:
@@ -216,12 +258,15 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
     """
     Return the phase, which must suit the action.
 
-    A bit can only be flipped in a complete state, and only a forward pass can be made slower. A bug
-    in the user's code can only occur while that code runs.
+    A bit of the state can only be flipped in a complete state, and a gradient exists only during the
+    backward pass. Only a forward pass can be made slower. A bug in the user's code can only occur
+    while that code runs.
     """
     match action:
+        case Bitflip(part="gradient"):
+            only: Phase = "backward"
         case Bitflip():
-            only: Phase = "between"
+            only = "between"
         case Slow():
             only = "forward"
         case Raise(kind="bug"):
@@ -265,12 +310,41 @@ class _Keys:
         """
         Take a whole number, `least` or more.
         """
+        number = self.optional(key, least)
+        return default if number is None else number
+
+    def optional(self, key: str, least: int, most: int | None = None) -> int | None:
+        """
+        Take a whole number, `least` or more, and `most` or less. None if the key is not given.
+        """
         value = self._take(key)
         if value is None:
-            return default
-        if not value.isdecimal() or int(value) < least:
-            self._refuse_value(key, value, f"a whole number from {least} on")
+            return None
+        if not value.isdecimal() or int(value) < least or (most is not None and int(value) > most):
+            until = "on" if most is None else f"to {most}"
+            self._refuse_value(key, value, f"a whole number from {least} {until}")
         return int(value)
+
+    def text(self, key: str) -> str | None:
+        """
+        Take any text. None if the key is not given.
+        """
+        return self._take(key)
+
+    def period(self, key: str) -> tuple[int | None, bool]:
+        """
+        Take a distance: `32` elements or, with a B, `128B` bytes. Return whether it is in bytes,
+        too.
+        """
+        value = self._take(key)
+        if value is None:
+            return None, False
+        length = value.removesuffix("B")
+        if not length.isdecimal() or int(length) < 1:
+            self._refuse_value(
+                key, value, "a whole number of elements from 1 on, or of bytes with a B: 128B"
+            )
+        return int(length), value.endswith("B")
 
     def factor(self, key: str) -> float:
         """

@@ -2,16 +2,16 @@
 Chaos in one rank: carries out the specs that concern the rank, in hooks of the session.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
 from tft.spi import OrderName, SessionView, hookimpl
-from tft_chaos.actions import Theirs
+from tft_chaos.actions import ChaosMissed, Theirs
 from tft_chaos.barrier_files import BarrierFiles
+from tft_chaos.bitflips import flip_state, missed_gradient, watch_gradient
 from tft_chaos.group import Victim
 from tft_chaos.injection_points import (
     Blow,
-    flip_bit,
     mark_collectives,
     watch_backward,
     watch_collective,
@@ -73,6 +73,7 @@ class Striker:
         self._repairs = any(spec.phase == "repair" for spec in specs)
         self._marks = marks
         self._marks.leave()
+        self._model: Theirs = None
         self._optimizer: Theirs = None
 
     @hookimpl
@@ -81,11 +82,11 @@ class Striker:
         Install the watches of all specs on the user's model and optimizer.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
+        self._model = model
         collectives = [spec for spec in self._joining if spec.phase == "collective"]
         if collectives:
             mark_collectives(collectives, self._marks, self._session, model)
-        for blow in self._blows:
-            self._watch(blow, model)
+        _each(self._blows, lambda blow: self._watch(blow, model))
 
     def _watch(self, blow: Blow, model: Theirs) -> None:
         match blow.spec.phase:
@@ -95,7 +96,10 @@ class Striker:
                 else:
                     watch_forward(blow, model)
             case "backward":
-                watch_backward(blow, model)
+                if isinstance(blow.spec.action, Bitflip):
+                    watch_gradient(blow, blow.spec.action, model)
+                else:
+                    watch_backward(blow, model)
             case "collective":
                 watch_collective(blow, self._marks, model)
             case "update":
@@ -109,13 +113,20 @@ class Striker:
     def tft_on_window_closed(self, step: int) -> None:
         """
         Make the faults of phase `between`: the update window of `step` has closed.
+
+        Raises `ChaosMissed` if bits could not be flipped, after all other faults are made.
         """
-        for blow in self._blows:
-            if blow.spec.phase == "between" and blow.due(step):
-                if isinstance(blow.spec.action, Bitflip):
-                    flip_bit(blow, blow.spec.action, self._optimizer, step)
-                else:
-                    blow.fall(step, {"window_closed": step})
+        _each(self._blows, lambda blow: self._between(blow, step))
+
+    def _between(self, blow: Blow, step: int) -> None:
+        action = blow.spec.action
+        if isinstance(action, Bitflip) and blow.spec.phase == "backward":
+            missed_gradient(blow, step)
+        elif blow.spec.phase == "between" and blow.due(step):
+            if isinstance(action, Bitflip):
+                flip_state(blow, action, self._model, self._optimizer, step)
+            else:
+                blow.fall(step, {"window_closed": step})
 
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
@@ -145,3 +156,19 @@ class Striker:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent
             if wanted and reached >= blow.spec.step:
                 blow.fall(reached, {"order": order, "incident": incident})
+
+
+def _each(blows: Sequence[Blow], strike: Callable[[Blow], None]) -> None:
+    """
+    Call `strike` for each spec, even if one of them cannot be carried out.
+
+    Raises `ChaosMissed` at the end, with all reasons.
+    """
+    missed: list[str] = []
+    for blow in blows:
+        try:
+            strike(blow)
+        except ChaosMissed as error:
+            missed.append(str(error))
+    if missed:
+        raise ChaosMissed("; ".join(missed))

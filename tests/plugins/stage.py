@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tft_chaos import VARIABLE, tft_opened
+from tft_chaos.actions import ChaosMissed
+from tft_pytorch import ReplicaOptimizer
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -46,6 +49,8 @@ class Scene:
     """The number of parameter groups of the optimizer."""
     evaluates: bool = False
     """The model is called after each step, too."""
+    masters: bool = False
+    """The parameters are bfloat16, and a ReplicaOptimizer keeps masters of them."""
 
     def file(self, name: str) -> Path:
         """
@@ -72,6 +77,23 @@ class Scene:
         """
         thread, number = struct.unpack("qq", self.file("ticks").read_bytes())
         return thread, number
+
+    def flips(self, step: int) -> dict[str, list[tuple[int, int]]]:
+        """
+        Return what differs after the notice of the closed window, by kind and name of the tensor:
+        the elements and their bits.
+        """
+        (text,) = (p for p in self.places(step) if p.startswith("bits flipped "))
+        found = json.loads(text.removeprefix("bits flipped "))
+        return {name: [(element, bit) for element, bit in each] for name, each in found.items()}
+
+    def gradients(self, step: int) -> dict[str, bytes]:
+        """
+        Return the gradients with which the optimizer made the update, by name.
+        """
+        (text,) = (p for p in self.places(step) if p.startswith("gradients "))
+        found = json.loads(text.removeprefix("gradients "))
+        return {name: bytes.fromhex(content) for name, content in found.items()}
 
     def durations(self, step: int) -> tuple[float, float]:
         """
@@ -110,6 +132,14 @@ class Small(nn.Module):
         self.place = place
         self.took = 0.0
         self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.register_buffer("seen", torch.linspace(-1.0, 2.0, 6))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """
+        The type of the parameters.
+        """
+        return next(self.parameters()).dtype
 
     def forward(self, x: Tensor) -> Tensor:
         self.place("model entered")
@@ -153,12 +183,15 @@ def play(scene: Scene) -> None:
 
     torch.manual_seed(1)
     model = Small(place)
+    if scene.masters:
+        model.to(torch.bfloat16)
     memory = share_memory(model, scene.file("memory"))
     for name, parameter in model.named_parameters():
         came = partial(trace_gradient, place, name)
         parameter.register_hook(came)  # type: ignore[no-untyped-call] # torch leaves it untyped
-    optimizer = torch.optim.AdamW(parameter_groups(model, scene.groups))
-    chaos.tft_on_adopted(parts={"model": model, "optimizer": optimizer})
+    optimizer = make_optimizer(model, scene)
+    with suppress(ChaosMissed):  # as a session, which only logs it
+        chaos.tft_on_adopted(parts={"model": model, "optimizer": optimizer})
     wrapped = wrap(model, scene, place)
     for order, incident in scene.orders:
         place(f"order {order}")
@@ -169,19 +202,20 @@ def play(scene: Scene) -> None:
         try:
             place("batch taken")
             # chaos must not take this call of a submodule for a call of the model
-            model.layers[0](torch.zeros(4))
+            model.layers[0](torch.zeros(4, dtype=model.dtype))
             began = time.monotonic()
-            loss = wrapped(torch.full((2, 4), 0.1 * view.step))
+            loss = wrapped(batch(view, model))
             times[view.step] = model.took, time.monotonic() - began
             place("backward entered")
             loss.backward()
+            place(f"gradients {gradients(model)}")
             place("window opened")
-            scene.file("before").write_bytes(memory.numpy().tobytes())
+            scene.file("before").write_bytes(content(memory))
             optimizer.step()
             place("window closed")
-            before = state_bits(optimizer)
+            before = state(model, optimizer)
             chaos.tft_on_window_closed(step=view.step)
-            place(f"bits flipped {flipped(before, state_bits(optimizer))}")
+            place(f"bits flipped {flipped(before, state(model, optimizer))}")
             optimizer.zero_grad()
             place("tail done")
             chaos.tft_on_tail_ending(step=view.step)
@@ -198,13 +232,13 @@ def play(scene: Scene) -> None:
     place(f"end {loss.item().hex()}")
 
 
-def evaluate(model: nn.Module, view: View, place: Tracer) -> None:
+def evaluate(model: Small, view: View, place: Tracer) -> None:
     """
     Run the model after a step, as an evaluation does.
     """
     view.evaluating = True
     with torch.no_grad():
-        model(torch.ones(2, 4))
+        model(torch.ones(2, 4, dtype=model.dtype))
     view.evaluating = False
     place("evaluated")
 
@@ -272,7 +306,8 @@ def share_memory(model: nn.Module, path: Path) -> Tensor:
     Move the parameters into a file without changing their values.
     """
     parameters = list(model.parameters())
-    memory = torch.from_file(str(path), shared=True, size=sum(p.numel() for p in parameters))
+    size = sum(p.numel() for p in parameters)
+    memory = torch.from_file(str(path), shared=True, size=size, dtype=parameters[0].dtype)
     offset = 0
     for parameter in parameters:
         home = memory[offset : offset + parameter.numel()].view_as(parameter)
@@ -282,28 +317,69 @@ def share_memory(model: nn.Module, path: Path) -> Tensor:
     return memory
 
 
-def state_bits(optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def batch(view: View, model: Small) -> Tensor:
     """
-    Return all parameters, and all state that the optimizer keeps for them, each as one large
-    integer.
+    Return the batch of a step. Ranks that train together have different ones.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    kinds = {
-        "param": parameters,
-        "exp_avg": [optimizer.state[p]["exp_avg"] for p in parameters],
-        "exp_avg_sq": [optimizer.state[p]["exp_avg_sq"] for p in parameters],
-    }
-    return {
-        kind: int.from_bytes(b"".join(t.detach().numpy().tobytes() for t in tensors), "little")
-        for kind, tensors in kinds.items()
-    }
+    own = 0.05 * view.rank if view.world > 1 else 0.0
+    return torch.full((2, 4), 0.1 * view.step + own, dtype=model.dtype)
 
 
-def flipped(before: dict[str, int], after: dict[str, int]) -> str:
+def make_optimizer(model: nn.Module, scene: Scene) -> torch.optim.Optimizer:
     """
-    Return the number of bits that differ, by kind of state.
+    Return an AdamW, or one with masters: for two ranks that hold the same shard, so that it needs
+    no process group.
     """
-    return json.dumps({kind: (before[kind] ^ after[kind]).bit_count() for kind in before})
+    if scene.masters:
+        return ReplicaOptimizer(model.parameters(), torch.optim.AdamW, rank=0, world=2, copies=2)
+    return torch.optim.AdamW(parameter_groups(model, scene.groups))
+
+
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[int, bytes]]:
+    """
+    Return all buffers and parameters, and all that the optimizer keeps for them, by kind and name:
+    the size of an element, and the content.
+    """
+    found: dict[str, Tensor] = {f"buffer {name}": each for name, each in model.named_buffers()}
+    for name, parameter in model.named_parameters():
+        key: Tensor = parameter
+        found[f"param {name}"] = key
+        if isinstance(optimizer, ReplicaOptimizer):
+            found[f"master {name}"] = key = optimizer.kept_for(parameter)
+        for kind in ("exp_avg", "exp_avg_sq"):
+            found[f"{kind} {name}"] = optimizer.state[key][kind]
+    return {name: (each.element_size(), content(each)) for name, each in found.items()}
+
+
+def content(tensor: Tensor) -> bytes:
+    """
+    Return the bytes of a tensor.
+    """
+    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def gradients(model: nn.Module) -> str:
+    """
+    Return the gradients of all parameters, by name.
+    """
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return json.dumps({name: content(gradient).hex() for name, gradient in found.items()})
+
+
+def flipped(before: dict[str, tuple[int, bytes]], after: dict[str, tuple[int, bytes]]) -> str:
+    """
+    Return the elements and the bits that differ, by tensor. Tensors that are equal are left out.
+    """
+    found = {name: bits_of(size, old, after[name][1]) for name, (size, old) in before.items()}
+    return json.dumps({name: bits for name, bits in found.items() if bits})
+
+
+def bits_of(size: int, old: bytes, new: bytes) -> list[tuple[int, int]]:
+    """
+    Return the elements and the bits in which two contents differ, for elements of `size` bytes.
+    """
+    differ = int.from_bytes(old, "little") ^ int.from_bytes(new, "little")
+    return [divmod(bit, 8 * size) for bit in range(8 * len(old)) if differ >> bit & 1]
 
 
 def tick(scene: Scene) -> None:

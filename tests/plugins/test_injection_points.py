@@ -322,23 +322,6 @@ def test_hang_with_the_gil_held_blocks_all_python_threads(start: Start, tmp_path
     assert scene.places(2) == ["batch taken", "model entered"]
 
 
-@pytest.mark.parametrize("part", ["param", "exp_avg", "exp_avg_sq"])
-def test_bitflip_changes_one_bit_of_the_named_state(
-    start: Start, tmp_path: Path, part: str
-) -> None:
-    """When a `bitflip` spec fires, then exactly one bit of the rank's state differs, in the named
-    part, and the rank continues."""
-    scene = Scene(run_dir=tmp_path, chaos=(f"bitflip:rank=0,step=2,target={part}",))
-
-    process = start(scene)
-    process.join(PATIENCE)
-
-    assert process.exitcode == 0
-    flips = [json.loads(scene.places(step)[-3].removeprefix("bits flipped ")) for step in (1, 2, 3)]
-    none = {"param": 0, "exp_avg": 0, "exp_avg_sq": 0}
-    assert flips == [none, none | {part: 1}, none]
-
-
 def test_slow_rank_stays_slow_from_its_step_on(start: Start, tmp_path: Path) -> None:
     """When a `slow` spec fires, then from that step on the forward pass takes at least the given
     factor times as long as the model. This is one firing."""

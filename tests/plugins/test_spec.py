@@ -64,6 +64,17 @@ def test_spec_without_keys_fires_once_in_the_first_forward() -> None:
         ("bitflip:rank=1,target=param", Bitflip(part="param")),
         ("bitflip:rank=1,target=exp_avg", Bitflip(part="exp_avg")),
         ("bitflip:rank=1,target=exp_avg_sq", Bitflip(part="exp_avg_sq")),
+        ("bitflip:rank=1,target=master,tensor=3", Bitflip(part="master", tensor=3)),
+        ("bitflip:rank=1,target=buffer,tensor=bn.mean", Bitflip(part="buffer", tensor="bn.mean")),
+        ("bitflip:rank=1,target=gradient,bits=3", Bitflip(part="gradient", bits=3)),
+        (
+            "bitflip:rank=1,target=param,element=7,bit=2,bits=3,period=32",
+            Bitflip(part="param", element=7, bit=2, bits=3, period=32),
+        ),
+        (
+            "bitflip:rank=1,target=param,period=128B",
+            Bitflip(part="param", period=128, period_in_bytes=True),
+        ),
         ("slow:rank=1,factor=2.5", Slow(factor=2.5)),
     ],
 )
@@ -89,8 +100,9 @@ def test_target_that_is_a_tft_process_has_a_name_and_a_node(text: str, target: o
 
 def test_bitflip_has_phase_between_by_default() -> None:
     """When a `bitflip` spec has no phase, then its phase is `between`, the only phase in which the
-    state is complete."""
+    state is complete. A gradient exists in `backward` only."""
     assert parse("bitflip:rank=1,target=param").phase == "between"
+    assert parse("bitflip:rank=1,target=gradient").phase == "backward"
 
 
 def test_repair_spec_without_a_step_fires_in_the_first_incident() -> None:
@@ -135,9 +147,42 @@ def test_repair_spec_without_a_step_fires_in_the_first_incident() -> None:
         ("raise:rank=1,kind=odd", "'kind' is 'odd', but should be memory or network or numeric"),
         ("raise:rank=1,kind=bug,phase=repair", "'phase' is 'repair', but should be forward or"),
         ("hang:rank=1,gil=free", "'gil' is 'free', but should be held"),
-        ("bitflip:rank=1", "'target' is missing: it should be param or exp_avg or exp_avg_sq"),
+        (
+            "bitflip:rank=1",
+            "'target' is missing: it should be param or exp_avg or exp_avg_sq or master",
+        ),
         ("bitflip:rank=1,target=loss", "'target' is 'loss', but should be param or exp_avg"),
         ("bitflip:rank=1,target=param,phase=update", "'phase' is 'update', but should be between"),
+        (
+            "bitflip:rank=1,target=gradient,phase=between",
+            "'phase' is 'between', but should be backward",
+        ),
+        (
+            "bitflip:rank=1,target=param,bits=0",
+            "'bits' is '0', but should be a whole number from 1 to 64",
+        ),
+        (
+            "bitflip:rank=1,target=param,bit=64",
+            "'bit' is '64', but should be a whole number from 0 to 63",
+        ),
+        (
+            "bitflip:rank=1,target=param,bit=2,bits=4",
+            "'bits' is '4', but the bits are counted from 'bit' downwards, and there are 3 from bit",
+        ),
+        (
+            "bitflip:rank=1,target=param,element=-1",
+            "'element' is '-1', but should be a whole number from 0 on",
+        ),
+        (
+            "bitflip:rank=1,target=param,period=0",
+            "'period' is '0', but should be a whole number of elements from 1 on, or of bytes",
+        ),
+        ("bitflip:rank=1,target=param,period=4KB", "'period' is '4KB', but should be a whole"),
+        (
+            "bitflip:rank=1,target=param,element=5,period=1",
+            "'period=1' strikes every element, so 'element' has no meaning with it",
+        ),
+        ("kill:rank=1,bits=2", "'bits' cannot be used here; possible are count, phase, step"),
         ("slow:rank=1", "'factor' is missing: it should be a number greater than 1"),
         ("slow:rank=1,factor=0.5", "'factor' is '0.5', but should be a number greater than 1"),
         ("slow:rank=1,factor=nan", "'factor' is 'nan', but should be a number greater than 1"),
