@@ -184,6 +184,22 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("habit", ["schedules", "averages", "scales"])
+def test_the_tail_of_a_step_with_a_killed_rank_is_executed_once_on_every_rank(
+    tmp_path: Path, calm: Calm, habit: str
+) -> None:
+    """When a rank is killed in its update, one rank has updated before it and another one updates
+    after it, then all three have executed the tail of that step once at the end."""
+    outcome = disturbed(
+        tmp_path / "run", habit, "--slow", "before", "--slowly", "6",
+        chaos=("kill:rank=1,step=6,phase=update",),
+    )  # fmt: skip
+    identical(outcome, calm(habit))
+    assert len(outcome.finals()) == 3
+    assert [(i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [(0, [])]
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("rank", "phase"),
     [(1, "update"), (1, "forward"), (0, "update"), (2, "update")],
