@@ -90,6 +90,17 @@ def test_an_evaluation_leaves_training_as_it_is_without_evaluations(tmp_path: Pa
 
 
 @pytest.mark.soak
+def test_a_long_evaluation_by_rank_0_is_no_hang(tmp_path: Path) -> None:
+    """When rank 0 evaluates for long through `session.evaluate`, and no rank has a fault, then there
+    is no incident, and the final state is that of a job with a short evaluation."""
+    calm = trained(tmp_path / "calm", "alone", "--every", "12")
+    outcome = trained(tmp_path / "run", "alone", "--seconds", "30", "--every", "12")
+    assert outcome.code == 0, outcome.output
+    assert outcome.incidents == []
+    identical(outcome, calm)
+
+
+@pytest.mark.soak
 def test_a_long_evaluation_that_is_not_reported_counts_as_a_hang(tmp_path: Path) -> None:
     """When rank 0 evaluates for long in its loop without `session.evaluate`, then it is replaced,
     and the report names the function to use."""
