@@ -22,14 +22,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import StepLR
 
 import tft
 
-path.append("examples/gpt")
+path += [".", "examples/gpt"]
 from record import Record
 
-WIDTH, STEPS = 8, 14
+from tests.e2e.job_parts import WIDTH, Batches, averaged, whole_state
+
+STEPS = 14
 parser = argparse.ArgumentParser()
 parser.add_argument("how", choices=["alone", "together", "inline"])
 parser.add_argument("--seconds", type=float, default=0.0)
@@ -40,9 +44,18 @@ victim, at, where = args.die.split(",")
 
 session = tft.init()
 torch.manual_seed(7)
-model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH))
+model = nn.Sequential(
+    nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
+scheduler = StepLR(optimizer, step_size=2, gamma=0.9)
+average = averaged(model)
+batches = Batches(session.rank)
+torch.manual_seed(100 + session.rank)
+session.adopt(
+    model=model, optimizer=optimizer, scheduler=scheduler, others={"average": average},
+    data=batches, wrap=lambda: DDP(model, forward_sync_buffers=False),
+)  # fmt: skip
 record = Record(session.run_dir, session.rank)
 
 
@@ -96,13 +109,14 @@ def train(session: tft.Session) -> None:
             while not (session.run_dir / f"evaluates-0-{step - 1}").exists():
                 time.sleep(0.01)
             die(step, "update")
-        generator = torch.Generator().manual_seed(1000 * session.rank + step)
-        loss = wrapped(torch.randn(4, WIDTH, generator=generator)).square().mean()
+        loss = wrapped(batches.next()).square().mean()
         record.write(step, loss.item())
         loss.backward()
         with session.update():
             optimizer.step()
         optimizer.zero_grad()
+        scheduler.step()
+        average.update_parameters(model)
         if args.how == "inline" and session.rank == 0 and step % args.every == 0:
             busy(session.run_dir / f"evaluates-0-{step}")
 
@@ -110,4 +124,5 @@ def train(session: tft.Session) -> None:
 if args.how != "inline":
     session.evaluate(evaluate, every=args.every, limit=600.0)
 session.run(train)
-record.finish({**session.digests(), "modes": str([module.training for module in model.modules()])})
+scaler = GradScaler("cpu", enabled=False)
+record.finish(whole_state(session, model, optimizer, scheduler, average, scaler))

@@ -1,5 +1,6 @@
 """
 A DDP job with one habit of real scripts, in which a rank can die while the code of the habit runs.
+Each job also has a scheduler, a moving average of the parameters, and batches with a position.
 
     habits_job.py HABIT [--make] [--die RANK,STEP]
 
@@ -8,31 +9,30 @@ reads from the objects itself.
 """
 
 import argparse
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
-from tft_pytorch import Made
+from tft_pytorch import Made, Prefetcher
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import StepLR
 from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it has no types
     StatefulDataLoader,
 )
 
 import tft
 
-path.append("examples/gpt")
+path += [".", "examples/gpt"]
 from record import Record
 
-WIDTH = 8
+from tests.e2e.job_parts import WIDTH, Batches, averaged, whole_state
 
 
 class Net(nn.Module):
@@ -203,6 +203,8 @@ class Habit:
     """Whether the script scales its loss."""
     loads = False
     """Whether the batches come from a loader of torchdata, which has no generator of its own."""
+    prefetches = False
+    """Whether the script reads the next batch between forward and backward pass."""
 
     def before(self, step: int, die: Callable[[], None]) -> None:
         """
@@ -210,7 +212,9 @@ class Habit:
         """
         die()
 
-    def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+    def ready(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, die: Callable[[], None]
+    ) -> None:
         """
         Run the code between backward pass and update window. The default does nothing.
         """
@@ -324,7 +328,9 @@ class Unscales(Habit):
         Do nothing. The victim dies in `ready` instead.
         """
 
-    def ready(self, model: nn.Module, step: int, die: Callable[[], None]) -> None:
+    def ready(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, die: Callable[[], None]
+    ) -> None:
         """
         Unscale and clip the gradients, and all-reduce the norms.
 
@@ -345,7 +351,17 @@ class Loads(Habit):
     loads = True
 
 
+class Prefetches(Habit):
+    """
+    The script reads the next batch while the device computes, as nanoGPT does. The victim dies when
+    it has read that batch.
+    """
+
+    prefetches = True
+
+
 HABITS: Mapping[str, type[Habit]] = {
+    "none": Habit,
     "evaluates": Evaluates,
     "counts": Counts,
     "tells": Tells,
@@ -356,6 +372,7 @@ HABITS: Mapping[str, type[Habit]] = {
     "preconditions": Preconditions,
     "unscales": Unscales,
     "loads": Loads,
+    "prefetches": Prefetches,
 }
 
 
@@ -378,23 +395,29 @@ torch.manual_seed(rank)  # the loader draws the seed of its data order from torc
 loader: Any = (
     StatefulDataLoader(inputs, batch_size=4, shuffle=True) if habit.loads else None
 )  # Any: torchdata has no types
+source = Batches(rank)
+prefetcher = Prefetcher(source)
+data = loader if habit.loads else prefetcher if habit.prefetches else source
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+def build() -> Made:
     """
-    Return the model and the optimizer, with the same weights on every rank.
+    Return the model, the optimizer and the objects beside them, the same on every rank.
     """
     torch.manual_seed(0)
     model = habit.net()
-    return model, habit.optimizer(model.parameters(), lr=0.01)
+    optimizer = habit.optimizer(model.parameters(), lr=0.01)
+    scheduler = StepLR(optimizer, step_size=2, gamma=0.9)
+    others = {"average": averaged(model)}
+    return Made(model=model, optimizer=optimizer, scheduler=scheduler, others=others)
 
 
 def make() -> Made:
     """
     Return the objects that are made over the process groups, such as the DDP model.
     """
-    model, optimizer = build()
-    return Made(model=DDP(model, forward_sync_buffers=False, **habit.wrapper), optimizer=optimizer)
+    made = build()
+    return replace(made, model=DDP(made.model, forward_sync_buffers=False, **habit.wrapper))
 
 
 def die() -> None:
@@ -407,14 +430,14 @@ def die() -> None:
 
 if args.make:
     torch.manual_seed(100 + rank)
-    session.adopt(make=make)
+    session.adopt(make=make, data=data)
 else:
-    model, optimizer = build()
+    adopted = build()
     torch.manual_seed(100 + rank)
     session.adopt(
-        model=model, optimizer=optimizer, wrap=lambda: DDP(model, **habit.wrapper),
-        **({"others": {"scaler": scaler}} if habit.scales else {}),
-        **({"data": loader} if habit.loads else {}),
+        model=adopted.model, optimizer=adopted.optimizer, scheduler=adopted.scheduler,
+        others={**adopted.others, **({"scaler": scaler} if habit.scales else {})},
+        data=data, wrap=lambda: DDP(adopted.model, **habit.wrapper),
     )  # fmt: skip
 
 
@@ -425,8 +448,7 @@ def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
     loaded = iter(loader) if habit.loads else iter(())
     for step in session.steps(args.steps):
         if not habit.loads:
-            generator = torch.Generator().manual_seed(1000 * rank + step)
-            yield step, torch.randn(4, WIDTH, generator=generator)
+            yield step, (prefetcher if habit.prefetches else source).next()
             continue
         batch = next(loaded, None)
         if batch is None:  # the epoch is over, and the next one begins
@@ -436,42 +458,28 @@ def batches(session: tft.Session) -> Iterator[tuple[int, Tensor]]:
 
 
 def train(session: tft.Session) -> None:
-    wrapped = session.model.model if args.make else session.model
-    steps = session.model.optimizer if args.make else optimizer
+    made = session.model if args.make else adopted
+    wrapped = made.model if args.make else session.model
     for step, batch in batches(session):
         loss = wrapped(batch, step).square().mean()
+        if habit.prefetches:
+            prefetcher.ahead()
         habit.before(step, die)
         scaler.scale(loss).backward()
         record.write(step, loss.item())
-        habit.ready(wrapped.module, step, die)
+        habit.ready(wrapped.module, made.optimizer, die)
         with session.update():
-            scaler.step(steps)
+            scaler.step(made.optimizer)
             scaler.update()
-        steps.zero_grad(set_to_none=habit.drops)
+        made.optimizer.zero_grad(set_to_none=habit.drops)
+        made.scheduler.step()
+        made.others["average"].update_parameters(wrapped.module)
         habit.after(wrapped.module, step, die)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> str:
-    """
-    Return a digest of the content of some tensors.
-    """
-    found = xxhash.xxh3_128()
-    for name, tensor in tensors.items():
-        found.update(name.encode())
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
 session.run(train)
-net: nn.Module = session.model.model.module if args.make else model
+done = session.model if args.make else adopted
+net: nn.Module = done.model.module if args.make else done.model
 record.finish(
-    {
-        **session.digests(),
-        "modes": json.dumps([module.training for module in net.modules()]),
-        "buffers": whole(dict(net.named_buffers())),
-        "trained": json.dumps([each.requires_grad for each in net.parameters()]),
-        "scaler": json.dumps(scaler.state_dict()),
-        "generator": whole({"torch": torch.get_rng_state()}),
-        "extra": repr({k: v for k, v in net.state_dict().items() if k.endswith("_extra_state")}),
-    }
+    whole_state(session, net, done.optimizer, done.scheduler, done.others["average"], scaler)
 )

@@ -218,9 +218,29 @@ def identical(outcome: Outcome, undisturbed: Outcome) -> None:
     Check that the job has the same losses at all ranks and steps, and the same final digests, as
     the undisturbed job.
     """
-    assert outcome.rows() == undisturbed.rows()
-    assert outcome.finals() == undisturbed.finals()
     assert undisturbed.finals()
+    found = differences(outcome, undisturbed)
+    assert not found, "; ".join(found)
+
+
+def differences(outcome: Outcome, undisturbed: Outcome) -> list[str]:
+    """
+    Return a sentence for each rank on which losses or final digests of two jobs differ.
+    """
+    sentences = []
+    losses, others = outcome.rows(), undisturbed.rows()
+    found, expected = outcome.finals(), undisturbed.finals()
+    ranks = {rank for rank, _ in losses | others} | found.keys() | expected.keys()
+    for rank in sorted(ranks):
+        steps = {step for r, step in losses | others if r == rank}
+        wrong = [n for n in sorted(steps) if losses.get((rank, n)) != others.get((rank, n))]
+        if wrong:
+            sentences.append(f"the losses of steps {wrong} differ on rank {rank}")
+        left, right = found.get(rank, {}), expected.get(rank, {})
+        parts = [n for n in sorted(left | right) if left.get(n) != right.get(n)]
+        if parts:
+            sentences.append(f"the digests of {', '.join(parts)} differ on rank {rank}")
+    return sentences
 
 
 def until(fact: Callable[[], bool], what: str, limit: float = 20.0) -> None:

@@ -14,29 +14,27 @@ the window, after it, or at the head of the step. Each rank writes its positions
 """
 
 import argparse
-import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from sys import path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tft
 
-path.append("examples/gpt")
+path += [".", "examples/gpt"]
 from record import Record
 
-WIDTH = 8
+from tests.e2e.job_parts import WIDTH, Batches, averaged, whole_state
+
 APART = 0.2
 """Seconds by which one rank is behind the next lower rank, in the steps of `--slowly`."""
 
@@ -58,38 +56,6 @@ class Net(nn.Module):
         Map a (batch, WIDTH) tensor to a tensor of the same shape.
         """
         return self.last(torch.tanh(self.dropout(self.norm(self.first(x)))))  # type: ignore[no-any-return]  # torch has no types here
-
-
-class Batches:
-    """
-    Batches of one rank, drawn from its own generator.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self._generator = torch.Generator().manual_seed(1000 + rank)
-        self._taken = 0
-
-    def next(self) -> Tensor:
-        """
-        Return the next batch, of shape (4, WIDTH).
-        """
-        self._taken += 1
-        return torch.randn(4, WIDTH, generator=self._generator)
-
-    def state_dict(self) -> dict[str, object]:
-        """
-        Return the position: the number of batches taken and the state of the generator.
-        """
-        return {"taken": self._taken, "generator": self._generator.get_state().numpy().tobytes()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: values of any type
-        """
-        Set the position to the one in `state`.
-        """
-        self._taken = state["taken"]
-        self._generator.set_state(
-            torch.frombuffer(bytearray(state["generator"]), dtype=torch.uint8)
-        )
 
 
 parser = argparse.ArgumentParser()
@@ -160,8 +126,7 @@ class Averages(Habit):
 
     def __init__(self) -> None:
         super().__init__()
-        towards: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]  # torch has no types here
-        self.average = AveragedModel(model, multi_avg_fn=towards)
+        self.average = averaged(model)
         self.others = {"average": self.average}
 
     def tail(self, step: int) -> None:
@@ -371,44 +336,11 @@ def train(session: tft.Session) -> None:
         come("tail", step)
 
 
-def whole(tensors: Mapping[str, Tensor]) -> str:
-    """
-    Return a digest of the content of some tensors.
-    """
-    found = xxhash.xxh3_128()
-    for name, tensor in tensors.items():
-        found.update(name.encode())
-        found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-def told(state: Callable[[], object] | None) -> str:
-    """
-    Return the state that an object reports of itself, or None without `state`.
-    """
-    return "" if state is None else repr(state())
-
-
 if args.evaluates:
     session.evaluate(evaluate, every=1)
 session.run(train)
 record.finish(
-    {
-        **session.digests(),
-        "modes": json.dumps([module.training for module in model.modules()]),
-        "buffers": whole(dict(model.named_buffers())),
-        "weights": whole(dict(model.named_parameters())),
-        "averaged": whole(
-            {
-                k: dict(v.named_parameters())
-                for k, v in habit.others.items()
-                if isinstance(v, nn.Module)
-            }.get("average", {})
-        ),
-        "trained": json.dumps([each.requires_grad for each in model.parameters()]),
-        "rates": json.dumps([group["lr"] for group in optimizer.param_groups]),
-        "schedule": told(habit.scheduler and habit.scheduler.state_dict),
-        "scale": told(habit.scaler.state_dict),
-        "generator": whole({"torch": torch.get_rng_state()}),
-    }
+    whole_state(
+        session, model, optimizer, habit.scheduler, habit.others.get("average"), habit.scaler
+    )
 )

@@ -64,8 +64,7 @@ def test_ranks_that_evaluate_are_not_replaced_when_another_rank_dies(
 @pytest.mark.soak
 def test_an_evaluation_in_which_a_rank_dies_is_repeated_by_all_ranks(tmp_path: Path) -> None:
     """When a rank dies in an evaluation by all ranks, then all evaluate again with its replacement,
-    and each row is written once. Random draws and mode switches of the evaluation have no effect on
-    training."""
+    and each row is written once."""
     calm = trained(tmp_path / "calm", "together")
     outcome = trained(tmp_path / "run", "together", "--die", "2,10,evaluation")
     assert outcome.code == 0, outcome.output
@@ -75,6 +74,30 @@ def test_an_evaluation_in_which_a_rank_dies_is_repeated_by_all_ranks(tmp_path: P
     assert {rank: [step for step, _ in rows] for rank, rows in evaluations(outcome).items()} == {
         rank: [5, 10] for rank in range(3)
     }
+
+
+@pytest.mark.soak
+def test_an_evaluation_leaves_training_as_it_is_without_evaluations(tmp_path: Path) -> None:
+    """When an evaluation draws random numbers and leaves the model in evaluation mode, then losses
+    and final state are those of a job that never evaluates."""
+    never = trained(tmp_path / "never", "together", "--every", str(STEPS + 1))
+    assert never.code == 0, never.output
+    outcome = trained(tmp_path / "run", "together")
+    assert outcome.code == 0, outcome.output
+    assert evaluations(outcome).keys() == {0, 1, 2}
+    assert evaluations(never) == {}
+    identical(outcome, never)
+
+
+@pytest.mark.soak
+def test_a_long_evaluation_by_rank_0_is_no_hang(tmp_path: Path) -> None:
+    """When rank 0 evaluates for long through `session.evaluate`, and no rank has a fault, then there
+    is no incident, and the final state is that of a job with a short evaluation."""
+    calm = trained(tmp_path / "calm", "alone", "--every", "12")
+    outcome = trained(tmp_path / "run", "alone", "--seconds", "30", "--every", "12")
+    assert outcome.code == 0, outcome.output
+    assert outcome.incidents == []
+    identical(outcome, calm)
 
 
 @pytest.mark.soak

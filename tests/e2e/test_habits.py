@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import ROOT, identical, run
+from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 SCRIPT = ROOT / "tests" / "e2e" / "habits_job.py"
 
 
-def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
+def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> Outcome:
     """
     Run a job of three ranks in which one dies, and check that it ends as the job without a fault.
+    Return its outcome.
     """
     calm = run(where / "calm", script=SCRIPT, arguments=(habit, *more), nproc=3)
     assert calm.code == 0, calm.output
@@ -25,6 +26,8 @@ def loses_nothing(where: Path, habit: str, dies: str, *more: str) -> None:
     assert outcome.code == 0, outcome.output
     assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == [("recover", 0)]
     identical(outcome, calm)
+    assert len(outcome.finals()) == 3
+    return outcome
 
 
 @pytest.mark.soak
@@ -130,3 +133,18 @@ def test_gradients_set_to_zero_are_zero_on_the_replacement_too(
     use some parameters, then weight decay applies to these parameters in that step, on the
     replacement too."""
     loses_nothing(tmp_path, "zeroes", "1,6", *how)
+
+
+@pytest.mark.soak
+def test_a_batch_that_was_read_ahead_is_trained_on(tmp_path: Path) -> None:
+    """When a script reads each batch one step ahead with a `Prefetcher`, and a rank dies when it
+    has read the batch of the next step, then no batch is skipped or used twice."""
+    loses_nothing(tmp_path, "prefetches", "1,6")
+
+
+@pytest.mark.soak
+def test_ranks_draw_different_numbers_after_make_has_seeded_torch(tmp_path: Path) -> None:
+    """When `make` seeds torch with the same number on all ranks, then each rank still has its own
+    random numbers, from the first step on and after an incident."""
+    outcome = loses_nothing(tmp_path, "none", "1,6", "--make")
+    assert len({final["generator"] for final in outcome.finals().values()}) == 3

@@ -15,7 +15,10 @@ import pytest
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
 SCRIPT = ROOT / "tests" / "e2e" / "tails_job.py"
-REPLICATED = ("weights", "optimizer", "scheduler", "modes", "rates", "schedule", "scale", "trained")
+REPLICATED = (
+    "weights", "optimizer", "moments", "groups", "scheduler", "schedule", "averaged", "scale",
+    "modes", "trained",
+)  # fmt: skip
 """The digests that must be the same on all ranks. `scaler` is among them if the job has a
 scaler."""
 
@@ -59,7 +62,7 @@ def never_silent(outcome: Outcome, calm: Outcome) -> None:
     """
     inexact = [sentence for incident in outcome.incidents for sentence in incident["inexact"]]
     finals = outcome.finals()
-    for name in (*REPLICATED, "averaged", "scaler"):
+    for name in (*REPLICATED, "scaler"):
         assert len({final.get(name) for final in finals.values()}) == 1, (name, finals)
     if not inexact:
         identical(outcome, calm)
@@ -178,6 +181,22 @@ def table(tmp_path: Path, calm: Calm, habit: str, slow: str, kills: list[tuple[i
     # in the tails of the other habits no rank waits for another, so each rank completes its tail
     if habit != "plateaus":
         assert [incident["inexact"] for incident in outcome.incidents] == [[]] * len(kills)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("habit", ["schedules", "averages", "scales"])
+def test_the_tail_of_a_step_with_a_killed_rank_is_executed_once_on_every_rank(
+    tmp_path: Path, calm: Calm, habit: str
+) -> None:
+    """When a rank is killed in its update, one rank has updated before it and another one updates
+    after it, then all three have executed the tail of that step once at the end."""
+    outcome = disturbed(
+        tmp_path / "run", habit, "--slow", "before", "--slowly", "6",
+        chaos=("kill:rank=1,step=6,phase=update",),
+    )  # fmt: skip
+    identical(outcome, calm(habit))
+    assert len(outcome.finals()) == 3
+    assert [(i["steps_lost"], i["inexact"]) for i in outcome.incidents] == [(0, [])]
 
 
 @pytest.mark.soak
