@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # a late import: takes seconds
+    from tft_megatron.preload import preload  # late: an import of seconds
 
     preload()
 

@@ -129,8 +129,8 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         _flag(_NO_REPLICA),
         action="store_true",
-        help="cut the distributed optimizer over all data-parallel ranks, without copies: what a rank "
-        "loses comes back from the newest checkpoint",
+        help="cut the distributed optimizer over all data-parallel ranks, without copies: lost state "
+        "comes back from the newest checkpoint",
     )
     group.add_argument(
         _flag(_REPLICAS),
@@ -462,7 +462,7 @@ def _whole(args: Namespace) -> int:
     return _dense(args) if experts is None else min(_dense(args), experts)
 
 
-def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: various types
+def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: sizes of various types
     sizes = {name: getattr(args, name) for name in _SIZES if getattr(args, name, None) is not None}
     if _has(args, "use_tp_pp_dp_mapping"):
         sizes["order"] = "tp-cp-ep-pp-dp"

@@ -36,7 +36,7 @@ class Data:
         self, build: Callable[[int], Batches], *, consumed: int = 0, chunks: int | None = None
     ) -> None:
         """
-        Keep the function `build`, which makes the iterator of this rank.
+        Store the function `build`, which makes the iterator of this rank.
 
         `build(consumed)` returns an iterator over the micro-batches that follow after `consumed`
         samples. `build` is called when training begins, and again when the first step after a

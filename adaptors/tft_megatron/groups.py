@@ -55,7 +55,7 @@ class Parallel:
         return self._world > 0
 
     @property
-    def sizes(self) -> Mapping[str, Any]:  # Any: various types
+    def sizes(self) -> Mapping[str, Any]:  # Any: the sizes have various types
         """
         Return the sizes with which `begin` was called.
         """
@@ -227,7 +227,7 @@ def _all_pretended() -> Iterator[None]:
 
     make: Callable[..., Any] = parallel_state.create_group
 
-    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: untyped in Megatron
+    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron ships no types
         return make(*arguments, **{**named, "backend": "fake", "pg_options": None})
 
     parallel_state.create_group = pretended

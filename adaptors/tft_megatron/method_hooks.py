@@ -106,7 +106,7 @@ class Replaced:
                 "script"
             )
 
-    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: untyped in Megatron
+    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron ships no types
         """
         Record an update of a gradient scaler. The update is done in the next update window.
 

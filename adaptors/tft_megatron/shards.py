@@ -248,7 +248,8 @@ def shards_of(training: Training, rank: int) -> list[Shard]:
     return shards
 
 
-def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:  # Any: untyped
+# Any: `optimizer` is an object of Megatron, which ships no types
+def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     """
     Return the ranks that hold the same part of the state of `optimizer` as this rank. This rank is
     among them.

@@ -83,7 +83,7 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
     group.golden_per_param_grad_ready_counts = {}
 
 
-def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: untyped in Megatron
+def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
     """
     Yield the objects that distribute tokens to the experts of a module. These are the token
     dispatcher, and its communication manager if it has one.
@@ -94,7 +94,7 @@ def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: untyped in Megatro
             yield each
 
 
-def _timers(training: Training) -> Iterator[Any]:  # Any: untyped in Megatron
+def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron ships no types
     from megatron.core.timers import Timers
 
     configs = [each.config for each in (*training.chunks, *training.optimizers)]

@@ -143,7 +143,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 def tft_load(directory: Path, shard: str) -> None:
     callback = model_train()
     if callback is not None and callback.has_saved(directory, shard):
-        return  # the script has loaded MindSpore's file itself
+        return  # the script itself has loaded MindSpore's checkpoint
     _hooks.state().load(directory, shard)
 
 

@@ -409,7 +409,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _note(self, directory: Path, shard: str) -> Path:
         return directory / f"{shard}{_NOTE}"
 
-    def _write(self, told: Any, beside: Mapping[str, Any]) -> None:  # Any: untyped in MindSpore
+    # Any: `told` is an object of MindSpore, which ships no types
+    def _write(self, told: Any, beside: Mapping[str, Any]) -> None:
         assert self._series is not None  # `_adopt` has set it
         step = (told.cur_step_num - 1) % told.batch_num + 1
         kept = {"epoch_num": told.cur_epoch_num, "step_num": told.cur_step_num}

@@ -280,7 +280,7 @@ class Group:
                 rank = ranks[descriptor]
                 if events & select.POLLOUT:
                     self._send(rank, outgoing[rank])
-                if events & ~select.POLLOUT:  # data, or the connection has ended
+                if events & ~select.POLLOUT:  # data has come, or the peer has closed
                     self._receive(rank, incoming.get(rank))
                 left = _interest(outgoing.get(rank), incoming.get(rank))
                 if left:

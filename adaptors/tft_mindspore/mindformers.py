@@ -151,7 +151,8 @@ class _Section:
     A mapping in the YAML file, with its path within the file.
     """
 
-    def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:  # Any: YAML
+    # Any: `content` was parsed from YAML and is not yet checked
+    def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:
         self._file = file
         self._name = name
         self._content = content
@@ -423,8 +424,8 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
 
 def _prefix(document: _Section) -> str | None:
     """
-    Return the prefix of the names of the checkpoints that the run writes, None if it writes none.
-    Raises `UsageError` for `integrated_save`.
+    Return the prefix of the names of the checkpoints that the run writes. Return None if it writes
+    none. Raises `UsageError` if `integrated_save` is on.
     """
     for callback in document.sections("callbacks"):
         if callback.text("type") != _MONITOR:
@@ -439,7 +440,7 @@ def _prefix(document: _Section) -> str | None:
     return None
 
 
-def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML
+def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML may have any keys and values
     try:
         import yaml
     except ImportError:
@@ -448,7 +449,8 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML
         content = yaml.safe_load(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError for 2026-13-32
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # PyYAML raises ValueError for an impossible date, such as 2026-13-32.
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

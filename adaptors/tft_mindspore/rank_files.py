@@ -224,7 +224,7 @@ def _of_ckpt(file: BinaryIO) -> str:
     at = 0
     while at < end:
         file.seek(at)
-        head = file.read(11)  # one byte, and at most ten bytes of a length
+        head = file.read(11)  # the tag, and the longest varint (ten bytes)
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
             return f"is not a checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"

@@ -35,7 +35,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_pytorch.preload import preload  # late: takes 1 s
+    from tft_pytorch.preload import preload  # late: an import of 1 s
 
     preload()
 

@@ -103,7 +103,7 @@ class AdoptedMaker:
         return self._shards[shard].written()
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        return named_tensors(self.made.model)  # of all shards, also other ranks' shards
+        return named_tensors(self.made.model)  # also those of other ranks' shards
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others
@@ -150,7 +150,7 @@ class AdoptedMaker:
         if self._replicas is not None:
             self._replicas.clear()
 
-    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: what `wrap` returned
+    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: `wrap` may return anything
         replicas = self._replicas
         if replicas is not None:
             replicas.regroup()

@@ -25,7 +25,7 @@ State = Any
 """What the `state_dict` method of an object returns. Any: each class returns a type of its own."""
 
 
-def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: user's own objects
+def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: objects of any class
     """
     Check the objects that the user handed over in addition to model and optimizer.
 
@@ -48,7 +48,7 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: user's
             )
 
 
-def forget_stages(others: Mapping[str, Any]) -> None:  # Any: user's objects of any class
+def forget_stages(others: Mapping[str, Any]) -> None:  # Any: objects of any class
     """
     Clear, in each `GradScaler`, its record of how far each optimizer has come in the present step.
     Otherwise the `GradScaler` raises an exception when the same step begins again.

@@ -270,7 +270,7 @@ def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
     return parameters, sparse
 
 
-def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: has untyped methods
+def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its methods have no types
     """
     Tell DDP's reducer that the gradients of the parameters have been computed, one by one, in the
     order `order`.

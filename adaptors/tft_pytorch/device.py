@@ -252,7 +252,8 @@ def prepare_environment(devices: Devices) -> None:
             log.warning(
                 "backend_ends_process",
                 variable=f"{name}={present}",
-                why="with this value a fault of another rank can end this process or abort its groups",
+                why="with this value a fault of another rank can end this process or abort its "
+                "groups",
                 remedy=f"unset {name}, or set it to {value}",
             )
 
@@ -378,7 +379,7 @@ def reported_error(devices: Devices) -> str:
     return ""
 
 
-def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: one of many classes
+def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: no common base class
     """
     Return the backend of a group for the devices. A group that is written in Python has no separate
     backends: then return the group itself.

@@ -199,7 +199,8 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # now the newest
+                # move the copy to the end of the dict, because the first ones are deleted first
+                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)
             else:

@@ -165,7 +165,8 @@ class Groups:
         store = self._connect(name, host, port)
         if devices.kind == "cpu":
             interruptible.install()
-        else:  # torch needs a backend in C++ if a group has two backends
+        else:
+            # For devices, torch combines two backends in one group. Both must be written in C++.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:
@@ -173,8 +174,9 @@ class Groups:
         if rank == 0 and not self._told:
             self._told = True
             device.tell_unseen(devices)
-        # Each attempt to form a group increments this counter, a failed attempt too. The counter is
-        # part of the keys by which ranks find each other, so it must be equal on all ranks: reset it.
+        # Each attempt to form a group increments this counter, even if the attempt fails. The
+        # counter is part of the keys by which ranks find each other, so it must be equal on all
+        # ranks. So reset it.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             devices.backends,

@@ -70,7 +70,7 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_begun(self) -> str | None:
-        import torch.distributed as dist  # late: slow, but the script has imported torch
+        import torch.distributed as dist  # late import, because importing torch takes seconds
 
         return "a process group (init_process_group)" if dist.is_initialized() else None
 

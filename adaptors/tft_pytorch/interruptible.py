@@ -90,7 +90,7 @@ class _Waits:
         for over in promised:
             over.set_result(None)
 
-    def promise(self, native: Future[Any]) -> Future[Any]:  # Any: any result
+    def promise(self, native: Future[Any]) -> Future[Any]:  # Any: the result may have any type
         """
         Return a future that gets the result or the exception of torch's future `native`. The future
         raises `CalledOff` if the waits are cancelled before `native` is done.

@@ -35,7 +35,8 @@ class Settings:
         """The keys of lists and dicts in the scheduler's state. They must be copied, because the
         scheduler may change them in place."""
 
-    def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:  # Any: user's object
+    # Any: `scheduler` is the user's own object, of any class
+    def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
         """
         Note the settings of these optimizers and of `scheduler` (or None) from now on.
         """
@@ -52,7 +53,8 @@ class Settings:
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
             lr = group.get("lr")
-            if type(lr) is not float and isinstance(lr, Tensor):  # a tensor may be changed in place
+            # the script may change a tensor in place, so clone tensors
+            if type(lr) is not float and isinstance(lr, Tensor):
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
@@ -75,7 +77,7 @@ class Settings:
         if noted is None:
             return
         present = [group for each in self._optimizers for group in each.param_groups]
-        for group, before in zip(present, noted, strict=False):  # added groups stay
+        for group, before in zip(present, noted, strict=False):  # keep groups that were added
             _put_back(group, before)
         if self._scheduler is None or self._told() == self._scheduled:
             return

@@ -227,7 +227,7 @@ class RankLocalState:
         self.modes.put_back(state.get("modes"))
         self.gradients.put_back(state.get("gradients"))
 
-    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked values
+    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked from bytes
         self._generator.set_state(_byte_tensor(state["torch"]))
         self._devices.restore_generators(state.get("devices", ()))
         if "python" in state:

@@ -190,7 +190,8 @@ class _Gathered:
             for key, item in self._items(value):
                 self.gather(f"{name}.{key}", item, depth - 1)
 
-    def _items(self, value: Any) -> Iterable[tuple[object, object]]:  # Any: attribute of any type
+    # Any: an attribute of an optimizer may have any type
+    def _items(self, value: Any) -> Iterable[tuple[object, object]]:
         if isinstance(value, dict):
             keys = (key if isinstance(key, str | int) else n for n, key in enumerate(value))
             return zip(keys, value.values(), strict=True)

@@ -134,7 +134,7 @@ class ReplicaOptimizer(Optimizer):
         set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps there
         self.refresh()
 
-    def state_dict(self) -> dict[str, Any]:  # Any: torch's own type
+    def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
         """
         Raise `UsageError`, because this rank has only its share of the state.
         """
@@ -143,7 +143,8 @@ class ReplicaOptimizer(Optimizer):
             "one checkpoint, which plain torch can read"
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # Any: torch's own type
+    # Any: the type that torch's class declares
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Load this rank's share from the state of an optimizer that has the whole state, in the form
         of that optimizer's `state_dict`.
@@ -172,7 +173,8 @@ class ReplicaOptimizer(Optimizer):
         self.optim.load_state_dict({"state": state, "param_groups": groups})
         self.reread()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: torch's own type
+    # Any: the type that torch's class declares
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
         Add a parameter group. This is possible only during construction, because the parameters are
         divided among the ranks only once.

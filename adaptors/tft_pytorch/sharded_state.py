@@ -390,7 +390,8 @@ class Parts:
             for name, tensor in named.items():
                 yield f"model.{name}", tensor
 
-    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:  # Any: any values
+    # Any: optimizers keep values of any type
+    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:
         return {
             key: _part(f"optim.state.{name}.{key}", value, spans)
             if isinstance(value, Tensor)
@@ -407,7 +408,7 @@ class Parts:
             )
 
 
-def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: nested values
+def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: state of any type
     """
     Return `state` with each distributed tensor replaced by this rank's part of the tensor. Note the
     position of each part in `spans`.

@@ -162,7 +162,8 @@ class Shard:
                     theirs.get(_owner(name)),
                     list(owner.shape),
                 ):
-                    device = owner.device.type  # the sender has both on one device
+                    # on the sending rank, both are on the same kind of device
+                    device = owner.device.type
                 known = _new(dtype, shape, device, owner)
             room[name] = known
         return room

@@ -132,7 +132,8 @@ class StateStore:
     The training state of this process: the hooks of the adaptor call its methods.
     """
 
-    def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:  # Any: user's own
+    # Any: `data` is the user's own object, of any class
+    def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:
         """
         Watch the objects of `maker`, if they exist already.
 

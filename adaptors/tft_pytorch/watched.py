@@ -61,7 +61,8 @@ class _Watch:
                     self._native[group, name] = method
                     setattr(group, name, self._watched(method, is_message=name in _MESSAGES))
 
-    def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:  # Any: any method
+    # Any: the methods of torch have different signatures
+    def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:
         def operation(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if self._entered is not None:
                 self._entered()

@@ -39,7 +39,7 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: any options
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of any type
     texts = list(options["chaos"])
     nodes = options["nnodes"]
     for text in texts:

@@ -57,7 +57,8 @@ def _hang(*, gil: bool) -> NoReturn:
     wait. The C function `pause` cannot be used, because it returns after every signal. With
     `gil=True` the thread keeps Python's global interpreter lock.
     """
-    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)  # PyDLL keeps the GIL, CDLL not
+    # PyDLL keeps the GIL, CDLL releases the GIL
+    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros initialise it
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)

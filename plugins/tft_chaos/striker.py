@@ -102,7 +102,7 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                pass  # the other hooks of this class make these faults
+                pass  # the other hooks of this class make the faults of these phases
             case _:
                 assert_never(blow.spec.phase)
 

@@ -104,7 +104,7 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 @hookimpl
 def tft_compare() -> Mapping[str, str]:
-    return {}  # tft has no copy of the state to compare
+    return {}  # tft cannot read the state of the program
 
 
 @hookimpl

@@ -27,7 +27,8 @@ class Refused(Exception):
     """
 
 
-def number(function: str, name: str, value: Any, least: int, most: int) -> int:  # Any: unchecked
+# Any: `value` is not yet checked
+def number(function: str, name: str, value: Any, least: int, most: int) -> int:
     """
     Check that `value` is a whole number from `least` to `most`, and return it.
     """

@@ -44,7 +44,7 @@ class Handlers:
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
-    def register(self, name: str, function: Any, context: Any) -> None:  # Any: of any class
+    def register(self, name: str, function: Any, context: Any) -> None:  # Any: not yet checked
         """
         Register a function of the program under `name`. Raises `TypeError` if it cannot be called.
         """
@@ -57,7 +57,7 @@ class Handlers:
         """
         return name in self._known
 
-    def call(self, name: str, *told: Any) -> Any:  # Any: of any class
+    def call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         """
         Call the function `name` with the arguments `told`. Add its context if functions of this
         name get one.
@@ -70,7 +70,7 @@ class Handlers:
             if took > self.limit:
                 log.warning("function_slow", name=name, took_s=round(took, 1), limit_s=self.limit)
 
-    def _call(self, name: str, *told: Any) -> Any:  # Any: of any class
+    def _call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         function, context = self._known[name]
         device.use(self.device)
         if name in ("stream_sync", "decrypt") or name.startswith("zit_"):

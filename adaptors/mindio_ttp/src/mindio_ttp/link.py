@@ -79,7 +79,7 @@ class Desk:
         """
         return bool(self._guests)
 
-    def hear(self, name: str, *facts: Any) -> None:  # Any: JSON values
+    def hear(self, name: str, *facts: Any) -> None:  # Any: values that JSON can represent
         """
         Send a report to the orchestrator that decides.
         """
@@ -143,7 +143,7 @@ class Line:
         # a separate thread, because the callback may call the controller and wait for the answer
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: JSON values
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
         """
         Call the controller and return its answer. Return 1 if the controller does not answer.
         """

@@ -340,7 +340,8 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            self.offered, self.wanted = [], ""  # chosen before all faults were known
+            # The orchestrator chose before it knew of all faults, so ask again.
+            self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:
             self.joining = False

@@ -43,7 +43,7 @@ class Orchestrator:
         self.world = 0
         self._rank: int | None = None
         self._started = False
-        self._functions: dict[str, Callable[..., Any]] = {}  # Any: any function
+        self._functions: dict[str, Callable[..., Any]] = {}  # Any: any signature
         self._line: Line | None = None
         self._lead: Lead | None = None
         """The `tft lead` process that this process uses, if this process has no rank."""
@@ -60,7 +60,7 @@ class Orchestrator:
         """
         return all(name in self._functions for name in REPORTS)
 
-    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: any function
+    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: any signature
         """
         Register the function that is called with the reports of this name.
         """
@@ -112,7 +112,7 @@ class Orchestrator:
             self._lead.tidy()
         line.close()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: JSON values
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
         """
         Send a call to the controller and return its answer. Return 1 if there is no controller.
         """
@@ -133,7 +133,7 @@ class Orchestrator:
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            lead = self._lead  # a child of this process
+            lead = self._lead  # its process is a child of this process
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),

@@ -41,7 +41,8 @@ class Option:
         ]
 
     @hookimpl
-    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: any options
+    # Any: an option may have a value of any type
+    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
         Return the variable with the path where the controller listens for the orchestrator.
 
@@ -65,7 +66,7 @@ class Orchestrated(Negotiator, Option):
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
-    def tft_on_leader(self, report: Any) -> None:  # Any: as the hook is specified
+    def tft_on_leader(self, report: Any) -> None:  # Any: a function of the controller
         """
         Open the socket for the orchestrator.
         """
@@ -75,7 +76,7 @@ class Orchestrated(Negotiator, Option):
     @hookimpl
     def tft_on_event(
         self, event: str, facts: Mapping[str, Any]
-    ) -> None:  # Any: as the hook is specified
+    ) -> None:  # Any: a fact may have any type
         """
         Record whether the controller has a job to lead, and report the progress of the job to the
         orchestrator.

@@ -677,7 +677,8 @@ processor = Processor()
 """The processor of this process."""
 
 
-def register(name: str, function: Callable[..., Any], context: Any) -> None:  # Any: of any class
+# Any: the program chooses the context and the types of its functions
+def register(name: str, function: Callable[..., Any], context: Any) -> None:
     """
     Register a function of the program under `name`.
     """

@@ -603,7 +603,8 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                raise TrainingFault(str(error), context_lost=True) from error  # must be replaced
+                # The program's functions cannot be called again after this, so replace the process.
+                raise TrainingFault(str(error), context_lost=True) from error
             raise
 
     # ---------------------------------------------------------------- the last checkpoint

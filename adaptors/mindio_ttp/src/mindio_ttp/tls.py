@@ -105,7 +105,8 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     return said
 
 
-def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:  # Any: unchecked
+# Any: `info` is not yet checked
+def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     """
     Return the options of `tft run` for an encrypted bus.
 

@@ -116,7 +116,7 @@ class Store:
         _meet_in(torch, f"tft-{repair}", root)
 
 
-def client(host: str, port: int) -> Any:  # Any: untyped in torch
+def client(host: str, port: int) -> Any:  # Any: torch is imported only at run time
     """
     Connect to the store at this address, and return the client. Raises `RuntimeError` if no store
     answers in time.
@@ -150,13 +150,13 @@ def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports t
     )
 
 
-def _root(store: Any) -> Any:  # Any: untyped in torch
+def _root(store: Any) -> Any:  # Any: torch is imported only at run time
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
-def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: untyped in torch
+def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: torch is not imported here
     """
     Make groups that are formed from now on use keys with the prefix `prefix` in this store.
     """

@@ -36,7 +36,7 @@ class Logger:
     """
 
     @staticmethod
-    def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: as logging allows
+    def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: values of any type
         """
         Return the message with its arguments inserted.
         """
@@ -45,31 +45,31 @@ class Logger:
         except (TypeError, ValueError):
             return f"{msg} {args!r}"
 
-    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as logging allows
+    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write a debug line.
         """
         _log.debug(self.format(msg, *args))
 
-    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as logging allows
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an info line.
         """
         _log.info(self.format(msg, *args))
 
-    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as logging allows
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write a warning line.
         """
         _log.warning(self.format(msg, *args))
 
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as logging allows
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an error line.
         """
         _log.error(self.format(msg, *args))
 
-    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as logging allows
+    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an error line with the traceback of the exception that is being handled.
         """
