@@ -2,8 +2,8 @@
 The adaptor for Megatron: `megatron.core` with its parallel state, its DistributedDataParallel and
 its optimizers. It builds on the adaptor for PyTorch.
 
-A script calls `begin` before it builds the model and the optimizer. It calls `enable` when both are
-built.
+A training script calls `begin` before it builds the model and the optimizer. It calls `enable` when
+both are built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from tft_megatron.versions import check_megatron
 __all__ = ["Data", "Settled", "add_arguments", "begin", "enable", "settle"]
 
 
-def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatron takes them
+def begin(session: Any, **sizes: Any) -> None:  # Any: a `tft.Session`; sizes of various types
     """
     Prepare this process for building model and optimizer. Call this instead of `init_process_group`
     and of Megatron's `initialize_model_parallel`. `sizes` are the arguments of
     `initialize_model_parallel`.
 
-    Afterwards the script can build everything, even if no other rank has started yet. No collective
-    sends any data before `session.run`.
+    Afterwards the script can build model and optimizer, even if no other rank has started yet. No
+    collective sends any data before `session.run`.
 
     Raises `UsageError` if the sizes do not fit the job, if the job runs with another adaptor, or if
     process groups exist already. Also raises `UsageError` if megatron-core is missing or another
@@ -51,7 +51,7 @@ def begin(session: Any, **sizes: Any) -> None:  # Any: `tft.Session`; as Megatro
 
 
 def enable(
-    session: Any,  # Any: `tft.Session`, and the user's own objects
+    session: Any,  # Any: a `tft.Session`; below, Megatron's objects, which have no types
     model: Any,
     optimizer: Any,
     scheduler: Any = None,
@@ -70,14 +70,15 @@ def enable(
     `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`, `rng`,
     `others`, `save` and `load` are those of `session.adopt`.
 
-    From here on `optimizer.step` is an update window. The scheduler is stepped in this window too,
-    by the value that `increment` returns. The script must pass the same value to `scheduler.step`
-    afterwards. Without `increment` the value is Megatron's running global batch size.
+    From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
+    this window tft steps the scheduler too, by the value that `increment` returns. The script must
+    call `scheduler.step` with the same value afterwards. Without `increment` the value is
+    Megatron's running global batch size.
 
     Raises `UsageError` if `begin` was not called, or for objects that the adaptor cannot handle.
     """
     if not _parallel.begun:
-        raise UsageError("call tft_megatron.begin before anything of Megatron is built")
+        raise UsageError("call tft_megatron.begin before the model and the optimizer are built")
     training = Training(
         chunks=tuple(model) if isinstance(model, list | tuple) else (model,),
         optimizer=optimizer,
@@ -97,10 +98,11 @@ def enable(
     )
 
 
-def _torch_optimizer(optimizer: Any) -> Any:  # Any: whatever it is, it is checked later
+def _torch_optimizer(optimizer: Any) -> Any:  # Any: of any class, because it is not checked yet
     """
-    Return the torch optimizer inside Megatron's `optimizer`, for observers of training to watch: it
-    changes the parameters. Return None if `optimizer` has no chained optimizers.
+    Return the torch optimizer inside Megatron's `optimizer`, because observers of training watch
+    the torch optimizer, which changes the parameters. Return None if `optimizer` has no chained
+    optimizers.
     """
     chained = getattr(optimizer, "chained_optimizers", None)
     return chained[0].optimizer if chained else None

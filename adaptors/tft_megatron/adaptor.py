@@ -1,6 +1,8 @@
 """
-The adaptor for Megatron: the module that the entry point names. It has each hook of
-`tft.spi.adaptor.AdaptorSpecs`; the other modules do the work.
+The hooks of the adaptor for Megatron. The entry point of the adaptor names this module.
+
+This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
+modules of the package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # late: takes seconds, only ranks that train need it
+    from tft_megatron.preload import preload  # late: an import of seconds
 
     preload()
 
@@ -70,7 +72,7 @@ def tft_end_step() -> None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
     wrap: Callable[[], Any] | None,
 ) -> None:
     _hooks.adopted = adopt(parts, wrap, parallel, _torch.contributing)
@@ -104,7 +106,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_megatron.checkpoints import join  # late: imports megatron-core, see preload.py
+    from tft_megatron.checkpoints import join  # late: imports megatron-core (see preload.py)
 
     return join(directory, files)
 
@@ -124,7 +126,7 @@ def tft_load(directory: Path, shard: str) -> None:
 @hookimpl
 def tft_beside() -> bytes:
     _hooks.state()
-    return b""  # the script's own objects hold the whole state
+    return b""  # the objects that the script itself saves have the whole state
 
 
 @hookimpl

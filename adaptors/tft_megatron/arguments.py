@@ -1,10 +1,11 @@
 """
-Switches high availability on in a Megatron script, by arguments and by the environment variable
-`HIGH_AVAILABILITY`. Refuses combinations that cannot work, and derives the settings for tft.
+The command-line arguments and the environment variable `HIGH_AVAILABILITY` that switch high
+availability on in a Megatron script. This module refuses combinations that cannot work, and derives
+the settings for tft.
 
-The argument names are those that users of MindSpeed-LLM know. The variable can switch features on,
-but cannot switch off what an argument switches on. This module imports nothing from Megatron,
-because the arguments are settled before `tft.init`.
+The arguments have the same names as in MindSpeed-LLM. The variable can switch features on, but
+cannot switch off a feature that an argument switches on. This module imports nothing from Megatron,
+because the arguments are read before `tft.init`.
 """
 
 import math
@@ -25,7 +26,7 @@ _ELASTIC = "enable_elastic_training"
 _NO_REPLICA = "distributed_optimizer_no_replica"
 _REPLICAS = "optimizer_replica_num"
 _NOT_GIVEN = 2
-"""The number of ranks that hold each shard, if the script gives none."""
+"""The number of ranks that hold each shard of the optimizer, if the script gives no number."""
 
 _OF_WORDS = {
     "dump": (_MASTER,),
@@ -35,12 +36,11 @@ _OF_WORDS = {
     "elastic-training": (_MASTER, _ELASTIC),
     "exit": (),
 }
-"""Each word of `HIGH_AVAILABILITY` with the arguments that it switches on. `exit` is what happens
-when nothing else helps: after other words it adds nothing, and alone it says that nothing is
-wanted."""
+"""Each word that `HIGH_AVAILABILITY` may contain, with the arguments that the word switches on. The
+word `exit` switches nothing on. Alone, it says that high availability is off on purpose."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""The strategies in which the adaptor takes part, in the order in which tft tries them, each with
+"""The strategies that the adaptor supports, in the order in which tft tries them. Each comes with
 the argument that switches it on."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
@@ -49,7 +49,8 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Arguments that keep the optimizer's state where the adaptor does not look for it."""
+"""Arguments with which Megatron keeps the optimizer's state in places that the adaptor does not
+read. Each comes with the reason."""
 
 _NEEDED = (
     "tensor_model_parallel_size",
@@ -58,8 +59,8 @@ _NEEDED = (
     "expert_model_parallel_size",
     "use_distributed_optimizer",
 )
-"""The Megatron arguments from which it follows which ranks hold the same state. If a script calls
-them otherwise, its layout would be computed wrongly."""
+"""The Megatron arguments that decide which ranks hold the same state. If a script has other names
+for them, this module would compute wrong groups of ranks."""
 
 _SIZES = (
     "tensor_model_parallel_size",
@@ -72,7 +73,8 @@ _SIZES = (
     "nccl_communicator_config_path",
     "distributed_timeout_minutes",
 )
-"""The arguments of a Megatron script that `initialize_model_parallel` takes by the same name."""
+"""The arguments of a Megatron script that are also arguments of `initialize_model_parallel`, with
+the same names."""
 
 _DENSE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _EXPERTS = (
@@ -80,21 +82,22 @@ _EXPERTS = (
     "expert_tensor_parallel_size",
     "pipeline_model_parallel_size",
 )
-"""The arguments into whose sizes the ranks are cut, for the dense parameters and for the
-experts."""
+"""The arguments whose sizes, multiplied, must divide the number of ranks: for the dense parameters,
+and for the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """
-    The settings that follow from the arguments and the environment.
+    The settings for tft that `settle` has derived from the arguments and the environment.
     """
 
     strategies: tuple[str, ...]
-    """The strategies this rank takes part in, as `--enable` takes them."""
+    """The strategies that are switched on, by the names that `tft run --enable` takes."""
     replicas: int
-    """How many ranks hold each shard of the optimizer, at least; 1: there are no copies."""
-    sizes: Mapping[str, Any]  # Any: each has the type that Megatron gives it
+    """The least number of ranks that hold a shard of the optimizer. 1 means that there are no
+    copies."""
+    sizes: Mapping[str, Any]  # Any: arguments of various types
     """The arguments that `begin` passes to `initialize_model_parallel`, including
     `num_distributed_optimizer_instances`."""
 
@@ -104,13 +107,14 @@ _settled: Settled | None = None
 
 def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     """
-    Add the arguments to `parser`; Megatron takes this function as its `extra_args_provider`.
+    Add the arguments for high availability to `parser`. A script passes this function to Megatron
+    as `extra_args_provider`.
     """
     group = parser.add_argument_group(title="high availability")
     group.add_argument(
         _flag(_MASTER),
         action="store_true",
-        help="switch high availability on: the survivors of a fault save a last checkpoint",
+        help="switch high availability on: the ranks that survive a fault save a last checkpoint",
     )
     group.add_argument(
         _flag(_RETRY),
@@ -120,13 +124,13 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         _flag(_RECOVER),
         action="store_true",
-        help="start a process in the place of one that has ended, without restarting the others",
+        help="start a new process for a rank whose process has ended, without restarting others",
     )
     group.add_argument(
         _flag(_NO_REPLICA),
         action="store_true",
-        help="cut the distributed optimizer over all data-parallel ranks, without copies: what a rank "
-        "loses comes back from the newest checkpoint",
+        help="cut the distributed optimizer over all data-parallel ranks, without copies: lost state "
+        "comes back from the newest checkpoint",
     )
     group.add_argument(
         _flag(_REPLICAS),
@@ -137,21 +141,22 @@ def add_arguments(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         _flag(_ELASTIC),
         action="store_true",
-        help="go on with fewer ranks: checked, and refused, since this version does not have it",
+        help="go on with fewer ranks after a fault: refused, because this version cannot do this",
     )
     return parser
 
 
 def settle(args: Namespace) -> Settled:
     """
-    Combine the arguments with `HIGH_AVAILABILITY`, check the result, and keep it for `tft.init`.
+    Combine the arguments with `HIGH_AVAILABILITY`, check the result, and store the result for
+    `tft.init`.
 
     Call this before `tft.init`, after the arguments are parsed. Megatron's own
     `num_distributed_optimizer_instances` is set to match. If nothing is switched on, rank 0 warns
-    on stderr that no fault will be survived. `HIGH_AVAILABILITY=exit` says that this is intended,
-    and then rank 0 does not warn.
+    on stderr that the job will survive no fault. With `HIGH_AVAILABILITY=exit` this is intended,
+    and rank 0 does not warn.
 
-    If the result is refused, the process writes the reason to stderr and exits with code 2, as an
+    If the check fails, the process writes the reason to stderr and exits with code 2, as an
     argument parser does. `args` is not changed then.
     """
     try:
@@ -184,10 +189,10 @@ def _settle(args: Namespace) -> Settled:
 
 def enabled() -> tuple[str, ...]:
     """
-    Return the strategies in which this rank takes part.
+    Return the strategies that are switched on for this rank.
 
-    These are the strategies that `settle` has kept. If the script did not call `settle`,
-    `HIGH_AVAILABILITY` names the strategies; if it is empty, all strategies are returned.
+    `settle` has stored these strategies. If the script did not call `settle`, return the strategies
+    that `HIGH_AVAILABILITY` names, or all strategies if the variable is empty.
 
     Raises `UsageError` if `HIGH_AVAILABILITY` has an unknown word or a strategy that is not
     supported.
@@ -205,7 +210,8 @@ def enabled() -> tuple[str, ...]:
 
 def check(args: Namespace) -> None:
     """
-    Refuse arguments that contradict each other, or that cannot be carried out. Raises `UsageError`.
+    Raise `UsageError` if arguments contradict each other, or ask for something that the adaptor
+    does not support.
     """
     if not _has(args, _MASTER):
         _refuse_parts_of_nothing(args)
@@ -247,7 +253,7 @@ def _words(words: str) -> list[str]:
 
 
 def _tell_that_all_is_off() -> None:
-    if os.environ.get("RANK", "0") != "0":  # one rank is enough
+    if os.environ.get("RANK", "0") != "0":  # only rank 0 prints the warning
         return
     sys.stderr.write(
         f"tft: high availability is off: neither the arguments nor {_VARIABLE} switch it on. No "
@@ -395,10 +401,11 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    Return how many ranks are to hold each shard of the optimizer; 1: no copies are wanted.
+    Return how many ranks the arguments ask to hold each shard of the optimizer. Return 1 if no
+    copies are wanted.
 
-    Raises `UsageError` for a number that makes no copies, and for arguments that contradict each
-    other.
+    Raises `UsageError` if the number is less than 2 but copies are wanted, and for arguments that
+    contradict each other.
     """
     if not _has(args, _MASTER):
         return 1
@@ -438,7 +445,7 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    Return how many ranks, at least, hold each shard of the optimizer. `replicas` is the requested
+    Return the least number of ranks that hold a shard of the optimizer. `replicas` is the requested
     number of instances of the distributed optimizer.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
@@ -448,14 +455,14 @@ def _holders(args: Namespace, replicas: int) -> int:
 
 def _whole(args: Namespace) -> int:
     """
-    Return how many ranks, at least, hold the same state of an optimizer that is not distributed.
-    These ranks reduce their gradients together.
+    Return the least number of ranks that hold the same state of an optimizer, if the optimizer is
+    not distributed. These ranks reduce their gradients together.
     """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)
 
 
-def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: see `Settled.sizes`
+def _sizes(args: Namespace, replicas: int) -> Mapping[str, Any]:  # Any: sizes of various types
     sizes = {name: getattr(args, name) for name in _SIZES if getattr(args, name, None) is not None}
     if _has(args, "use_tp_pp_dp_mapping"):
         sizes["order"] = "tp-cp-ep-pp-dp"
@@ -477,7 +484,7 @@ def _dense(args: Namespace) -> int:
 
 def _experts(args: Namespace) -> int | None:
     """
-    Return how many ranks hold the same experts, None if experts are not spread over ranks.
+    Return how many ranks hold the same experts. Return None if experts are not spread over ranks.
     """
     if _size(args, "expert_model_parallel_size") == 1:
         return None

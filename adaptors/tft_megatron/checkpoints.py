@@ -11,8 +11,8 @@ checkpoint, without tft.
     iter_0000042/   .metadata, metadata.json, common.pt      of the whole, written last
                     SHARD/.metadata, SHARD/__0_0.distcp, …   what one rank has written
 
-The `.metadata` of the whole checkpoint only names the other files: no tensor is read to join
-shards.
+The `.metadata` of the whole checkpoint refers to the files of the shards. So shards are joined
+without reading a tensor.
 """
 
 import io
@@ -53,30 +53,30 @@ from tft_megatron.generators import ModelPart, consumed, generators
 from tft_megatron.layout import Content, Placed
 
 _FORM = 1
-"""The form of a shard's description; another form is refused."""
+"""The version of a shard's description. A description of another version is refused."""
 
 _OWN = "tft.own."
-"""The prefix of the names of tensors that megatron-core does not keep."""
+"""The prefix of the names of tensors that only this adaptor reads, not megatron-core."""
 
 _COMMON = "tft.common"
-"""The entry in which a shard has the content of `common.pt`."""
+"""The name of the entry, in a shard, that has the content for the file `common.pt`."""
 
 _GENERATORS = "rng_state"
-"""The directory of what Megatron keeps of the random generators of all ranks."""
+"""The name under which a checkpoint has the states of the random generators of all ranks."""
 
 _LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
-"""The name that tft gives the rank-local state of a rank in a checkpoint."""
+"""The name of the file, in a checkpoint, with the rank-local state of one rank."""
 
 _BACKEND = CheckpointingConfig("torch_dist", 1)
-"""The checkpoint form, as megatron-core 0.16 names it in `metadata.json`."""
+"""The checkpoint format, as megatron-core 0.16 describes it in `metadata.json`."""
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""The file in which Megatron's own training looks up its newest checkpoint."""
+"""The file that tells Megatron's training program which checkpoint is the newest."""
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""A tensor, or a part of one, under another name: that name, its shape, its strides, and the offset
-of its first element in the tensor."""
+"""A part of a tensor that is stored under the name of another piece: the name of that piece, the
+shape and the strides of the part, and the offset of its first element in the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +86,17 @@ class Written:
     """
 
     described: bytes
-    """The description from which the adaptor takes the shard back, without the tensors."""
+    """The description of the shard without the tensors. The adaptor needs it to read the shard."""
     own: Mapping[str, Tensor]
-    """The tensors that the adaptor takes back, by name. A tensor that megatron-core keeps too is
-    written once."""
+    """The tensors that the adaptor needs to read, by name. A tensor that megatron-core stores too
+    is written only once."""
     content: Content
     part: ModelPart
     """The part of the model to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """
-        Return the description of the shard, and the entries to be written, by name.
+        Return the description of the shard, packed, and the entries to be written, by name.
         """
         kept = self.content.tensors
         views = views_of(self.own, [piece for piece in kept if not piece.derived])
@@ -120,10 +120,10 @@ class Written:
 
 def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, list[View]]:
     """
-    Return the tensors of `own` that need not be written, because `pieces` contain all their
-    elements. The result has, by name of the tensor, its views in the pieces.
+    Find the tensors of `own` that need not be written, because `pieces` contain all their elements.
+    Return, for each such tensor, its views in the pieces.
 
-    A tensor and a piece share an element if both lie in the same memory.
+    A tensor and a piece share an element if the element has the same address in memory in both.
     """
     lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
     for name, tensor in own.items():
@@ -155,7 +155,7 @@ def _memory(tensor: Tensor) -> tuple[int, torch.dtype]:
     return tensor.untyped_storage().data_ptr(), tensor.dtype
 
 
-def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: plain values, megatron-core's own
+def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: values of any type
     content = io.BytesIO()
     torch.save(dict(common), content)
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
@@ -166,18 +166,18 @@ def _saved(common: Mapping[str, Any]) -> Tensor:  # Any: plain values, megatron-
 
 def save(directory: Path, shard: str, written: Written) -> list[str]:
     """
-    Write the shard under `directory`/its name, and sync it. Return the names of its files, relative
-    to `directory`.
+    Write the shard under `directory`/`shard`, and sync the files. Return the names of the files,
+    relative to `directory`.
 
-    Files that an earlier attempt left there are removed.
+    Files of an earlier attempt under `directory`/`shard` are removed first.
     """
     return _write(directory, shard, *written.parts())
 
 
 def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
     """
-    Copy the shard into host memory. Return a function that writes the copy as `save` does; it can
-    be called once.
+    Copy the shard into host memory. Return a function that writes the copy into a directory, as
+    `save` does. The returned function can be called once.
     """
     meta, entries = written.parts()
     copy = copied(entries)
@@ -185,7 +185,7 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # not flattened: torch would look for tensors inside an object of megatron-core
+    # flatten nothing: otherwise torch would look for tensors inside megatron-core's objects
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -196,8 +196,8 @@ def load(
     """
     Read a shard that `save` wrote. Return the description, and the tensors by name.
 
-    `room` gets the description and returns the tensors to be filled. Raises `CheckpointCorrupt` if
-    the shard cannot be read.
+    `room` is a function that takes the description and returns the tensors to be filled. Raises
+    `CheckpointCorrupt` if the shard cannot be read.
     """
     place = directory / shard
     with reading(place):
@@ -229,8 +229,8 @@ def _told(place: Path) -> dict[str, Any]:
 
 def join(directory: Path, files: Iterable[str]) -> list[str]:
     """
-    Write, under `directory`, the files that megatron-core looks for, joined from the shards among
-    `files`. Return the names of the written files, relative to `directory`.
+    Join the shards among `files`, and write under `directory` the files that megatron-core needs to
+    load the whole checkpoint. Return the names of the written files, relative to `directory`.
 
     Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if a
     file cannot be read, or if no shard has the common state.
@@ -276,7 +276,8 @@ class _Whole:
 
     def stored(self) -> list[WriteResult]:
         """
-        Return the record of where each piece is stored.
+        Return, for each piece of a tensor, the record of the file and the offset where the piece is
+        stored.
         """
         return list(self._stored.values())
 
@@ -309,8 +310,8 @@ class _Whole:
 
 def _counted(common: bytes, samples: int | None) -> bytes:
     """
-    Return the common state, with `samples` as the number of consumed samples. `samples` None: the
-    number is left as it is.
+    Return the common state, with `samples` as the number of consumed samples. If `samples` is None,
+    the number stays unchanged.
     """
     if samples is None:
         return common
@@ -329,10 +330,10 @@ def _part(told: Mapping[str, Any]) -> ModelPart:
 
 def _captured(directory: Path, files: Iterable[str]) -> dict[int, bytes]:
     """
-    Return the rank-local state of each rank whose file is among `files`.
+    Read the rank-local state of each rank whose file is among `files`. Return the states by rank.
     """
     found = {int(match[1]): match[0] for file in files if (match := _LOCAL_STATE.fullmatch(file))}
-    # the first line of the file names the rank
+    # the state begins after the first line, which names the rank
     return {r: (directory / name).read_bytes().partition(b"\n")[2] for r, name in found.items()}
 
 
@@ -351,7 +352,7 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's own training that `newest` is the newest checkpoint in `directory`. The file
+    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`. The file
     `latest_checkpointed_iteration.txt` is written with the number `step`.
 
     The file is removed if `newest` is None, or does not have the name that Megatron expects for

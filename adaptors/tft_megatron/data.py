@@ -1,8 +1,8 @@
 """
 The data position of Megatron's scripts: how many samples the whole job has consumed.
 
-Iterators over the data begin at this position. Megatron's calculator of micro-batches is set to it
-too. No other data position is kept.
+Iterators over the data begin at this position. Megatron's calculator of the number of micro-batches
+is set to this position too. No other data position is stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,9 @@ from typing import Any
 from tft.errors import MalformedMessage, UsageError
 
 Batches = Iterator[Any] | Sequence[Iterator[Any] | None] | None
-"""What a script's `build` makes: an iterator over the micro-batches of this rank. For a pipeline
-with several chunks of the model on a rank it makes one iterator for each. None where nothing is
-read. Any: the script's own type."""
+"""The result of the script's function `build`: an iterator over the micro-batches of this rank. If
+the rank has several chunks of the model (virtual pipeline stages), the result has one iterator for
+each chunk. None if the rank reads no data. Any: micro-batches may be of any type."""
 
 
 class Data:
@@ -36,13 +36,13 @@ class Data:
         self, build: Callable[[int], Batches], *, consumed: int = 0, chunks: int | None = None
     ) -> None:
         """
-        Keep the function `build`, which makes the iterator of this rank.
+        Store the function `build`, which makes the iterator of this rank.
 
         `build(consumed)` returns an iterator over the micro-batches that follow after `consumed`
-        samples. It is called when training begins, and again when the first step after a rollback
-        begins. With the same position it has to give the same micro-batches. `consumed` is the
-        position at which training begins. `chunks` is Megatron's virtual pipeline size, if the
-        script uses it; `build` then returns that many iterators.
+        samples. `build` is called when training begins, and again when the first step after a
+        rollback begins. For the same `consumed`, `build` must return the same micro-batches.
+        `consumed` is the position at which training begins. `chunks` is Megatron's virtual pipeline
+        size, if the script uses it; `build` then returns that many iterators.
 
         Megatron's calculator must exist: call `init_num_microbatches_calculator` first. Raises
         `UsageError` if it does not exist.
@@ -51,7 +51,7 @@ class Data:
         self._build = build
         self._consumed = consumed
         self._step: int | None = None
-        """The newest step that has begun; None since the position was set."""
+        """The newest step that has begun. None if no step has begun since the position was set."""
         self._drawn = _Drawn(1 if chunks is None else chunks)
         self._several = chunks is not None
 
@@ -66,8 +66,8 @@ class Data:
     @property
     def iterators(self) -> "_Chunk | list[_Chunk]":
         """
-        Return the same objects as `begin`, for a loop of Megatron's own that asks for its iterators
-        only once. These objects stay the same for the whole training.
+        Return the same objects as `begin`, for a training loop of Megatron, which asks for its
+        iterators only once. These objects stay the same for the whole training.
         """
         return self._drawn.chunks if self._several else self._drawn.chunks[0]
 
@@ -77,7 +77,7 @@ class Data:
         micro-batches to the number at this position.
 
         May be called more than once in a step, for example by a forward step. Raises `UsageError`
-        if the step before has drawn some of its micro-batches and not all.
+        if the previous step has drawn some of its micro-batches, but not all.
         """
         if step != self._step:
             if self._step is None:
@@ -105,8 +105,8 @@ class Data:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Go on as if the number of samples in `state` had been consumed. The next step begins with
-        new iterators.
+        Set the number of consumed samples to the number in `state`. The next step begins with new
+        iterators.
 
         Raises `MalformedMessage` if `state` was captured from another kind of object.
         """
@@ -120,7 +120,7 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # done between steps too: the scheduler's increment is read from the calculator
+        # also between steps, because the increment of the scheduler is read from the calculator
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:
@@ -150,15 +150,15 @@ class Data:
 
 class _Chunk(Iterator[Any]):
     """
-    The iterator over the micro-batches of one chunk of the model. It draws from the iterator that
-    `build` made last.
+    The iterator over the micro-batches of one chunk of the model. It takes the micro-batches from
+    the newest iterator that `build` has made.
     """
 
     def __init__(self) -> None:
         self.batches: Iterator[Any] | None = None
         self.count = 0
 
-    def __next__(self) -> Any:  # Any: the script's own type
+    def __next__(self) -> Any:  # Any: a micro-batch of any type
         if self.batches is None:
             raise UsageError(
                 "a micro-batch was drawn, but this rank has no iterator: call data.begin(step) at "
@@ -171,7 +171,7 @@ class _Chunk(Iterator[Any]):
 
 class _Drawn:
     """
-    The micro-batches that were drawn for each chunk in the present step.
+    Counts the micro-batches that each chunk of the model has drawn in the present step.
     """
 
     def __init__(self, chunks: int) -> None:
@@ -193,8 +193,9 @@ class _Drawn:
 
     def check(self, step: int) -> None:
         """
-        Check, when a step is over, that each chunk has drawn all micro-batches or none. Ranks that
-        get them from others draw none. Raises `UsageError` otherwise.
+        Check, when a step is over, that each chunk has drawn all micro-batches or none. A rank that
+        gets the micro-batches from another rank draws none. Raises `UsageError` if a chunk has
+        drawn some of them only.
         """
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):
@@ -206,7 +207,7 @@ class _Drawn:
                 )
 
 
-def _calculator() -> Any:  # Any: Megatron has no types here
+def _calculator() -> Any:  # Any: an object of Megatron, which ships no types
     from megatron.core import num_microbatches_calculator
 
     present = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR

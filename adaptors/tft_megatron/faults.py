@@ -1,5 +1,5 @@
 """
-Classifies the exceptions that leave a Megatron training loop. Also tells whether a thread may be
+Finds out which fault caused an exception in a Megatron training loop, and whether a thread may be
 waiting for other ranks.
 """
 
@@ -11,20 +11,21 @@ import tft_pytorch.faults
 from tft.spi import Diagnosis, FaultKind
 
 _PRECISION = "PRECISION ERROR"
-"""The text of the `RuntimeError` that a monitor of a Megatron job raises when its numbers are
-wrong."""
+"""The text in the `RuntimeError` that a precision monitor raises when the numbers of the training
+are wrong."""
 
 _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The last step that the monitor knows to be sound."""
+"""The part of that text which names the last step whose numbers were right."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
-"""The file in which Megatron itself calls torch's engine for the backward pass. The engine reduces
-the gradients."""
+"""The file of Megatron that calls torch's autograd engine for the backward pass. Gradients are
+reduced inside that call, so a thread in this file may wait for other ranks."""
 
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    Return the fault that an exception of a training loop means; None if it means no fault.
+    Return the fault that caused `error`, an exception in a training loop. Return None if no known
+    fault did.
     """
     said = str(error)
     if isinstance(error, RuntimeError) and _PRECISION in said:

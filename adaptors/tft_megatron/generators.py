@@ -1,9 +1,10 @@
 """
-Converts the random generator states of all ranks to the form in which Megatron's own training keeps
-them. The input is the rank-local state that each rank has captured. The output has one object
-`rng_state` for every part of the model, with the states of its data-parallel ranks.
+Converts the random generator states of all ranks to the form in which Megatron's training program
+stores them in a checkpoint. The input is the rank-local state of each rank. The output has one
+object `rng_state` for every part of the model, with the states of the data-parallel ranks of that
+part.
 
-Also reads the number of consumed samples, which each rank has captured too.
+This module also reads the number of consumed samples from the rank-local state.
 """
 
 import random
@@ -22,26 +23,26 @@ from tft.spi import unpack
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
     """
-    A part of the model, and the ranks that have it.
+    A part of the model, such as a pipeline stage, and the ranks that have this part.
     """
 
     pipeline: tuple[int, int]
-    """The place of this part among the pipeline stages, and the number of stages."""
+    """The index of the pipeline stage of this part, and the number of stages."""
     tensor: tuple[int, int]
-    """The same for tensor parallelism."""
+    """The tensor-parallel index of this part, and the tensor-parallel size."""
     experts: int
-    """The number of ranks over which experts are spread."""
+    """The expert-parallel size: the number of ranks over which the experts are spread."""
     ranks: tuple[int, ...]
-    """The data-parallel ranks, in their order."""
+    """The ranks that have this part, in data-parallel order."""
 
 
 def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dict[str, Any]:
     """
-    Return the objects with the generator states, by megatron-core's unique keys. `captured` is the
-    rank-local state of each rank.
+    Return the objects with the generator states, by the keys under which megatron-core stores them.
+    `captured` has the rank-local state of each rank.
 
     If the rank-local state of a rank is lost, the state of the first other rank of its part is
-    used. The values are `Any`, in the form in which Megatron keeps them.
+    used. Any: the values have the form in which Megatron stores them.
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -52,7 +53,7 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
         states = [known.get(rank, first) for rank in part.ranks]
         (stage, stages), (slice_, slices) = part.pipeline, part.tensor
         if part.experts > 1:
-            # as Megatron does it: ranks with different experts draw different numbers
+            # as in Megatron, because ranks with different experts draw different random numbers
             for place, state in enumerate(states):
                 shape, at = (stages, slices, len(states)), (stage, slice_, place)
                 one = ShardedObject("rng_state", [state], shape, at)
@@ -66,7 +67,7 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
 def consumed(captured: Mapping[int, bytes]) -> int | None:
     """
     Return the number of samples that the whole job has consumed, as `tft_megatron.Data` counts
-    them. None: the script keeps another data position.
+    them. Return None if the script uses another object for its data position.
     """
     counted: list[int | None] = [unpack(each).get("consumed") for each in captured.values()]
     return next((found for found in counted if found is not None), None)
@@ -74,13 +75,13 @@ def consumed(captured: Mapping[int, bytes]) -> int | None:
 
 def of_rank(local_state: bytes) -> dict[str, Any]:
     """
-    Return the generator states of a rank, in Megatron's form. `local_state` is the rank-local state of
-    the rank.
+    Return the generator states of a rank, in the form in which Megatron stores them. `local_state`
+    is the rank-local state of the rank.
 
-    Megatron needs a state for every generator, but only generators that training draws from were
-    captured. For Python's and numpy's generators, the state of this process is used instead. For
-    CUDA's generator, the captured state of torch's CPU generator is used. The values are `Any`:
-    each generator has its own form.
+    Megatron needs a state for every generator, but the rank-local state has only the generators
+    that training draws from. If Python's or numpy's generator is not in it, the state of this
+    process's generator is used. For a missing CUDA generator, the state of torch's CPU generator is
+    used. Any: each generator has a state of another type.
     """
     told = unpack(local_state)
     kept = unpack(told["torch"])
@@ -97,14 +98,14 @@ def _bytes(content: bytes) -> Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _python(kept: Any) -> Any:  # Any: as Python keeps it
+def _python(kept: Any) -> Any:  # Any: a state of Python's generator, which has no type
     if kept is None:
         return random.getstate()
     version, words, gauss = kept
     return version, tuple(words), gauss
 
 
-def _numpy(kept: Any) -> Any:  # Any: as numpy keeps it
+def _numpy(kept: Any) -> Any:  # Any: a state of numpy's generator, which has no type
     if kept is None:
         return numpy.random.get_state()
     name, words, *rest = kept

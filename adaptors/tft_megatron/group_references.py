@@ -1,7 +1,7 @@
 """
-Finds the references to process groups in the user's objects. A walk over the objects finds them
-once. After that, tft points the references at the new groups whenever groups are formed again. So
-model and optimizer stay the same objects, even if their groups change.
+Finds all references to process groups in the user's objects, once. Whenever groups are formed
+again, tft sets these references to the new groups. So model and optimizer stay the same objects,
+even if their groups change.
 """
 
 from collections import deque
@@ -17,7 +17,8 @@ from torch import Tensor
 from tft.errors import UsageError
 
 Role = Hashable
-"""The purpose of a group. The groups of each forming have the same roles."""
+"""The purpose of a process group, by its name in Megatron. Whenever groups are formed, there is one
+group for each role."""
 
 _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType)
 
@@ -25,11 +26,11 @@ _LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, Builti
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """
-    One reference to a group.
+    One reference to a process group in the user's objects, which can be set to another group.
     """
 
     path: str
-    """The path to the reference, as an operator would write it."""
+    """The path from the model, optimizer or scheduler to the reference, for messages."""
     role: Role
     put: Callable[[dist.ProcessGroup | None], None]
 
@@ -76,9 +77,9 @@ def find_places(
 
 def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
     """
-    Yield the references that an object has to other objects. Each is a tuple of three: the text to
-    put after the object's own path, the value, and a function that replaces the value. The function
-    is None if the value cannot be replaced. Values are `Any`: they can have every type.
+    Yield the references of an object to other objects. Each is a tuple of three: the text to append
+    to the path of the object, the value, and a function that replaces the value. The function is
+    None if the value cannot be replaced. Any: the values can have every type.
     """
     if isinstance(holder, dict):
         for key, value in holder.items():
@@ -118,7 +119,7 @@ def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None
 def _of_cell(cell: CellType) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     try:
         yield "(…)", cell.cell_contents, partial(setattr, cell, "cell_contents")
-    except ValueError:  # the cell is empty: the variable is not bound yet
+    except ValueError:  # raised for a closure variable that has no value yet
         return
 
 

@@ -1,10 +1,11 @@
 """
-Megatron's process groups. Pretended groups take the place of real groups at first, so that a script
-can build models and optimizers before other ranks have started. Real groups replace them later.
+Forms Megatron's process groups. At first there are only pretended groups, which send nothing. With
+them a script can build model and optimizer before other ranks have started. Real groups replace the
+pretended groups later.
 
-Megatron makes its groups in the same order each time, and names them in its module
-`parallel_state`. The name is the role of the group: a new group replaces the old group that had the
-same role (`group_references.py`).
+Megatron stores each group in a variable of its module `parallel_state`. The name of the variable is
+the role of the group. A new group replaces the old group with the same role (see
+`group_references.py`).
 """
 
 import gc
@@ -25,12 +26,13 @@ from tft_megatron.stray_groups import refuse_kept
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"
-"""Megatron's list of all its groups. Groups that have no name of their own are found in it only."""
+"""The variable with Megatron's list of all groups. A group that has no variable of its own is only
+in this list."""
 
 
 class Parallel:
     """
-    Megatron's parallel state in this process.
+    Megatron's process groups in this process: pretended groups or real groups.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -41,8 +43,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """Pretended groups that the script may still refer to, until it is seen that none is
-        left."""
+        """The pretended groups that were dropped but not yet found to be freed. The script may
+        still refer to them."""
         self._excepthook = sys.excepthook
 
     @property
@@ -53,22 +55,22 @@ class Parallel:
         return self._world > 0
 
     @property
-    def sizes(self) -> Mapping[str, Any]:  # Any: as `initialize_model_parallel` takes them
+    def sizes(self) -> Mapping[str, Any]:  # Any: the sizes have various types
         """
-        Return the sizes that `begin` was given.
+        Return the sizes with which `begin` was called.
         """
         return self._sizes
 
     @property
     def place(self) -> tuple[int, int]:
         """
-        Return the rank and the world size that `begin` was given.
+        Return the rank and the world size with which `begin` was called.
         """
         return self._rank, self._world
 
     def begin(self, rank: int, world: int, sizes: Mapping[str, Any]) -> None:
         """
-        Create the pretended groups. Raises `UsageError` if the sizes do not fit the world.
+        Create the pretended groups. Raises `UsageError` if the sizes do not divide the world size.
         """
         self._rank, self._world, self._sizes = rank, world, sizes
         try:
@@ -82,11 +84,11 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from `roots`. From now on the
-        references are pointed at the new groups, whenever groups are formed.
+        Find all references to the groups that can be reached from `roots`. From now on these
+        references are set to the new groups whenever groups are formed.
 
-        `beside` is a function that drops the references that Megatron keeps elsewhere. Raises
-        `UsageError` if other references exist, because nothing could update them.
+        `beside` is a function that drops the references in Megatron's own objects. Raises
+        `UsageError` if further references to the groups exist, because tft could not update them.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -102,8 +104,8 @@ class Parallel:
         self, name: str, host: str, port: int, rank: int, world: int, *, devices: Devices
     ) -> None:
         """
-        Replace the present groups by real groups. Raises `OrderRefused` if the script still keeps
-        one of the pretended groups.
+        Replace the present groups by real groups. Raises `OrderRefused` if the script still has a
+        reference to one of the pretended groups.
         """
         self._taken += self._pretended()
         self._drop_pretence()
@@ -121,7 +123,7 @@ class Parallel:
 
     def clear(self) -> None:
         """
-        Free the real groups, and pretend groups again.
+        Free the real groups, and create pretended groups in their place.
         """
         if not self.begun or self._pretends:
             return
@@ -133,7 +135,7 @@ class Parallel:
     def _pretend(self) -> None:
         from torch.testing._internal.distributed.fake_pg import (
             FakeStore,
-        )  # registers the backend too
+        )  # also registers the backend
 
         self._excepthook = sys.excepthook
         dist.init_process_group("fake", store=FakeStore(), rank=self._rank, world_size=self._world)
@@ -148,7 +150,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            sys.excepthook = self._excepthook  # torch wraps it again for each default group
+            sys.excepthook = self._excepthook  # torch wraps the hook for each default group
             self._pretends = False
 
     def _point(self) -> None:
@@ -164,10 +166,10 @@ class Parallel:
             place.put(None)
         self._beside()
         _forget_groups()
-        gc.collect()  # modules and their hooks refer to each other in cycles
+        gc.collect()  # modules and their hooks form reference cycles
 
 
-def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: as Megatron takes them
+def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various types
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(**sizes)
@@ -216,16 +218,16 @@ def _forget_groups() -> None:
 @contextmanager
 def _all_pretended() -> Iterator[None]:
     """
-    Have Megatron make only pretended groups while this context is open.
+    Make Megatron create only pretended groups while this context is open.
 
-    Megatron asks for gloo in addition to the device's backend, and for options of NCCL. Both fail
-    while no other rank is connected.
+    By itself Megatron would create groups with gloo and with options for NCCL. Both fail while no
+    other rank is connected.
     """
     from megatron.core import parallel_state
 
     make: Callable[..., Any] = parallel_state.create_group
 
-    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: as Megatron has them
+    def pretended(*arguments: Any, **named: Any) -> Any:  # Any: Megatron ships no types
         return make(*arguments, **{**named, "backend": "fake", "pg_options": None})
 
     parallel_state.create_group = pretended

@@ -1,11 +1,11 @@
 """
-Gives all ranks equal parameters at the beginning of a job. Megatron's ranks do this while they
-build the model. With tft no other rank is connected at that time. So tft does it when process
-groups are formed, as long as no step is complete.
+Gives all ranks equal parameters at the beginning of a job. Without tft, Megatron does this while
+the ranks build the model. With tft no other rank is connected at that time. So tft does it when
+process groups are formed, as long as no step is complete.
 
 The first pipeline stage sends its embeddings to the stages that have a copy. These stages use the
-copy as output weights, or for predicting several tokens. Data-parallel ranks send their parameters
-to the other ranks of their group, which may have been initialised with other random values.
+copy as output weights, or to predict several tokens. Data-parallel ranks send their parameters to
+the other ranks of their group, which may have been initialised with other random values.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,10 @@ def begins(training: Training, stands: bool) -> bool:
     Return whether no rank has trained yet and no rank has read a checkpoint. All ranks call this
     together.
 
-    `stands` is True if this rank has begun with the other ranks, or has read a checkpoint. If it is
-    True on any rank, the job is past its beginning. Then the master weights are correct on every
-    rank. The parameters may be wrong: they may come from a step that was undone.
+    `stands` is True if this rank has already begun training with the other ranks, or has read a
+    checkpoint. If it is True on any rank, the job is past its beginning. Then the master weights
+    are correct on every rank. The parameters may be wrong, because they may come from a step that
+    was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
@@ -33,8 +34,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the handed-over objects have trained before, because the script has itself loaded
-    them from a checkpoint.
+    Return whether the model and the optimizer have trained before, because the script itself has
+    loaded them from a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -43,12 +44,12 @@ def has_trained(training: Training) -> bool:
 
 def make_alike(training: Training) -> None:
     """
-    Give the ranks equal parameters and master weights where these must be equal. All ranks call
-    this together.
+    Make the parameters and master weights equal on all ranks that must have the same values. All
+    ranks call this together.
     """
     for weight in _tied(training):
-        # Megatron all-reduces them, and has set the copies to zero for that. The pretended groups
-        # have reduced nothing.
+        # Megatron sets the copies to zero and then all-reduces the weights. The all-reduce did
+        # nothing, because it used pretended groups. So broadcast the weights here.
         group = _embedding_group()
         dist.broadcast(weight.data, dist.get_process_group_ranks(group)[0], group=group)
     for chunk in training.chunks:
@@ -65,8 +66,8 @@ def _embedding_group() -> dist.ProcessGroup:
 
 def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
     """
-    Yield the weights of this rank that other pipeline stages have too. They are found in the same
-    way as in Megatron's LanguageModule.
+    Yield the weights of this rank that other pipeline stages have too, such as embeddings. The
+    conditions are those in Megatron's LanguageModule.
     """
     for chunk in training.chunks:
         if chunk.config.pipeline_model_parallel_size == 1:

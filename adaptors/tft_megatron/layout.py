@@ -1,14 +1,14 @@
 """
-Collects what megatron-core writes of the state of this rank. For each part of the state these are
-the tensors, with their place in the whole, and the objects that belong to them.
+Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. Each
+part of the state has tensors, with their position in the whole tensor, and other objects.
 
-No other rank is asked for anything. But megatron-core asks its process groups for places and sizes,
-so groups must exist, real or pretended.
+This module sends nothing to other ranks. But megatron-core reads ranks and sizes from its process
+groups, so the groups must exist. Pretended groups, which send nothing, are enough.
 
 The form of the state is `dp_reshardable`, the only form that needs no collective. In this form,
-each rank of the distributed optimizer has a stretch of every bucket. The model parameters that a
-rank writes are computed from its own master weights. This holds for all parameters of a distributed
-optimizer: the parameters of other ranks are up to date only after they were gathered.
+each rank of the distributed optimizer has a contiguous piece (a stretch) of every bucket. A rank
+computes the model parameters that it writes from its own master weights, because parameters of
+other ranks are up to date only after they were gathered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,16 +35,17 @@ from tft.errors import UsageError
 from tft_megatron.generators import ModelPart
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
-"""The `metadata` that an optimizer's `sharded_state_dict` must get, for writing and for reading."""
+"""The argument `metadata` for the `sharded_state_dict` of an optimizer, for writing and for
+reading."""
 
 REST = "rest"
-"""The name of the part of the state that no optimizer owns."""
+"""The name of the part of the state that belongs to no optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
     """
-    A tensor, or a piece of one, at the place where megatron-core looks for it.
+    A tensor, or a piece of a tensor, with its position in the checkpoint.
     """
 
     key: str
@@ -54,11 +55,11 @@ class Placed:
     """The offset of this piece in the whole tensor."""
     tensor: Tensor
     first: bool = True
-    """False: the piece is a copy. Another part of the model writes it, where readers look for
-    it."""
+    """False if the piece is a copy that another part of the model writes too. Readers use the other
+    one."""
     derived: bool = False
-    """True: the piece follows from other pieces that are written too. Taking a shard back does not
-    need it."""
+    """True if the piece can be computed from other pieces that are written too. Then this adaptor
+    does not read it."""
 
     @property
     def name(self) -> str:
@@ -75,22 +76,22 @@ class Content:
     """
 
     tensors: list[Placed] = field(default_factory=list)
-    objects: dict[str, Any] = field(default_factory=dict)  # Any: plain values, megatron-core's own
-    """Objects by the unique key that megatron-core gives them."""
+    objects: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
+    """Objects that are no tensors, by the unique key that megatron-core gives them."""
     common: dict[str, Any] = field(default_factory=dict)
-    """The state that megatron-core keeps once for all ranks."""
+    """The state that megatron-core stores once for all ranks."""
 
 
 def content_of(
     wanted: int | str,
     models: Sequence[nn.Module],
-    optimizer: Any,  # Any: megatron-core ships no types
+    optimizer: Any,  # Any: an object of megatron-core, which ships no types
 ) -> Content:
     """
     Return the data to write for one part of the state.
 
-    `wanted` is the number of an optimizer among the chained optimizers, or `REST` for state that no
-    optimizer owns.
+    `wanted` is the index of an optimizer among the chained optimizers, or `REST` for the state that
+    belongs to no optimizer.
     """
     chained = list(getattr(optimizer, "chained_optimizers", None) or [optimizer])
     found: dict[int | str, Content] = {number: Content() for number in range(len(chained))}
@@ -99,18 +100,18 @@ def content_of(
         name: _bare(model).sharded_state_dict()
         for name, model in zip(model_names(len(models)), models, strict=True)
     }
-    with _with_state(chained):  # asking for missing state would create it
+    with _with_state(chained):  # otherwise reading missing state would create it
         states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # Each optimizer has its own stretches. A copy of one is on another data-parallel rank.
+        # With a distributed optimizer, no other rank of the same instance has any of this state.
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # Megatron has its first rank write it
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # in Megatron only the first rank writes it
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
@@ -120,7 +121,7 @@ def content_of(
 @contextmanager
 def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core ships no types
     """
-    Give every torch Adam or AdamW that has no state its initial state while this context is open.
+    While this context is open, give every torch Adam or AdamW without state its initial state.
     Remove that state afterwards.
 
     An optimizer has no state if all its steps so far were skipped. megatron-core cannot write an
@@ -146,7 +147,7 @@ def _with_state(chained: Sequence[Any]) -> Iterator[None]:  # Any: megatron-core
 
 def part() -> ModelPart:
     """
-    Return the part of the model that this rank has.
+    Return the part of the model on this rank, and the ranks that have the same part.
     """
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     return ModelPart(
@@ -165,7 +166,7 @@ def part() -> ModelPart:
 
 def model_names(count: int) -> list[str]:
     """
-    Return the names under which Megatron's own training stores `count` chunks of a model.
+    Return the names under which Megatron's training program stores a model that has `count` chunks.
     """
     return ["model"] if count == 1 else [f"model{number}" for number in range(count)]
 
@@ -174,10 +175,10 @@ def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def _clean(state: Any) -> None:  # Any: as megatron-core has it
+def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which ships no types
     """
-    Set the padding between parameters to zero: megatron-core would write uninitialized memory
-    there.
+    Set the padding between parameters to zero, because otherwise megatron-core would write
+    uninitialized memory for it.
     """
     for bucket in _buckets(state):
         for piece in bucket:
@@ -188,7 +189,7 @@ def _clean(state: Any) -> None:  # Any: as megatron-core has it
                         value.data.zero_()
 
 
-def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: as megatron-core has it
+def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: untyped in megatron-core
     for by_dtype in state.get("param_state", {}).values():
         if isinstance(by_dtype, dict):
             for buckets in by_dtype.values():
@@ -197,24 +198,24 @@ def _buckets(state: Any) -> Iterator[list[dict[str, Any]]]:  # Any: as megatron-
 
 def _spread(
     into: Content, state: Any, *, alone: bool = False
-) -> None:  # Any: as megatron-core has it
+) -> None:  # Any: untyped in megatron-core
     """
     Sort a state into tensors, objects and common values, and add them to `into`.
 
-    `alone`: no other part of the model has any of this state. The replica numbers of its tensors
-    are ignored then.
+    Pass `alone=True` if no other part of the model has any of this state. Then the replica numbers
+    of its tensors are ignored.
     """
     sharded, common = save_preprocess(state, validate_access_integrity=False)
     for value in nested_values(sharded):
         if isinstance(value, ShardedTensor):
             into.tensors.append(_placed(value, first=alone or _is_first(value.replica_id)))
         elif isinstance(value, ShardedObject):
-            # a list, because megatron-core may have several under one key
+            # a list, because megatron-core may have several objects with the same key
             into.objects[value.unique_key] = [value.data]
     into.common.update(common)
 
 
-def _placed(value: Any, *, first: bool) -> Placed:  # Any: a ShardedTensor
+def _placed(value: Any, *, first: bool) -> Placed:  # Any: an untyped ShardedTensor
     ahead = (1,) * value.prepend_axis_num
     return Placed(
         key=value.key,
@@ -231,7 +232,7 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
     hold.
 
     `replica` is the replica number that megatron-core gives the tensor. If it is a tuple, its last
-    number is that of the data-parallel rank, and is ignored.
+    number is the index of the data-parallel rank, which is ignored.
     """
     return isinstance(replica, int) or not any(replica[:-1])
 
@@ -241,15 +242,15 @@ def _is_first(replica: int | tuple[int, ...]) -> bool:
 
 def _spread_models(
     found: Mapping[int | str, Content],
-    chained: Sequence[Any],  # Any: as megatron-core has it
+    chained: Sequence[Any],  # Any: untyped in megatron-core
     named: Mapping[str, Any],
     wanted: int | str,
 ) -> None:
     """
     Sort the state of the models into `found`. A parameter goes to the optimizer that owns the
-    parameter or a stretch of it. All other state goes to `REST`.
+    parameter or a contiguous piece of it. All other state goes to `REST`.
 
-    Stretches take memory, so only those of the optimizer `wanted` are made.
+    The pieces take memory, so only the pieces of the optimizer `wanted` are made.
     """
     owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
     here = {
@@ -269,7 +270,7 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # ranks with the same rest may have other experts, which have objects of their own
+        # store these objects in each shard: ranks with the same rest may have different experts
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
@@ -290,7 +291,7 @@ def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no t
         yield from optimizer.get_parameters()
 
 
-def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-core ships no types
+def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: untyped in megatron-core
     """
     Yield the pieces of a model parameter that can be computed from this rank's master weights.
 
@@ -325,7 +326,7 @@ def _stretch(optimizer: Any, value: Any) -> Iterator[Placed]:  # Any: megatron-c
 
 def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
     """
-    Yield the parameters of which this rank has a stretch.
+    Yield the parameters of which this rank has at least a piece in the distributed optimizer.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -335,22 +336,24 @@ def _here(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no ty
                 yield from each["param_map"]
 
 
-def _parts(value: Any) -> list[Any]:  # Any: as megatron-core has it
+def _parts(value: Any) -> list[Any]:  # Any: untyped in megatron-core
     if isinstance(value, ShardedTensorFactory):
         return [part for part in nested_values(value.build()) if isinstance(part, ShardedTensor)]
     return [value]
 
 
 Box = tuple[tuple[int, ...], tuple[int, ...], int]
-"""The offset of a box in the view, its shape, and the index of its first element in memory."""
+"""A rectangular part of a view: its offset in the view, its shape, and the index of its first
+element in memory."""
 
 
 def boxes(
     shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
 ) -> Iterator[Box]:
     """
-    Yield, as boxes, the elements of a view that lie in memory from `start` up to, but not
-    including, `end`. The boxes are the fewest possible for a tensor whose elements lie in order.
+    Divide into boxes those elements of a view that are in memory from `start` up to, but not
+    including, `end`. Yield the boxes. For a tensor whose elements are in order, the number of boxes
+    is as small as possible.
 
     `begin` is the index of the view's first element in memory.
     """
@@ -360,7 +363,7 @@ def boxes(
     if start <= begin and last < end:
         yield (0,) * len(shape), shape, begin
         return
-    # along the axis with the widest stride the fewest slices are cut
+    # cut along the axis with the largest stride, which gives the fewest slices
     axis = max(range(len(shape)), key=lambda a: (shape[a] > 1, stride[a]))
     step, within = stride[axis], last - begin - (shape[axis] - 1) * stride[axis]
     inner = (*shape[:axis], 1, *shape[axis + 1 :])

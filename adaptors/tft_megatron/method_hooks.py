@@ -1,11 +1,11 @@
 """
-Replaces methods on the user's own Megatron objects and nowhere else: `optimizer.step`,
-`scheduler.step` and the `update` of the gradient scaler. So all changes to the state in place
-happen in one update window. No all-reduce with other ranks happens in that window.
+Replaces three methods on the user's Megatron objects, but not in Megatron's classes:
+`optimizer.step`, `scheduler.step` and the `update` of the gradient scaler. With the new methods,
+all changes of the state happen in one update window, and no all-reduce happens in that window.
 
-Written for megatron-core 0.16 (`versions.py`). The code depends on two details of that version: the
-order within `ChainedOptimizer.step`, and what `DistributedOptimizer.step_with_ready_grads` adds to
-the method that it inherits.
+This module is written for megatron-core 0.16 (see `versions.py`). It depends on two details of that
+version: the order of calls in `ChainedOptimizer.step`, and the parameter gathering that
+`DistributedOptimizer.step_with_ready_grads` adds to the inherited method.
 """
 
 from functools import partial
@@ -17,8 +17,8 @@ from tft.errors import UsageError
 from tft_megatron.training import Training
 
 Returned = tuple[bool, float | None, float | None]
-"""What a step of Megatron's optimizers returns: whether the step was done, the gradient norm, and
-the number of zeros."""
+"""The result of a step of Megatron's optimizers: whether the step was done, the gradient norm, and
+the number of zeros in the gradients."""
 
 
 class Replaced:
@@ -26,15 +26,15 @@ class Replaced:
     The replaced methods, which step optimizer and scheduler together in one update window.
     """
 
-    def __init__(self, session: Any, training: Training) -> None:  # Any: `tft.Session`
+    def __init__(self, session: Any, training: Training) -> None:  # Any: a `tft.Session`
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """The increment by which the scheduler was stepped in the window, until the script asks for
-        it. None: no call of the script is owed."""
+        """The increment by which tft has stepped the scheduler in the last update window. None
+        after the script has called `scheduler.step` for that step."""
         self._found: list[tuple[Any, bool]] = []
-        """The gradient scalers that the next window updates, each with whether gradients were
-        infinite."""
+        """The gradient scalers to update in the next update window, each with a flag: True if
+        gradients were infinite."""
 
     def install(self) -> None:
         """
@@ -61,7 +61,7 @@ class Replaced:
         window.
 
         If gradients are infinite, all ranks skip the update, but the step still has an update
-        window. Raises `UsageError` if `scheduler.step` was not called since the step before.
+        window. Raises `UsageError` if `scheduler.step` was not called since the previous step.
         """
         if self._owed is not None:
             raise UsageError(
@@ -87,8 +87,8 @@ class Replaced:
 
     def step_scheduler(self, increment: int) -> None:
         """
-        Accept the script's call of `scheduler.step`: the scheduler was stepped in the window
-        already.
+        Accept the script's call of `scheduler.step`, and do nothing: tft has stepped the scheduler
+        in the update window already.
 
         Raises `UsageError` if no step of the optimizer came before, or if tft stepped the scheduler
         by another increment.
@@ -106,12 +106,12 @@ class Replaced:
                 "script"
             )
 
-    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron's
+    def _note(self, scaler: Any, found_inf: bool) -> None:  # Any: Megatron ships no types
         """
         Record an update of a gradient scaler. The update is done in the next update window.
 
         Megatron itself would change the loss scale before the window. If a rank were lost between
-        the two, its replacement would have the scale of the step before.
+        the change and the window, its replacement would have the old loss scale.
         """
         self._found.append((scaler, found_inf))
 
@@ -140,7 +140,7 @@ class Replaced:
                 )
 
 
-def _step_alone(optimizer: Any) -> None:  # Any: one of Megatron's
+def _step_alone(optimizer: Any) -> None:  # Any: an optimizer of Megatron, which ships no types
     """
     Change this rank's master weights, and the parameters that are rounded from them. Do not gather
     the parameters of other ranks.

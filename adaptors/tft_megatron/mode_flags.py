@@ -14,7 +14,7 @@ from tft_megatron.training import Training
 
 class Switches:
     """
-    The modes at the time when the script hands over what it has built.
+    The modes that the model had when the script called `tft_megatron.enable`.
     """
 
     def __init__(self, training: Training) -> None:
@@ -27,7 +27,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Set all modes back.
+        Restore all these modes.
         """
         for module, mode in self._modes:
             module.training = mode
@@ -36,16 +36,17 @@ class Switches:
             _put_hooks(chunk, wanted=gathers)
 
 
-def _gathers(chunk: Any) -> bool:  # Any: Megatron's DistributedDataParallel
+def _gathers(chunk: Any) -> bool:  # Any: an untyped Megatron DDP
     return bool(chunk.remove_forward_pre_hook_handles)
 
 
-def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: as above
+def _put_hooks(chunk: Any, *, wanted: bool) -> None:  # Any: an untyped Megatron DDP
     """
-    Give each module of the chunk its forward hook if `wanted`; otherwise remove all these hooks.
+    If `wanted`, add Megatron's forward hook, which gathers parameters, to each module of the chunk.
+    Otherwise remove all these hooks.
 
-    Megatron's own function to remove the hooks fails if some hooks are missing. That can happen
-    when a fault interrupts the removal.
+    Megatron's own function to remove the hooks fails if some hooks are missing. Hooks can be
+    missing if a fault has interrupted the removal.
     """
     if not chunk.use_forward_hook:
         return

@@ -1,9 +1,10 @@
 """
 Checks that all stages of a pipeline have the same parameter groups.
 
-While Megatron builds the optimizer, each stage asks the other stages for their groups and adds
-missing groups without parameters. With tft no other rank is connected at that time. So tft refuses
-different groups when the first process groups are formed.
+Without tft, each stage asks the other stages for their parameter groups while Megatron builds the
+optimizer, and adds the missing ones as empty groups. With tft no other rank is connected at that
+time. So tft raises an error for different parameter groups when the first process groups are
+formed.
 """
 
 from typing import Any
@@ -14,13 +15,13 @@ from tft.errors import OrderRefused
 from tft_megatron.training import Training
 
 _SETTINGS = ("is_expert_parallel", "is_decoupled_lr", "wd_mult", "lr_mult", "max_lr", "min_lr")
-"""The settings by which Megatron tells parameter groups apart. Steps do not change them."""
+"""The settings by which Megatron distinguishes parameter groups. No step changes these settings."""
 
 
 def refuse_other_settings(training: Training) -> None:
     """
-    Refuse a pipeline in which another stage has other parameter groups. Raises `OrderRefused`. All
-    ranks of a pipeline call this together.
+    Raise `OrderRefused` if another stage of the pipeline has other parameter groups than this
+    stage. All ranks of a pipeline call this together.
     """
     from megatron.core import parallel_state as state
 
@@ -31,7 +32,7 @@ def refuse_other_settings(training: Training) -> None:
         for each in training.optimizers
     ]
     group = state.get_pipeline_model_parallel_group()
-    found: list[Any] = [None] * dist.get_world_size(group)  # Any: as `own`
+    found: list[Any] = [None] * dist.get_world_size(group)  # Any: lists like `own`, pickled
     dist.all_gather_object(found, own, group=group)
     for stage, theirs in enumerate(found):
         if theirs != own:

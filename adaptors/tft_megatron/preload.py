@@ -1,6 +1,6 @@
 """
-Imports the modules that Megatron needs before they are used. The other ranks wait while a
-replacement starts, so its start must be short.
+Imports the modules that Megatron needs, before training begins. The other ranks wait while a
+replacement starts, so a replacement must not spend its start on imports.
 """
 
 import tft_pytorch.preload
@@ -10,12 +10,12 @@ from tft_megatron.versions import check_megatron
 
 def preload() -> None:
     """
-    Import the modules; this takes some seconds. Starts no thread and touches no device, so that the
-    process can be forked.
+    Import the modules that Megatron needs, which takes some seconds. Start no thread and touch no
+    device, so that the process can be forked.
 
     Raises `UsageError` if megatron-core is missing, or is another version.
     """
     check_megatron()
     tft_pytorch.preload.preload()
 
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401 (groups that send nothing)
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 (for pretended groups)

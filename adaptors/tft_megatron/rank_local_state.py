@@ -1,7 +1,7 @@
 """
-The rank-local state of a rank. It has the random generators, including those of Megatron's tracker
-for dropout, and the data position. It also has the buffers that a forward pass changes, such as the
-counts of tokens that experts received.
+The rank-local state of a rank. It has the random generators, including the generators of Megatron's
+tracker, which dropout uses, and the data position. It also has the buffers that a forward pass
+changes, such as the counts of tokens that each expert has received.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state. `closing`: the capture is made when an update window
+        Return the present rank-local state, packed. Pass `closing=True` when an update window
         closes.
         """
         state: dict[str, object] = {
@@ -55,11 +55,12 @@ class RankLocalState:
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Restore the captured state. Raises `MalformedMessage` if this adaptor did not capture it.
+        Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
+        capture `local_state`.
         """
         state = unpack(local_state)
         if not isinstance(state, dict) or state.get("form") != _FORM:
-            raise MalformedMessage("rank-local state that the adaptor megatron did not capture")
+            raise MalformedMessage("the rank-local state was not captured by the adaptor megatron")
         self._torch.rollback(state["torch"])
         tracker = _tracker()
         present = tracker.get_states()
@@ -69,8 +70,8 @@ class RankLocalState:
 
     def set_aside(self, training: Training) -> Callable[[], None]:
         """
-        Return a function that restores the random generators and the modes of modules to their
-        present state.
+        Save the present state of the random generators and the modes of the modules. Return a
+        function that restores them.
         """
         put_torch_back, tracked = self._torch.set_aside(), self._own()["tracker"]
         modes = [(m, m.training) for chunk in training.chunks for m in chunk.modules()]
@@ -87,21 +88,22 @@ class RankLocalState:
 
     def skip(self, batches: int) -> None:
         """
-        Have the user's data leave out the next `batches` batches.
+        Make the user's data object leave out its next `batches` batches.
         """
         self._torch.skip(batches)
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the values of which the digests `rng` and `data` are made.
+        Return the values from which the digests `rng` and `data` are computed: the random state and
+        the data position.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}
 
     def generators(self) -> dict[str, str]:
         """
-        Return a digest of each random generator by name. Those of Megatron's tracker keep their
-        names.
+        Return a digest of each random generator, by name. The generators of Megatron's tracker have
+        the names that Megatron gives them.
         """
         tracked = {name: _bytes(kept) for name, kept in _tracker().get_states().items()}
         return {
@@ -115,19 +117,19 @@ class RankLocalState:
         }
 
 
-def _tracker() -> Any:  # Any: Megatron's
+def _tracker() -> Any:  # Any: an object of Megatron, which ships no types
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     return get_cuda_rng_tracker()
 
 
-def _bytes(kept: Any) -> bytes:  # Any: a state, or with CUDA graphs a generator
+def _bytes(kept: Any) -> bytes:  # Any: a state tensor, or with CUDA graphs a generator
     state = kept.get_state() if isinstance(kept, torch.Generator) else kept
     found: bytes = state.numpy().tobytes()
     return found
 
 
-def _as(present: Any, kept: bytes) -> Any:  # Any: as in `_bytes`
+def _as(present: Any, kept: bytes) -> Any:  # Any: a state tensor or a generator
     state = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
     if isinstance(present, torch.Generator):
         present.set_state(state)

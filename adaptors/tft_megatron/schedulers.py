@@ -1,9 +1,9 @@
 """
-Checks the scheduler that the script hands over. tft steps this scheduler in the update window, and
-moves it to other ranks with the optimizer.
+Checks the scheduler that the script passes to `tft_megatron.enable`. tft steps this scheduler in
+the update window, and sends its state to other ranks with the optimizer.
 
-tft would do neither with a scheduler that it was not given. A replacement rank would then continue
-with another learning rate than the other ranks.
+tft cannot do this for a scheduler that the script has not passed. A replacement rank would then
+continue with another learning rate than the other ranks.
 """
 
 import gc
@@ -16,12 +16,11 @@ from tft_megatron.training import Training
 
 class Progress:
     """
-    The state of a scheduler, in a form that can be restored exactly. Megatron's own
-    `load_state_dict` cannot do that: it adds the loaded steps to the steps that the scheduler has
-    already counted.
+    Saves and restores the exact state of a scheduler. Megatron's own `load_state_dict` cannot
+    restore it: it adds the loaded steps to the steps that the scheduler has already counted.
     """
 
-    def __init__(self, scheduler: Any) -> None:  # Any: Megatron's
+    def __init__(self, scheduler: Any) -> None:  # Any: an object of Megatron, which ships no types
         self._scheduler = scheduler
 
     def state_dict(self) -> dict[str, Any]:
@@ -32,15 +31,16 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """
-        Set the attributes back.
+        Set the attributes of the scheduler to the values in `state`.
         """
         vars(self._scheduler).update(state)
 
 
 def check_scheduler(training: Training) -> None:
     """
-    Check that a scheduler that was given is one of Megatron's. If none was given, check that no
-    scheduler exists for this optimizer. Raises `UsageError` otherwise.
+    Check that the scheduler, if the script has passed one, is of a class of Megatron. If the script
+    has passed none, check that no scheduler exists for this optimizer. Raises `UsageError` if a
+    check fails.
     """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
@@ -56,7 +56,7 @@ def check_scheduler(training: Training) -> None:
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     ours = {id(each) for each in (training.optimizer, *training.optimizers, *inner)}
     for found in gc.get_objects():
-        # check the type only: an object that looks like something else is not asked anything
+        # use `type`, because `isinstance` could run code of an unrelated object
         if issubclass(type(found), OptimizerParamScheduler | LRScheduler) and (
             id(getattr(found, "optimizer", None)) in ours
         ):

@@ -9,19 +9,19 @@ from typing import Any
 
 from tft.errors import UsageError
 
-Holder = Any  # one of Megatron's configurations, which carry no types
+Holder = Any  # a configuration object of Megatron, which ships no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    The reason why a setting is refused, and the condition.
+    The reason why tft refuses a setting, and the condition under which it does.
     """
 
     why: str
     when: Callable[[Holder, object], bool] = lambda _, value: bool(value)
-    """Gets the configuration and its value of the setting. Returns whether the setting is
-    refused."""
+    """A function that takes a configuration and the value of the setting in it, and returns whether
+    the setting is refused."""
 
 
 _SCALES = "TransformerEngine's 8-bit state that lives from step to step has no copy"
@@ -33,28 +33,28 @@ _OFFLOADED = Refused(
 )
 
 REFUSED: Mapping[str, Refused] = {
-    "optimizer_cpu_offload": Refused(why="the state outside the device has another form"),
-    "use_precision_aware_optimizer": Refused(why="the masters are kept inside the fused optimizer"),
+    "optimizer_cpu_offload": Refused(why="the state in host memory has another form"),
+    "use_precision_aware_optimizer": Refused(why="tft cannot read masters in a fused optimizer"),
     "overlap_param_gather_with_optimizer_step": Refused(
         why="other ranks would get parameters in the middle of an update"
     ),
     "reuse_grad_buf_for_mxfp8_param_ag": Refused(
-        why="parameters are copied by the script's loop, not by the optimizer"
+        why="the script's loop copies the parameters, not the optimizer"
     ),
     "fp8_param_gather": Refused(why="parameters of 8 bits have scales of their own"),
     "fp8_param": Refused(why="parameters of 8 bits have scales of their own"),
     "fp4_param": Refused(why="parameters of 4 bits have scales of their own"),
     "fp8_recipe": Refused(
         why=_SCALES,
-        # it has a value even if `fp8` is not set
+        # the setting has a value even if `fp8` is not set
         when=lambda holder, value: (
             bool(getattr(holder, "fp8", None)) and value in ("delayed", "custom")
         ),
     ),
     "moe_router_enable_expert_bias": Refused(
-        why="it is changed before the update of the step, not in it"
+        why="the bias is changed before the update window of the step, not in it"
     ),
-    "qk_clip": Refused(why="it changes weights after the update of the step, not in it"),
+    "qk_clip": Refused(why="it changes weights after the update window, not in it"),
     "enable_cuda_graph": _GRAPH,
     "external_cuda_graph": _GRAPH,
     "cuda_graph_impl": Refused(why=_GRAPH.why, when=lambda _, value: value != "none"),
@@ -75,16 +75,15 @@ REFUSED: Mapping[str, Refused] = {
         ),
     ),
 }
-"""The refused settings by name."""
+"""The settings that tft refuses, by name."""
 
 
 def refuse_settings(holders: Sequence[Holder]) -> None:
     """
-    Check these configurations, and refuse the first setting that cannot be handled. Raises
-    `UsageError`.
+    Raise `UsageError` for the first setting in the configurations `holders` that tft cannot handle.
 
-    Also raises `UsageError` for a setting that none of the configurations has. megatron-core may
-    have renamed that setting, and the adaptor could no longer refuse it.
+    Also raise `UsageError` if none of the configurations has one of the settings in `REFUSED`:
+    megatron-core may have renamed that setting, and the adaptor could no longer refuse it.
     """
     for setting, refused in REFUSED.items():
         having = [holder for holder in holders if hasattr(holder, setting)]

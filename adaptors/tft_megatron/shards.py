@@ -1,5 +1,5 @@
 """
-The shards of this rank: the pieces of the state of which several ranks have a copy.
+The shards of this rank: parts of the state, each of which several ranks hold.
 
 Each optimizer has one shard. If the optimizer is distributed, the shard is this rank's share of the
 optimizer. Its holders are the ranks at the same place in the other instances of the distributed
@@ -7,8 +7,7 @@ optimizer. If the optimizer is not distributed, its holders are all ranks that r
 gradients together. One more shard has the state that no optimizer owns. All ranks of the same part
 of the model hold that shard.
 
-No shard has the parameters of 16 bits, because they are computed by rounding the master weights of
-32 bits.
+No shard has 16-bit parameters, because tft computes them by rounding the 32-bit master weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +26,13 @@ from tft.spi import Buffer, ShardPayload, pack
 from tft_megatron.training import Training
 
 _FORM = 1
-"""The form of a shard's description; another form is refused."""
+"""The version of a shard's description. A description of another version is refused."""
 
 _FIXED = ("weights.", "model.")
-"""Tensors with these names exist on every rank from the beginning, and have the same shape.
-Optimizers create the other tensors when they need them."""
+"""The names of tensors that exist from the beginning, with the same shape on all holders of a
+shard. Optimizers create all other tensors when they need them."""
 
-Tree = dict[str, Any]  # Any: what optimizers and schedulers keep
+Tree = dict[str, Any]  # Any: optimizers and schedulers keep values of any type
 
 
 class StateOwner(Protocol):
@@ -45,16 +44,17 @@ class StateOwner(Protocol):
         """Return the present state, with the tensors in use."""
 
     def settle(self, content: Tree) -> None:
-        """Use another content of the same form. Tensors in use have been overwritten already."""
+        """Replace the state by `content`, which has the form that the method `content` returns.
+        Tensors in use have been overwritten already."""
 
 
 class Share:
     """
-    The share of one of Megatron's optimizers on this rank: the weights that the optimizer changes,
-    and the state that it keeps of each weight.
+    The part of a Megatron optimizer on this rank: the weights that the optimizer changes, and the
+    optimizer state of each weight.
     """
 
-    def __init__(self, optimizer: Any) -> None:  # Any: one of Megatron's
+    def __init__(self, optimizer: Any) -> None:  # Any: an object of Megatron, which ships no types
         self._optimizer = optimizer
 
     def content(self) -> Tree:
@@ -71,8 +71,8 @@ class Share:
 
     def settle(self, content: Tree) -> None:
         """
-        Use the optimizer state in `content`, which may be new tensors. The weights are in place
-        already.
+        Use the optimizer state in `content`, whose tensors may be new. The weights have been
+        overwritten already.
         """
         inner = self._optimizer.optimizer
         for group, kept in zip(self.content()["weights"], content["kept"], strict=True):
@@ -85,9 +85,9 @@ class Share:
 
 class Rest:
     """
-    The state that no optimizer owns: frozen parameters, buffers, the settings of the parameter
-    groups, and the loss scale. The scheduler and the objects that the script gave as `others`
-    belong to it too.
+    The state that belongs to no optimizer: frozen parameters, buffers, the settings of the
+    parameter groups, and the loss scale. It also has the scheduler and the objects that the script
+    has passed as `others`.
     """
 
     def __init__(self, training: Training) -> None:
@@ -95,7 +95,7 @@ class Rest:
 
     def content(self) -> Tree:
         """
-        Return all of this state.
+        Return the state that belongs to no optimizer.
         """
         training = self._training
         return {
@@ -125,7 +125,7 @@ class Rest:
         for scaler, kept in zip(training.scalers, content["scalers"], strict=True):
             scaler.load_state_dict(kept)
         if training.scheduler is not None:
-            # its own `load_state_dict` adds the steps to those it has already counted
+            # not with `load_state_dict`, which adds the loaded steps to the steps already counted
             vars(training.scheduler).update(content["scheduler"])
         for name, other in training.others.items():
             other.load_state_dict(content["others"][name])
@@ -140,7 +140,7 @@ def _unowned(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 class Shard:
     """
-    One shard of this rank.
+    One shard of this rank: reads its content and writes received content.
     """
 
     def __init__(self, name: str, holders: tuple[int, ...], part: StateOwner) -> None:
@@ -151,9 +151,10 @@ class Shard:
 
     def taken_apart(self) -> tuple[Plain, dict[str, Tensor]]:
         """
-        Return the present state: its values that are no tensors, and its tensors by name.
+        Return the present state of the shard: its values that are no tensors, and its tensors by
+        name.
 
-        Raises `UsageError` for state that cannot be moved.
+        Raises `UsageError` for state that cannot be moved to another rank.
         """
         kept = Disassembly()
         content = self.part.content()
@@ -162,7 +163,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the whole shard for a transfer; tensors are used in place where that is possible.
+        Return the shard in the form in which it is sent to another rank. The buffers are the
+        tensors' own memory where possible, else copies.
         """
         plain, tensors = self.taken_apart()
         return ShardPayload(
@@ -172,19 +174,20 @@ class Shard:
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
-        Return the tensors to be filled, by name, in the order that the sending rank uses. A tensor
-        in use is filled in place if its type and shape fit; otherwise a new one is made. `meta` is
-        the description that the sending rank gave.
+        Return the tensors to be filled, by name, in the order in which the sending rank sends them.
+        A tensor in use is returned if its type and shape fit, otherwise a new tensor. `meta` is the
+        description of the sent shard.
 
-        Raises `OrderRefused` if the shard is of another model, or of another part of this model.
+        Raises `OrderRefused` if the sent shard belongs to another model, or to another part of this
+        model.
         """
         told = read(meta, _FORM)
         _, here = self.taken_apart()
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Copy into this rank's own weights, on whatever device they are, because the model
-            # keeps using them. The sending rank may use another kind of device.
+            # Copy into this rank's existing weights, because the model keeps using them. The
+            # sending rank may have them on another kind of device.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
@@ -193,20 +196,20 @@ class Shard:
 
     def take(self, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for the shard that `meta` describes. Return the writable buffers.
+        Reserve memory for the shard that `meta` describes. Return the memory as writable buffers.
         """
         return self._awaited.make(meta, self.room(meta))
 
     def taken(self, meta: bytes) -> None:
         """
-        Use the shard that `meta` describes. Called when all its buffers have been filled.
+        Put the received shard, which `meta` describes, into use. Called when all its buffers have
+        been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Replace the state of this shard by `tensors`, and by the values in `meta` that are no
-        tensors.
+        Replace the state of this shard by `tensors`, and by the values in the description `meta`.
         """
         plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
         self.part.settle({key: put_together(plain[key], tensors) for key in plain})
@@ -232,7 +235,8 @@ class Shard:
 
 def shards_of(training: Training, rank: int) -> list[Shard]:
     """
-    Return the shards of this rank, read from the present process groups, pretended or real.
+    Return the shards of this rank. Their holders are read from the present process groups.
+    Pretended groups, which send nothing, are enough.
     """
     from megatron.core import parallel_state as state
 
@@ -244,14 +248,16 @@ def shards_of(training: Training, rank: int) -> list[Shard]:
     return shards
 
 
-def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:  # Any: Megatron's
+# Any: `optimizer` is an object of Megatron, which ships no types
+def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     """
-    Return the ranks that hold the same state of this optimizer, this rank among them.
+    Return the ranks that hold the same part of the state of `optimizer` as this rank. This rank is
+    among them.
     """
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # The group is the same for experts and for the rest, see Megatron's comment on it.
+        # Megatron uses the same group for experts and for all other parameters.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

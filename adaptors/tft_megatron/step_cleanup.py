@@ -1,6 +1,6 @@
 """
-Removes from Megatron what an abandoned step has left behind, in addition to gradients. Otherwise
-the next step would fail.
+Removes from Megatron's objects the temporary state of a step that was interrupted, other than
+gradients. Otherwise the next step would fail.
 """
 
 import sys
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 from tft_megatron.training import Training
 
 _SPARSE = "megatron.core.transformer.experimental_attention_variant.dsa"
-"""The module that collects the losses of sparse attention for the log."""
+"""The Megatron module that collects the losses of sparse attention for the log."""
 
 
 def forget(training: Training) -> None:
     """
-    Reset Megatron as if the step had not begun.
+    Reset the temporary state in Megatron's objects, as if the interrupted step had not begun.
     """
     let_go(training)
     for chunk in training.chunks:
         for group in chunk.bucket_groups + chunk.expert_parallel_bucket_groups:
             _reset(group)
     for timer in _timers(training):
-        timer.reset()  # a running timer cannot be started
+        timer.reset()  # Megatron cannot start a running timer again
     _begin_reruns_anew()
 
 
@@ -38,18 +38,19 @@ def let_go(training: Training) -> None:
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # rotary embeddings are cached by their arguments, among which is a group
+            # cached rotary embeddings have a process group among their arguments
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # until their next use they keep tensors, whose autograd graph has groups in it
+                # these objects still have tensors of the last step, whose autograd graph refers to
+                # groups
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
     get_moe_layer_wise_logging_tracker().clear()
     MTPLossLoggingHelper.tracker.clear()
-    sparse = sys.modules.get(_SPARSE)  # experimental: imported only by scripts that use it
+    sparse = sys.modules.get(_SPARSE)  # imported only by scripts that use sparse attention
     if sparse is not None:
         sparse.DSAIndexerLossLoggingHelper.tracker.clear()
 
@@ -58,8 +59,8 @@ def forget_counts(training: Training) -> None:
     """
     Reset the counts of tokens that the routers of experts have kept for a step.
 
-    Megatron itself resets the counts when the all-reduces are over. At a fault, some ranks have
-    passed that point and some have not.
+    Megatron itself resets the counts after the all-reduces of a step. When a fault comes, some
+    ranks have done this and some have not.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 
@@ -67,9 +68,9 @@ def forget_counts(training: Training) -> None:
         reset_model_temporary_tensors(chunk.config, [chunk])
 
 
-def _reset(group: Any) -> None:  # Any: Megatron's bucket group
+def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no types
     """
-    Reset a bucket group to its state before the first batch.
+    Reset a group of gradient buckets to its state before the first batch.
 
     A replacement rank has had no batch yet. In the first batch the all-reduces begin at another
     moment than in later batches. All ranks have to begin their all-reduces in the same order, so
@@ -82,7 +83,7 @@ def _reset(group: Any) -> None:  # Any: Megatron's bucket group
     group.golden_per_param_grad_ready_counts = {}
 
 
-def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron's
+def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
     """
     Yield the objects that distribute tokens to the experts of a module. These are the token
     dispatcher, and its communication manager if it has one.
@@ -93,7 +94,7 @@ def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron's
             yield each
 
 
-def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's
+def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron ships no types
     from megatron.core.timers import Timers
 
     configs = [each.config for each in (*training.chunks, *training.optimizers)]
@@ -105,8 +106,8 @@ def _timers(training: Training) -> Iterator[Any]:  # Any: Megatron's
 
 def _begin_reruns_anew() -> None:
     """
-    Replace Megatron's rerun state machine by a new one with the same settings. So the state of the
-    abandoned step is dropped.
+    Replace Megatron's rerun state machine by a new one with the same settings. This drops the state
+    of the interrupted step.
     """
     from megatron.core import rerun_state_machine as reruns
 

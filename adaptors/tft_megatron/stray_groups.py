@@ -1,7 +1,7 @@
 """
-Finds the process groups that a script keeps in its own variables, where tft cannot replace them. A
-pretended group sends no data and reports no error. So an all-reduce over a pretended group would
-give wrong results from the first step on.
+Finds the process groups that a script keeps in its own variables, where tft cannot replace them.
+The script builds its objects over pretended groups, which send nothing and report no error. If a
+script kept one in a variable, its all-reduces would give wrong results from the first step on.
 """
 
 import gc
@@ -17,14 +17,15 @@ from tft.errors import UsageError
 
 def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
     """
-    Refuse to continue if one of these groups still exists, after tft and Megatron have dropped all
-    references to it. Raises `UsageError`, which names the object that keeps the group.
+    Raise `UsageError` if one of these groups still exists, although tft and Megatron have dropped
+    all references to it. The message names the object that refers to the group.
     """
     for each in freed:
         group = each()
         if group is None:
             continue
-        # Python does not show a function that is running, nor a dict that has nothing else in it
+        # Python's garbage collector cannot name a local variable, nor a dict with only simple
+        # values
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
@@ -36,9 +37,9 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
 
 def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
-    Yield a description, for the operator, of each object that refers to the group.
+    Yield a text for each object that refers to the group. The text names the object in a message.
     """
-    own = id(group)  # the generator expression below would refer to the group
+    own = id(group)  # the expression below must not refer to the group
     for holder in gc.get_referrers(group):
         if isinstance(holder, dict):
             names = ", ".join(repr(key) for key, value in holder.items() if id(value) == own)

@@ -21,7 +21,8 @@ class Training:
     """
 
     chunks: Sequence[Any]
-    """One Megatron DistributedDataParallel for each virtual stage of this rank."""
+    """The Megatron DistributedDataParallel objects of this rank, one for each virtual pipeline
+    stage."""
     optimizer: Any
     """Megatron's ChainedOptimizer."""
     scheduler: Any
@@ -58,7 +59,8 @@ class Training:
     @property
     def instances(self) -> int:
         """
-        Return how many ranks have the same share.
+        Return how many ranks have the same share of the optimizer: the number of instances of the
+        distributed optimizer.
         """
         return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
 
@@ -72,15 +74,15 @@ class Training:
     @staticmethod
     def of_experts(optimizer: Any) -> bool:
         """
-        Return whether `optimizer` is that of the experts.
+        Return whether `optimizer` is the optimizer of the experts.
         """
         return any(group["is_expert_parallel"] for group in optimizer.param_groups)
 
 
 def common_state(training: Training, step: int) -> dict[str, Any]:
     """
-    Return the state that Megatron's own training stores once for all ranks at the end of `step`.
-    The optimizers' common state is not included. The values are plain.
+    Return the state that Megatron's training program stores once for all ranks at the end of
+    `step`. The common state of the optimizers is not included. All values are plain.
     """
     found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
     if training.scheduler is not None:
@@ -120,7 +122,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # modules of a model that mixes kinds may have configurations of their own
+    # in some models, single modules have configurations that differ from the model's
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -1,7 +1,7 @@
 """
-The training state of this process: checks of Megatron's objects when the script hands them over,
-and the work on these objects between incidents and during incidents. They stay the same objects for
-as long as the process lives.
+The training state of this process. This module checks Megatron's objects when the script passes
+them to `tft_megatron.enable`, and works on them between incidents and during incidents. They stay
+the same objects for as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,20 +32,20 @@ from tft_megatron.step_cleanup import forget, forget_counts, let_go
 from tft_megatron.training import Training, check, common_state
 
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
-"""The names under which `tft_megatron.enable` hands objects over."""
+"""The names under which `tft_megatron.enable` passes objects to `adopt`."""
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects
+    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
     wrap: Callable[[], Any] | None,
     parallel: Parallel,
     contributing: Callable[[], None] | None,
 ) -> "Adopted":
     """
-    Take charge of the objects that `enable` has handed over and return their `Adopted`.
+    Take charge of the objects that `enable` has passed, and return the training state.
 
-    `contributing` is called at each forward pass; None: nothing is called. Raises `UsageError` for
-    objects that the adaptor cannot handle.
+    `contributing`, if it is not None, is called at the end of each forward pass. Raises
+    `UsageError` for objects that the adaptor cannot handle.
     """
     training = parts.get("training")
     if not isinstance(training, Training) or wrap is not None:
@@ -67,7 +67,7 @@ def adopt(
 
 class Adopted:
     """
-    The training state that `adopt` took charge of.
+    The training state in the objects that `adopt` has taken charge of.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Adopted:
         inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
         scheduler = None if training.scheduler is None else Progress(training.scheduler)
         self._settings.watch(inner, scheduler)
-        # State that cannot be moved is refused now, not in an incident, and before anything of the
-        # user's is changed.
+        # Raise now, not in an incident, if state cannot be moved to another rank. None of the
+        # user's objects is changed before this check.
         for shard in self._shards.values():
             shard.give()
         pack(self._local_state.digestible())
@@ -102,7 +102,8 @@ class Adopted:
         )
         self._devices = training.devices
         self._stands = has_trained(training)
-        """True after all ranks have begun together, or this rank has the state of a checkpoint."""
+        """True after all ranks have begun training together, or if this rank has loaded a
+        checkpoint."""
         replaced.install()
         if contributing is not None:
             say = contributing
@@ -120,10 +121,10 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state, at the opening or the closing of an update window.
+        Return the rank-local state at the beginning or, with `closing=True`, at the end of an
+        update window.
 
-        `closing`: the window closes. Then the settings noted at the end of the step before are
-        dropped.
+        At the end, also drop the settings that were noted at the end of the previous step.
         """
         if closing:
             self._settings.forget()
@@ -146,7 +147,8 @@ class Adopted:
         """
         Restore a captured rank-local state and the modes of the modules, and drop the gradients.
 
-        Also forget the routers' token counts, and the optimizer step that was given up.
+        Also reset the routers' counts of tokens, and forget the optimizer step that was
+        interrupted.
         """
         self._local_state.rollback(local_state)
         self._stands = True  # a rollback comes after all ranks have rebuilt
@@ -171,10 +173,10 @@ class Adopted:
 
     def updated(self) -> None:
         """
-        Give every rank the parameters that other ranks have computed. Called when the update window
-        has closed.
+        Gather on every rank the parameters that other ranks have updated. Called when the update
+        window has closed.
 
-        Do nothing if Megatron gathers the parameters itself, during the next forward pass
+        Do nothing if Megatron gathers the parameters itself during the next forward pass
         (`overlap_param_gather`).
         """
         for chunk in self.training.chunks:
@@ -185,24 +187,24 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop all that belongs to the abandoned step, and all references to process groups that are
-        kept outside of the user's objects.
+        Drop the temporary state of the interrupted step, and all references to process groups
+        outside of the user's objects.
 
-        Buffers that the forward pass changes, and settings that scripts change, are restored to the
-        end of the last complete step.
+        Restore the buffers that the forward pass changes, and the settings that scripts change, as
+        they were at the end of the last complete step.
         """
         forget(self.training)
         self._local_state.running.rewind()
         self._settings.put_back()
 
     @torch.no_grad()
-    def rebuild(self) -> Any:  # Any: the user's own
+    def rebuild(self) -> Any:  # Any: model chunks of the user, which have no types
         """
-        Compute the parameters anew from the master weights, and gather them on all ranks. Return
-        the model chunk, or the sequence of chunks if there are several.
+        Compute the parameters from the master weights, and gather them on all ranks. Return the
+        model chunk, or the sequence of chunks if there are several.
 
-        All ranks call this together. At the beginning of a job it first checks the stages and gives
-        ranks equal parameters.
+        All ranks call this together. At the beginning of a job, this method first checks that the
+        pipeline stages fit together, and makes the parameters of the ranks equal.
         """
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
@@ -235,19 +237,20 @@ class Adopted:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        Return the shard in the form in which it is moved.
+        Return the shard in the form in which it is sent to another rank.
         """
         return self.shard(shard).give()
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for a shard with the description `meta`. Return the writable buffers.
+        Reserve memory for a shard with the description `meta`. Return the memory as writable
+        buffers.
         """
         return self.shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Use the shard, whose buffers have all arrived.
+        Put the received shard into use. The content of all its buffers has arrived.
         """
         self.shard(shard).taken(meta)
         self._local_state.running.forget()
@@ -259,13 +262,14 @@ class Adopted:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_megatron.checkpoints import save  # late: imports megatron-core, see preload.py
+        from tft_megatron.checkpoints import save  # late: imports megatron-core (see preload.py)
 
         return save(directory, shard, self._written(shard, step))
 
     def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
         """
-        Copy the shard. Return a function that writes the copy later.
+        Copy the shard into host memory. Return a function that writes the copy into a directory
+        later.
         """
         from tft_megatron.checkpoints import stage
 
@@ -285,7 +289,7 @@ class Adopted:
 
     def replaced(self) -> None:
         """
-        Take note that the script has loaded other content into its objects.
+        Note that the script has loaded new content into its objects.
         """
         self._stands = True
         self._local_state.running.forget()
@@ -296,13 +300,13 @@ class Adopted:
         from tft_megatron.layout import FORM, REST, content_of, part
 
         shard = self.shard(name)
-        # in the order of `shards_of`: first what no optimizer owns, then the optimizers
+        # `shards_of` returns first the shard `REST`, then one shard for each optimizer
         kinds = dict(zip(self._shards, (REST, *range(len(self.training.optimizers))), strict=True))
         content = content_of(kinds[name], self.training.chunks, self.training.optimizer)
         if content.common:
             content.common |= common_state(self.training, step)
             if self.training.distributed:
-                # a reader needs this to ask for the optimizer state
+                # megatron-core needs this to load the optimizer state
                 content.common["content_metadata"] = dict(FORM)
         _, tensors = shard.taken_apart()
         return Written(described=shard.give().meta, own=tensors, content=content, part=part())
@@ -321,8 +325,8 @@ class Adopted:
         Return digests of all parts of this rank's state.
 
         The keys are `parameters` (with the module buffers), `optimizer` (this rank's shards: its
-        share of the optimizers, and the state that no optimizer owns), `scheduler`, and those of
-        the rank-local state (`rng` and `data`).
+        share of the optimizers, and the state that belongs to no optimizer), `scheduler`, and `rng`
+        and `data` of the rank-local state.
         """
         parameters = {
             f"{number}.{name}": tensor
@@ -346,7 +350,7 @@ class Adopted:
 
     def shard(self, name: str) -> Shard:
         """
-        Return the shard of this name. Raises `OrderRefused` if this rank has no such shard.
+        Return the shard with the name `name`. Raises `OrderRefused` if this rank has no such shard.
         """
         if name not in self._shards:
             raise OrderRefused(f"this rank has no shard {name!r}; it has {list(self._shards)}")

@@ -1,12 +1,12 @@
 """
-The version of megatron-core for which this adaptor was written.
+Checks that the installed megatron-core has the version for which this adaptor was written.
 """
 
 from tft.errors import UsageError
 
 KNOWN = "0.16"
-"""The methods that are replaced on instances (`replaced.py`) and the places of groups (`groups.py`)
-were read in this version. Both may be different in the next."""
+"""The version whose code this adaptor relies on: `method_hooks.py` replaces methods of its objects,
+and `groups.py` uses its variables for process groups. Both may be different in the next version."""
 
 
 def check_megatron() -> None:
@@ -25,6 +25,6 @@ def check_megatron() -> None:
     if not version.startswith(f"{KNOWN}."):
         raise UsageError(
             f"the adaptor megatron was written for megatron-core {KNOWN}, but {version} is "
-            "installed, in which the replaced parts may differ. Install "
+            "installed, in which the methods that tft replaces may differ. Install "
             f"'megatron-core>={KNOWN},<0.17'"
         )

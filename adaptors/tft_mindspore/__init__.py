@@ -1,9 +1,10 @@
 """
-The adaptor for MindSpore: data-parallel training in PyNative mode, and state that only some ranks
-hold, as the user declares it. Scripts import the functions and classes that they use from here.
+The adaptor for MindSpore: data-parallel training in PyNative mode. The user may also declare state
+that only some ranks hold. Training scripts import the public names of the adaptor from this
+package.
 
-The modules that read the environment or name files also run where MindSpore is not installed. So
-MindSpore and numpy are imported here only when they are needed.
+The modules that read the environment or the names of files also run where MindSpore is not
+installed. So this module imports MindSpore and numpy only when they are needed.
 """
 
 from importlib import import_module
@@ -23,10 +24,10 @@ _OFFERED = {
     "Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets",
     "TrainFaultTolerance": "callback",
 }  # fmt: skip
-"""The names that scripts use, each with the module that has it."""
+"""The public names for scripts, each with the module that defines the name."""
 
 
-def __getattr__(name: str) -> Any:  # Any: classes
+def __getattr__(name: str) -> Any:  # Any: classes and functions
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)

@@ -1,9 +1,9 @@
 """
-The adaptor for MindSpore: the module that the entry point names. It has each hook of
-`tft.spi.adaptor.AdaptorSpecs`.
+The hooks of the adaptor for MindSpore. The entry point of the adaptor names this module.
 
-The other modules do the work. MindSpore and numpy are imported only when they are needed, because
-the process of the rendezvous store does not use them.
+This module implements the hooks of `tft.spi.adaptor.AdaptorSpecs`, mostly by calling the other
+modules of the package. It imports MindSpore and numpy only when they are needed, because the
+process of the rendezvous store does not use them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
     wrap: Callable[[], Any] | None,
 ) -> None:
     from tft_mindspore.training_state import adopt
@@ -143,7 +143,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 def tft_load(directory: Path, shard: str) -> None:
     callback = model_train()
     if callback is not None and callback.has_saved(directory, shard):
-        return  # the script has loaded its own file before it trains
+        return  # the script itself has loaded MindSpore's checkpoint
     _hooks.state().load(directory, shard)
 
 

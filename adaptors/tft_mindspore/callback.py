@@ -1,13 +1,13 @@
 """
 The callback `TrainFaultTolerance` for `Model.train`, which is MindSpore's own loop.
 
-The callback retries, saves and names checkpoints as MindSpore does. This adaptor moves the state
-and reduces the gradients.
+The callback retries steps, and saves and names checkpoints, as MindSpore's callback does. This
+adaptor sends state between ranks and reduces the gradients.
 
-MindSpore's own callback works on Ascend only. It stops, cleans and repairs devices, and a kernel
-counts the ranks that have begun an update. This module replaces no function of MindSpore. Its class
-derives from MindSpore's callback, so that `Model.train` recognises it. The class does in Python
-what MindSpore's callback does on the device.
+MindSpore's own callback works on Ascend devices only. It stops, cleans and repairs devices, and
+uses a kernel to count the ranks that have begun an update. The class in this module derives from
+MindSpore's callback, so that `Model.train` recognises it, and does the same work in Python. No
+function of MindSpore is replaced.
 """
 
 import json
@@ -32,17 +32,19 @@ from tft_mindspore.state import Part, named_parameters
 _ADAPTOR = "mindspore"
 _NEEDED = ("TTP", "UCE", "HCCE", "ARF")
 _ANYWHERE = ("127.0.0.1", 30051)
-"""The address to pass if the environment names no controller. A process that a tft agent has
-started knows the controller's address itself."""
+"""The controller address to pass to MindIO's interface if the environment names no controller. Then
+the address is not used, because a process that a tft agent has started knows the real address
+already."""
 
 _STEP_FINISH = "STEP FINISH"
 _ARF_FINISH = "ARF FINISH"
 _FORCE_STOP = "ForceStopError"
 _CONNECTION = "HCCEError"
-"""One of the words by which `Model.train` recognises an error, as are the three above."""
+"""This word and the three words above are texts in errors. By them `Model.train` recognises the
+kind of an error."""
 
 
-class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore ships no types
+class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore is untyped
     """
     The callback for `Model.train(..., callbacks=[...])`, in PyNative mode and without a data sink.
 
@@ -55,10 +57,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         *,
         prefix: str | None = None,
         ranks: Sequence[int] | None = None,
-        **others: Any,  # Any: what MindSpore's own takes
+        **others: Any,  # Any: arguments of MindSpore's callback, of various types
     ) -> None:
         """
-        Join the job. Raises `UsageError` for a setup that cannot be handled.
+        Join the job. Raises `UsageError` for a setup that tft cannot handle.
 
         `ckpt_save_path` is the directory for last checkpoints. Without `prefix` these have
         MindSpore's names. With `prefix` they have the layout of MindSpore Transformers,
@@ -87,10 +89,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _check_init(self) -> None:
         """
-        Check the setup and join the job. MindSpore's constructor calls this method; the method that
-        it overrides checks for Ascend.
+        Check the setup and join the job. The constructor of MindSpore's callback calls this method.
+        It overrides a check that the device is an Ascend device.
 
-        Raises `UsageError` for a setup that cannot be handled.
+        Raises `UsageError` for a setup that tft cannot handle.
         """
         asked = environment.settle()
         if mindspore.get_context("mode") != mindspore.PYNATIVE_MODE:
@@ -134,8 +136,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         Register the functions that save and rename checkpoints. MindSpore's constructor calls this
         method.
 
-        No function is registered for stopping, cleaning, repairing and forming groups, because the
-        adaptor does this work.
+        The adaptor itself stops ranks, cleans up, repairs state and forms groups. So no functions
+        are registered for that.
         """
         self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
         self.tft.tft_register_rename_handler(stock._rename_save_result, self)
@@ -143,12 +145,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     @classmethod
     def get_optimizer_wrapper(cls, origin_opt_cls: type) -> type:
         """
-        Return a subclass of the optimizer `origin_opt_cls` that averages the gradients and marks
-        its update.
+        Return a subclass of the optimizer class `origin_opt_cls` that averages the gradients and
+        opens an update window for its update.
 
-        The average is over all ranks that hold the same state. Both happen when the optimizer is
-        called, which is Python in PyNative mode. Its computation is compiled as before, and has the
-        same result, bit for bit.
+        The average is over all ranks that hold the same state. Both are done in the optimizer's
+        `__call__`, which is Python code in PyNative mode. MindSpore still compiles the computation
+        of the update, and its result has the same bits.
         """
         return _marked(origin_opt_cls)
 
@@ -156,22 +158,23 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def on_train_begin(self, run_context: train.RunContext) -> None:
         """
-        Hand over the training state, the first time. After a retry, set the step counter.
+        Pass the training state to tft, in the first call. In a call after a retry, set the step
+        counter.
         """
         super().on_train_begin(run_context)
         told = self.cb_params
         if not self._adopted:
             self._adopt(told)
         if self._retried:
-            # MindSpore begins to count anew in the epoch in which it continues
+            # MindSpore restarts this counter at the epoch in which it continues
             told.cur_step_num = self._position.step - self.initial_step
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
         """
-        Record the present step. At the first call, also enter the loop.
+        Record the present step. In the first call, also tell tft that the training loop begins.
 
-        In a replacement process, the first call raises a `RuntimeError`. It makes `Model.train`
-        continue at the step of the other ranks.
+        In a replacement process, the first call raises a `RuntimeError`. This error makes
+        `Model.train` continue at the step of the other ranks.
         """
         super().on_train_step_begin(run_context)
         if not self._entered:
@@ -200,8 +203,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         Average the gradients, open the update window, and run `write`, which is one update of the
         optimizer. Return its result.
 
-        Gradients and result are Tensors (Any). Raises a `RuntimeError` that `Model.train`
-        recognises if the loop must be left.
+        Any: gradients and result are Tensors. If this rank must leave the loop, raise a
+        `RuntimeError` that `Model.train` recognises.
         """
         try:
             group = groups().present
@@ -221,8 +224,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Return the error that tells `Model.train` why the group broke.
 
-        If `shut` has cut the connection, the error is a forced stop. Otherwise the connection was
-        lost, which is a fault.
+        If tft itself has cut the connections (`Group.shut`), the error is a forced stop. Otherwise
+        a connection was lost, which is a fault.
         """
         try:
             cut = groups().present.broken
@@ -233,7 +236,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     @property
     def _reenters(self) -> bool:
         """
-        Whether `Model.train` enters its loop again after an incident.
+        True if `Model.train` enters its loop again after an incident.
 
         If only last checkpoints are enabled, `Model.train` treats every error that leaves its loop
         as an unknown fault of this rank.
@@ -253,7 +256,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             self._await(states.RS_HCCL_FAILED if failed else states.RS_NORMAL)
         return error
 
-    def _await(self, state: Any) -> None:  # Any: a ReportState
+    def _await(self, state: Any) -> None:  # Any: an untyped ReportState
         """
         Report `state`, and wait until the loop is entered again. Raises `JobEnded` if the job ends
         instead.
@@ -262,12 +265,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         if self.tft.tft_wait_next_action() == self.tft.Action.EXIT.value:
             raise JobEnded(self._hosted.exit_code())
 
-    def _end_update_report(self, cb_params: Any) -> None:  # Any: MindSpore's own
+    def _end_update_report(self, cb_params: Any) -> None:  # Any: an untyped object of MindSpore
         """
         Close the update window and let tft interrupt the training. MindSpore calls this at the end
         of each step.
         """
-        if not self._hosted.in_window():  # a step without an update needs a window, too
+        if not self._hosted.in_window():  # a step without an update needs a window too
             self._open()
         step = self.cur_step_num + self.initial_step
         self.tft.tft_end_updating_os(step)
@@ -292,7 +295,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         data = self.cb_params.train_dataset
         done = self._position.step
         size = data.get_dataset_size()
-        # MindSpore would continue the data in its first epoch, whose order differs from later ones
+        # Otherwise MindSpore would draw the data in the order of the first epoch.
         data.set_init_step(done if done < self._epochs * size else 0)
 
     def end(self, run_context: train.RunContext) -> None:
@@ -307,7 +310,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     # ---------------------------------------------------------------- the training state
 
-    def _adopt(self, told: Any) -> None:  # Any: MindSpore's own
+    def _adopt(self, told: Any) -> None:  # Any: an untyped object of MindSpore
         optimizer = self._get_optim(told)
         if not isinstance(optimizer, _Marks):
             name = type(optimizer).__name__
@@ -322,7 +325,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             )
         rank, world = self._session.rank, self._session.world
         ranks = self._ranks or tuple(range(world))
-        told.setdefault("net_outputs", None)  # MindSpore reads it also where nothing was computed
+        told.setdefault("net_outputs", None)  # MindSpore reads it even if it computed no step
         same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}
         self.tft.tft_set_optimizer_replica(rank, [same])
         self.has_init_replica = True
@@ -344,7 +347,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         names = [*named_parameters(network), *named_parameters(optimizer)]
         return {f"part{ranks[0]}": Part(names=tuple(dict.fromkeys(names)), ranks=ranks)}
 
-    def _epochs_before(self, told: Any) -> int:  # Any: MindSpore's own
+    def _epochs_before(self, told: Any) -> int:  # Any: an untyped object of MindSpore
         return int(self.initial_step) // int(told.batch_num)
 
     def _is_params_consistent(self) -> bool:
@@ -358,12 +361,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def save(self, directory: Path, shard: str, step: int) -> list[str]:
         """
-        Have MindSpore save the state. Write a note under `directory` that the state was saved, and
-        return the file name of the note.
+        Let MindSpore save the state to its own checkpoint. Write a small file (a note) under
+        `directory`, which says that the state was saved. Return the file name of the note.
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
-        # these were noted at the end of this rank's last step, which may be another step
+        # overwrite the numbers that MindSpore recorded in this rank's last step, which may differ
         self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
         self.global_step = self._get_optim(self.cb_params).global_step
         self._hosted.save(at, [self._session.rank])
@@ -374,8 +377,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
         """
-        Have MindSpore give the checkpoint its final name; later calls do nothing. Called when all
-        ranks have saved. `files` are the notes that `save` wrote.
+        Let MindSpore give its checkpoint the final name. Called when all ranks have saved. Only the
+        first call does this. `files` are the notes that `save` wrote.
         """
         mark = directory / "named"
         notes = [directory / name for name in files if name.endswith(_NOTE)]
@@ -386,7 +389,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return whether the checkpoint under `directory` is one that MindSpore has saved.
+        Return whether MindSpore has saved the checkpoint under `directory`, so that the directory
+        has only a note.
 
         Raises `OrderRefused` if the script continues from another step than that of the checkpoint.
         """
@@ -405,8 +409,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     def _note(self, directory: Path, shard: str) -> Path:
         return directory / f"{shard}{_NOTE}"
 
-    def _write(self, told: Any, beside: Mapping[str, Any]) -> None:  # Any: MindSpore's own
-        assert self._series is not None  # set by `_adopt`
+    # Any: `told` is an object of MindSpore, which ships no types
+    def _write(self, told: Any, beside: Mapping[str, Any]) -> None:
+        assert self._series is not None  # `_adopt` has set it
         step = (told.cur_step_num - 1) % told.batch_num + 1
         kept = {"epoch_num": told.cur_epoch_num, "step_num": told.cur_step_num}
         self._series.save(
@@ -423,7 +428,7 @@ _NOTE = ".saved.json"
 
 def _check_enabled(asked: environment.Environment) -> None:
     """
-    Check what the environment enables.
+    Check which features the environment enables.
 
     Raises `UsageError` if it enables none of the features in `_NEEDED`, or a feature of MindSpore's
     callback that this callback does not have.
@@ -442,8 +447,8 @@ def _check_enabled(asked: environment.Environment) -> None:
 
 class _Position:
     """
-    The data position of a script whose data `Model.train` draws: the number of steps for which data
-    was drawn. Steps are numbered as the script numbers them.
+    The data position of a script that trains with `Model.train`: the number of steps for which
+    `Model.train` has drawn data. The steps have the numbers of the script.
     """
 
     def __init__(self, step: int) -> None:
@@ -451,7 +456,7 @@ class _Position:
 
     def state_dict(self) -> dict[str, int]:
         """
-        Return the position as plain values.
+        Return the position as a dict of numbers.
         """
         return {"step": self.step}
 
@@ -464,24 +469,27 @@ class _Position:
 
 class _Marks:
     """
-    The common base class of optimizers that report their updates to the callback.
+    The base class of all optimizer classes that `get_optimizer_wrapper` returns. They let the
+    callback reduce their gradients and open their update windows.
     """
 
     _callback: TrainFaultTolerance | None = None
 
     def tft_callback(self, callback: TrainFaultTolerance) -> None:
         """
-        Set the callback that reduces the gradients of each update and marks it.
+        Set the callback that reduces the gradients of each update and opens the update window.
         """
-        object.__setattr__(self, "_callback", callback)  # past Cell's own: not a part of this Cell
+        object.__setattr__(self, "_callback", callback)  # not an attribute that Cell manages
 
 
 @cache
 def _marked(origin: type) -> type:
-    # Not `construct`: MindSpore compiles that method, and loses calls to Python functions in it
-    class Marked(_Marks, origin):  # type: ignore[misc]  # whatever optimizer it is
+    # Override `__call__` and not `construct`: MindSpore compiles `construct`, and would drop the
+    # calls of Python functions in it.
+    class Marked(_Marks, origin):  # type: ignore[misc]  # its base is not known
         """
-        A subclass of the user's optimizer that averages its gradients and marks its updates.
+        A subclass of the user's optimizer that averages its gradients and opens an update window
+        for each update.
         """
 
         def __call__(self, gradients: Sequence[Any], *args: Any, **kwargs: Any) -> Any:

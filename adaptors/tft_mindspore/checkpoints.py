@@ -1,9 +1,8 @@
 """
-Stores a shard as a checkpoint in MindSpore's own form. `mindspore.load_checkpoint` can read the
-file `SHARD.ckpt`. The file `SHARD.plain` next to it has the plain values.
+Stores a shard as a checkpoint in MindSpore's own format. `mindspore.load_checkpoint` can read the
+file `SHARD.ckpt`. The file `SHARD.plain` next to it has the values that are no parameters.
 
-Later, `layout.py` is to decide the places and names of the files of a rank. Until then the files
-have the name of the shard.
+The files have the name of the shard, not the names that `layout.py` gives to the files of a rank.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,40 +19,40 @@ from tft_mindspore.state import Shard
 
 def save(directory: Path, shard: Shard, step: int) -> list[str]:
     """
-    Write the shard under `directory`, and sync it. Return the names of its files.
+    Write the shard under `directory`, and sync the files. Return the names of the files.
 
-    Files that an earlier attempt left there are replaced.
+    Files of an earlier attempt are replaced.
     """
     return _write(directory, shard.name, _contents(shard), shard.plain(), step)
 
 
 def stage(shard: Shard, step: int) -> Callable[[Path], list[str]]:
     """
-    Copy the shard. Return a function that writes the copy as `save` does; it can be called once, on
-    another thread.
+    Copy the shard. Return a function that writes the copy into a directory, as `save` does. The
+    returned function can be called once, on another thread.
     """
     copies = {name: array.copy() for name, array in _contents(shard).items()}
-    plain = pack(shard.plain())  # the owners may change the values that they returned
+    plain = pack(shard.plain())  # packed now, because the values may change later
     return lambda directory: _write(directory, shard.name, copies, unpack(plain), step)
 
 
 def load(directory: Path, shard: Shard) -> None:
     """
-    Load a shard that `save` wrote. Raises `CheckpointCorrupt` if the shard cannot be read, or is of
-    another model or optimizer.
+    Load a shard that `save` wrote. Raises `CheckpointCorrupt` if the shard cannot be read, or
+    belongs to another model or optimizer.
     """
     from mindspore import load_checkpoint
 
     path = directory / f"{shard.name}.ckpt"
     try:
-        # MindSpore raises an error for a checkpoint without parameters
+        # no file was written if the shard has no elements
         found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
         plain = unpack((directory / f"{shard.name}.plain").read_bytes())
     except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
         why = str(error).partition("\n")[0]
         raise CheckpointCorrupt(f"{path} cannot be read as a checkpoint: {why}") from error
     if not isinstance(plain, dict):
-        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} contains no settings")
+        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} has no dict of settings")
     contents: dict[str, Array] = {}
     for name, parameter in shard.parameters.items():
         here = content(parameter)
@@ -85,7 +84,7 @@ def _write(
     directory: Path,
     shard: str,
     contents: Mapping[str, Array],
-    plain: Mapping[str, Any],  # Any: plain values
+    plain: Mapping[str, Any],  # Any: values of various plain types
     step: int,
 ) -> list[str]:
     from mindspore import Tensor, save_checkpoint
@@ -93,13 +92,12 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        left.unlink(missing_ok=True)  # MindSpore leaves its files read-only
+        left.unlink(missing_ok=True)  # MindSpore makes its files read-only
     written = [beside]
     if solid:
         told = [{"name": name, "data": Tensor(numpy.asarray(a))} for name, a in solid.items()]
-        save_checkpoint(
-            told, str(path), append_dict={"step_num": step}
-        )  # as in MindSpore's own checkpoints
+        # MindSpore's own checkpoints have the entry `step_num` too.
+        save_checkpoint(told, str(path), append_dict={"step_num": step})
         written = [path, beside]
     beside.write_bytes(pack(dict(plain)))
     for each in written:

@@ -13,10 +13,10 @@ class Rows:
     """
     The data for `session.adopt(data=...)`: `next()` returns the next batch, over all epochs.
 
-    After a rollback a new iterator begins at the position (`set_init_step`), with the same
-    shuffling of the epoch. This needs two things. The dataset's own seed must be set
+    After a rollback a new iterator begins at the restored position (`set_init_step`), and shuffles
+    the epoch as before. For this, the script must set the seed of the dataset
     (`mindspore.dataset.config.set_seed`, or `mindspore.set_seed`). And the result of a user's
-    function must depend on nothing but its row.
+    function in the dataset must depend only on the row that the function gets.
     """
 
     def __init__(self, dataset: Any, epochs: int, *, output_numpy: bool = False) -> None:
@@ -37,7 +37,7 @@ class Rows:
         self._position = 0
         self._rows: Iterator[Any] | None = None
 
-    def next(self) -> tuple[Any, ...]:  # Any: Tensors, or arrays of numpy
+    def next(self) -> tuple[Any, ...]:  # Any: Tensors or numpy arrays
         """
         Return the next batch. Raises `StopIteration` after the last batch of the last epoch.
         """
@@ -61,7 +61,7 @@ class Rows:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Continue as if that number of batches had been drawn.
+        Continue after the number of batches in `state`. The next batch comes from a new iterator.
         """
         if state["position"] != self._position:
             self._position = state["position"]
@@ -77,6 +77,6 @@ class Rows:
             num_epochs=self._epochs, output_numpy=self._output_numpy
         )
         while left:
-            for row in epochs:  # one epoch, then the next one
+            for row in epochs:  # each loop yields one epoch
                 yield row
                 left -= 1

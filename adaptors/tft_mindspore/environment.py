@@ -1,13 +1,13 @@
 """
-Reads which features the environment of a MindSpore job requests: MindSpore's own variables, and
-those of MindIO and MindCluster.
+Reads which features the environment variables of a MindSpore job request: variables of MindSpore,
+MindIO and MindCluster.
 
 The variables are read before MindSpore is imported. For some common mistakes in their values,
-MindSpore aborts the interpreter. For others it silently enables no feature.
+MindSpore aborts the interpreter. For other mistakes it silently enables no feature.
 
 MindSpore reads `MS_ENABLE_TFT` in two ways. In one place it splits the value into items. Everywhere
-else it searches the text for `TTP:1` and the like, and spaces and case matter. This module writes
-the value in a normal form that both ways read alike.
+else it searches the text for `TTP:1` and the like, and spaces and case matter. This module replaces
+the value by a normal form, which has the same meaning in both ways.
 """
 
 import os
@@ -26,16 +26,17 @@ ENABLE = "MS_ENABLE_TFT"
 _ADDRESS = "MS_TFT_IP"
 _PORT = "MS_TFT_PORT"
 _PORTS = range(1024, 65536)
-"""The ports that MindIO accepts."""
+"""The port numbers that MindIO accepts."""
 _FOR_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 _AVAILABILITY = "HIGH_AVAILABILITY"
 
 _IMPLIES_TTP = ("UCE", "ARF")
-"""The features that imply a last checkpoint (TTP), for the case that they fail."""
+"""The features that also switch on TTP: if such a feature cannot repair a fault, the job saves a
+last checkpoint."""
 _SWITCHES = ("TTP", "UCE", "HCCE", "ARF", "TRE", "TSP", "RSC", "ATO")
 _NEED_MINDIO = frozenset({"TTP", "UCE", "HCCE", "ARF", "TSP"})
 _BESIDE_ATO = frozenset({"TTP", "UCE", "ARF", "TRE", "TSP"})
-"""The features that MindSpore refuses together with ATO."""
+"""The features that MindSpore does not accept together with ATO."""
 _VALUES = {
     **dict.fromkeys(_SWITCHES, (r"[01]", "0 or 1")),
     "TRE": (r"[012]", "0, 1 or 2"),
@@ -43,9 +44,10 @@ _VALUES = {
     "ATO_THRESHOLD": (r"[1-9][0-9]+", "a whole number of 10 or more"),
     "ATO_PATH": (r".+\.json", "the path of a .json file"),
 }
-"""By key: the pattern of the allowed values, and its description for messages."""
+"""For each key of `MS_ENABLE_TFT`: the pattern of the allowed values, and a description of them for
+messages."""
 _SEARCHED = re.compile(rf"({'|'.join(_SWITCHES)}):[12]")
-"""The texts that MindSpore searches for in the whole value."""
+"""The texts that MindSpore searches for in the whole value of `MS_ENABLE_TFT`."""
 
 _STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
 """The strategies, in the order in which tft tries them."""
@@ -58,8 +60,8 @@ _OF_NAMES = {
     "elastic-training": ("scale_in", "scale_out"),
     "exit": (),
 }
-"""The strategies that MindCluster's names mean. `exit` means none: it is what is left when nothing
-is enabled."""
+"""The strategies of tft for each name that MindCluster uses in `HIGH_AVAILABILITY`. The name `exit`
+stands for no strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,22 +71,22 @@ class Environment:
     """
 
     features: Mapping[str, str] = field(default_factory=dict)
-    """From `MS_ENABLE_TFT`: the features that are on, and their parameters, each with its value."""
+    """The features that `MS_ENABLE_TFT` switches on, and their parameters, each with its value."""
     unknown: tuple[str, ...] = ()
-    """From `MS_ENABLE_TFT`: items that tft does not know. MindSpore may know them, so they stay as
-    they are."""
+    """The items of `MS_ENABLE_TFT` that tft does not know. MindSpore may know them, so they stay
+    unchanged."""
     for_mindspore: bool = False
-    """Whether `MINDIO_FOR_MINDSPORE` declares MindSpore as the framework of MindIO."""
+    """True if `MINDIO_FOR_MINDSPORE` declares MindSpore as the framework of MindIO."""
     address: str | None = None
     port: int | None = None
     named: tuple[str, ...] = ()
-    """The names in `HIGH_AVAILABILITY`."""
+    """The names that `HIGH_AVAILABILITY` contains."""
 
     @property
     def normal(self) -> str:
         """
-        `MS_ENABLE_TFT` in the form that both of MindSpore's readers understand; empty if nothing is
-        on.
+        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. Empty if no
+        feature is on.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)
@@ -93,7 +95,8 @@ class Environment:
     @property
     def strategies(self) -> tuple[str, ...]:
         """
-        The strategies of tft that the environment enables, as `--enable` takes them.
+        The strategies of tft that the environment enables, by the names that `tft run --enable`
+        takes.
         """
         enabled = {_OF_FEATURES[key] for key in self.features if key in _OF_FEATURES}
         enabled.update(strategy for name in self.named for strategy in _OF_NAMES[name])
@@ -102,15 +105,15 @@ class Environment:
     @property
     def last_checkpoints(self) -> bool:
         """
-        Whether high availability is on: last checkpoints are written, and training can continue
-        from them.
+        True if high availability is on: then last checkpoints are written, and training can
+        continue from them.
         """
         return "dump" in self.strategies
 
     @property
     def needs_mindio(self) -> bool:
         """
-        Whether MindSpore needs a MindIO controller for the features that are on.
+        True if MindSpore needs a MindIO controller for the features that are on.
         """
         return not _NEED_MINDIO.isdisjoint(self.features)
 
@@ -126,16 +129,17 @@ class Environment:
                     f"{_ADDRESS} to an address of the node of rank 0, and {_PORT} to the port of "
                     "the controller"
                 )
-        assert self.address is not None  # the loop above has checked both
+        assert self.address is not None  # the loop has checked both
         assert self.port is not None
         return self.address, self.port
 
 
 def read(variables: Mapping[str, str]) -> Environment:
     """
-    Return the requests of the environment `variables`.
+    Return the features and settings that the environment `variables` requests.
 
-    Raises `UsageError`, with the name of the variable, its value and the expected value.
+    Raises `UsageError` for an invalid value. The message has the name of the variable, its value
+    and the expected value.
     """
     features, unknown = _features(variables.get(ENABLE, ""))
     return Environment(
@@ -149,16 +153,16 @@ def read(variables: Mapping[str, str]) -> Environment:
 
 
 _logged: set[str] = set()
-"""The unknown items that this process has logged."""
+"""The unknown items that this process has logged already."""
 
 
 def settle() -> Environment:
     """
     Read the environment of this process, and replace `MS_ENABLE_TFT` by its normal form, which
-    MindSpore cannot misunderstand. Return the requests.
+    MindSpore cannot misunderstand. Return the requested features and settings.
 
-    Call it before MindSpore is imported. Unknown items are logged, once in a process. Raises
-    `UsageError` as `read` does.
+    Call this function before MindSpore is imported. Each unknown item is logged once in a process.
+    Raises `UsageError` for an invalid value.
     """
     asked = read(os.environ)
     for item in asked.unknown:
@@ -166,7 +170,7 @@ def settle() -> Environment:
             _logged.add(item)
             log.warning(
                 "item_not_known", variable=ENABLE, item=item, known=", ".join(_VALUES),
-                why="MindSpore handles it alone, without tft",
+                why="tft does not know the item; MindSpore handles the item itself",
             )  # fmt: skip
     if ENABLE in os.environ:
         os.environ[ENABLE] = asked.normal
@@ -194,7 +198,8 @@ def place() -> tuple[int, int]:
 
 def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
     """
-    Return the features that are on, and the unknown items.
+    Return the features that the value `text` of `MS_ENABLE_TFT` switches on, and the unknown items
+    in it.
     """
     given: dict[str, str] = {}
     unknown: list[str] = []
@@ -220,8 +225,8 @@ def _items(text: str) -> list[str]:
     """
     Return the items between the braces. The braces may be missing.
 
-    Spaces separate items as commas do, because MindSpore's search finds items that are separated by
-    either.
+    Both commas and spaces separate items, because MindSpore's search finds items with either
+    separator.
     """
     bare = text.strip().removeprefix("{").removesuffix("}")
     return [item for item in re.split(r"[,\s]+", re.sub(r"\s*:\s*", ":", bare)) if item]

@@ -1,6 +1,6 @@
 """
-Decides which fault an exception from the training loop means. Also tells whether a thread may be
-waiting for other ranks.
+Finds out which fault caused an exception in the training loop, and whether a thread may be waiting
+for other ranks.
 """
 
 from types import FrameType
@@ -12,10 +12,10 @@ from tft_mindspore.groups import GroupBroken
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    Return the kind of fault that an exception means; None if it means no fault.
+    Return the kind of fault that caused `error`. Return None if no known fault did.
 
-    MindSpore raises a RuntimeError for an error of a device. The table of device faults has the
-    messages of these errors.
+    MindSpore raises a RuntimeError for every error of a device, so the messages are compared with
+    the table of device faults.
     """
     return "network" if isinstance(error, GroupBroken) else None
 

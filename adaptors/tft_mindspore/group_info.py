@@ -21,7 +21,7 @@ class GroupInfo:
     """
 
     replicas: tuple[int, ...]
-    """The ranks that hold the same state, including the rank for which the file was written."""
+    """The ranks that hold the same state. The rank for which the file was written is among them."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The groups by name, each with the ranks that communicate in it."""
 
@@ -38,7 +38,7 @@ def read_group_info(file: Path) -> GroupInfo:
     found = message()
     try:
         found.ParseFromString(content)
-        understood = found.IsInitialized()  # whether all required fields are there
+        understood = found.IsInitialized()  # True if all required fields exist
     except broken:
         understood = False
     if not understood:
@@ -77,9 +77,10 @@ def write_group_info(file: Path, info: GroupInfo) -> None:
 
 
 @cache
-def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class as it runs
+def _messages() -> tuple[Any, type[Exception]]:  # Any: a class that protobuf makes at run time
     """
-    Return the message class of a whole file, and the exception that it raises for other content.
+    Return the protobuf class of the file's content, and the exception that the class raises for
+    other content.
 
     Raises `UsageError` if protobuf is not installed.
     """
@@ -112,8 +113,8 @@ def _messages() -> tuple[Any, type[Exception]]:  # Any: protobuf makes the class
         ("parallel_group_item", several, field.TYPE_MESSAGE, "Group"),
         ("ckpt_restore_rank_list", one, field.TYPE_MESSAGE, "Ranks"),
     )
-    # A pool of its own, because MindSpore in the same process registers the same messages in the
-    # shared pool under names of its own.
+    # Use a separate pool, because MindSpore in the same process registers the same messages under
+    # other names in the shared pool.
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     whole = pool.FindMessageTypeByName(f"{file.package}.GroupInfo")

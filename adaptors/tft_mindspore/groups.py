@@ -1,16 +1,16 @@
 """
-The group of the ranks that train together. It has connections of its own, and carries out
-all-reduces, broadcasts, gathers and barriers over host memory.
+The process group of a MindSpore job. It carries out all-reduces, broadcasts, gathers and barriers
+over host memory, with its own TCP connections instead of MindSpore's collectives.
 
 MindSpore's own collectives on CPU cannot be repaired within a process. After a collective has
 failed, its group cannot be used again, and a new group in the same process returns wrong numbers.
-So gradients are reduced over the connections of this module. An all-reduce adds up element by
-element, in the order of the ranks and not in the order of arrival. So every rank gets the same
-bits, and gets them again after an incident. `shut`, called on any thread, interrupts the training
-thread wherever it waits in this group.
+So gradients are reduced over the connections of this module. An all-reduce adds up the arrays in
+the order of the ranks, not in the order of arrival. So every rank gets the same bits, and gets the
+same bits again after an incident. A call of `shut` on any thread interrupts the training thread
+wherever it waits in this group.
 
-This module starts no thread. It reduces numpy's arrays. It imports MindSpore only to return Tensors
-to a caller that gave Tensors.
+This module starts no thread. It computes with numpy arrays. It imports MindSpore only if the caller
+passes Tensors, to return Tensors.
 """
 
 import errno
@@ -31,50 +31,53 @@ from numpy.typing import NDArray
 
 from tft.errors import OrderRefused, PeerError, UsageError
 
-Array = NDArray[Any]  # Any: of whatever type the user trains with
+Array = NDArray[Any]  # Any: elements of any type
 
 _HEADER = struct.Struct("<4sIQ")
-"""The header of each message: its kind, its number between these two ranks, and its size in
-bytes."""
+"""The header of each message: the name of the operation, the number of the message between these
+two ranks, and the size in bytes."""
 _HELLO = struct.Struct("<16sI")
-"""The first message of a member that connects to another one: the token, and its rank."""
+"""The first message of a member that connects to another member: the token of the group, and the
+rank of the sender."""
 
 _AT_ONCE = 256 * 1024
-"""Bytes up to which every rank sends everything to every other rank: one message each way instead
-of two. Four ranks on two cores, the best of 30: 64 KiB take 0.2 ms this way and 0.5 ms in two
-messages, 256 KiB 0.8 and 2.3 ms, 1 MiB 11 and 8 ms."""
+"""The size in bytes up to which an all-reduce has one round of messages, in which every rank sends
+its whole array to every other rank. Larger arrays take two rounds, in which ranks send pieces.
+Measured with four ranks on two cores, the best of 30: 64 KiB take 0.2 ms in one round and 0.5 ms in
+two, 256 KiB take 0.8 and 2.3 ms, 1 MiB takes 11 and 8 ms."""
 
 STORE_TIMEOUT = 60.0
-"""Seconds until the store must have been reached. The store is a process on the same machine or the
-next, and it is started again within a second when it dies."""
+"""Seconds within which a connection to the rendezvous store must succeed. The store is a process on
+this machine or another one. If the store dies, it is started again within a second."""
 
 _AGAIN = 0.05
 """Seconds between two attempts to reach the store."""
 
 _FOREVER = -1
-"""The limit for `poll`: none. The controller finds a rank that hangs, and then `shut` is called."""
+"""The time limit for `poll`: no limit. If a rank hangs, the controller notices, and `shut` is
+called."""
 
 
 class GroupBroken(ConnectionError):
     """
-    A connection of the group has ended, or `shut` was called: the group can carry out no collective
-    any more.
+    Raised when a connection of the group has ended, or `shut` was called. The group cannot carry
+    out any further collective.
     """
 
 
 class Group:
     """
-    The group of all ranks. Each time groups are formed again, a new group replaces it.
+    The group of all ranks. After each incident a new group replaces it.
 
-    Made by `Groups.form`. Used on the training thread, except for `shut`.
+    `Groups.form` makes it. Its methods are called on the training thread, except `shut`.
     """
 
     def __init__(self, name: str, rank: int, world: int, contributing: Callable[[], None]) -> None:
         self.name = name
         self.rank = rank
-        """The place of this process in the group."""
+        """The rank of this process in the group."""
         self.world = world
-        """The number of members."""
+        """The number of members of the group."""
         self._contributing = contributing
         self._peers: dict[int, socket.socket] = {}
         self._sent = dict.fromkeys(range(world), 0)
@@ -87,7 +90,7 @@ class Group:
     @property
     def broken(self) -> bool:
         """
-        Whether `shut` was called.
+        True if `shut` was called.
         """
         return self._broken
 
@@ -97,9 +100,9 @@ class Group:
         """
         All-reduce `arrays` by sum over all ranks, or over `ranks`. Return the totals.
 
-        The arrays must be the same on all these ranks in number, sizes and types. Takes arrays of
-        numpy or Tensors of MindSpore, and returns the same kind. Raises `GroupBroken` if a rank is
-        lost. Raises `UsageError` if this rank is not among `ranks`.
+        The number of the arrays, their sizes and their types must be the same on all these ranks.
+        Takes numpy arrays or Tensors of MindSpore, and returns the same kind. Raises `GroupBroken`
+        if a rank is lost. Raises `UsageError` if this rank is not among `ranks`.
         """
         members = self._members(ranks)
         self._contributing()
@@ -120,8 +123,8 @@ class Group:
     def mean(self, arrays: Sequence[Any], ranks: Sequence[int] | None = None) -> list[Any]:
         """
         All-reduce `arrays` by average over all ranks, or over `ranks`. Return the averages.
-        Data-parallel training uses this for gradients. Arguments, result and exceptions are as for
-        `sum`.
+        Data-parallel training uses this for gradients. Arguments and exceptions are the same as
+        those of `sum`.
         """
         members = self._members(ranks)
         totals = self.sum([_plain(array) for array in arrays], members)
@@ -158,8 +161,8 @@ class Group:
 
     def gather(self, words: bytes, ranks: Sequence[int] | None = None) -> list[bytes]:
         """
-        Collect `words` from all ranks, or from `ranks`. Return the bytes of each rank, in the order
-        of the ranks. The ranks may give different numbers of bytes.
+        Collect the bytes `words` from all ranks, or from `ranks`. Return the bytes of each rank, in
+        the order of the ranks. The ranks may pass different numbers of bytes.
         """
         members = self._members(ranks)
         self._contributing()
@@ -203,7 +206,7 @@ class Group:
         if flat.nbytes <= _AT_ONCE:
             parts = self._swap(b"sum1", members, dict.fromkeys(members, flat), flat.size)
             return _added(parts, members)
-        # each rank adds up one piece, and sends the result to all
+        # Each rank adds up one piece of the array, and sends the result to all other ranks.
         ends = [flat.size * (place + 1) // len(members) for place in range(len(members))]
         begins = [0, *ends[:-1]]
         pieces = {
@@ -226,9 +229,9 @@ class Group:
         self, what: bytes, members: list[int], pieces: Mapping[int, Array], size: int
     ) -> dict[int, Array]:
         """
-        Send each other member its piece, and receive from each other member the piece for this
-        rank. Return the pieces for this rank by sender, including its own piece. Each has `size`
-        elements. `what` names the operation.
+        Send `pieces[r]` to each other member `r`, and receive from each other member the piece for
+        this rank. Return the pieces for this rank by sender, including its own piece. Each piece
+        has `size` elements. `what` is the name of the operation.
         """
         others = [rank for rank in members if rank != self.rank]
         mine = pieces[self.rank]
@@ -249,8 +252,8 @@ class Group:
     ) -> None:
         """
         Send one message to each rank of `giving` and receive one from each rank of `taking`.
-        Sending and receiving overlap: if two ranks both sent first, each would wait for the other
-        for ever.
+        Sending and receiving overlap. Otherwise two ranks that both send first would wait for each
+        other for ever.
         """
         if self._broken:
             raise self._cut_off()
@@ -277,7 +280,7 @@ class Group:
                 rank = ranks[descriptor]
                 if events & select.POLLOUT:
                     self._send(rank, outgoing[rank])
-                if events & ~select.POLLOUT:  # also at its end, which `recv` reports
+                if events & ~select.POLLOUT:  # data has come, or the peer has closed
                     self._receive(rank, incoming.get(rank))
                 left = _interest(outgoing.get(rank), incoming.get(rank))
                 if left:
@@ -303,7 +306,8 @@ class Group:
 
     def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
         if incoming is None or not incoming.room_left:
-            # nothing is expected: peek, to tell an early message from the end of the connection
+            # No message is expected. Peek at the data, to distinguish an early message from the end
+            # of the connection.
             incoming = None
         try:
             if incoming is None:
@@ -320,15 +324,16 @@ class Group:
             incoming.came(got, rank)
 
     def _lost(self, rank: int, error: OSError | None) -> GroupBroken:
-        why = "it has closed it" if error is None else str(error.strerror)
+        why = "that rank has closed it" if error is None else str(error.strerror)
         return GroupBroken(f"the connection to rank {rank} of group {self.name!r} is broken: {why}")
 
     # ------------------------------------------------------------ forming and ending
 
     def join(self, host: str, port: int) -> None:
         """
-        Find the other members through the store and connect to all of them. Return when every
-        member is connected to all others. `host` and `port` are the address of the store.
+        Find the other members through the rendezvous store, and connect to all of them. Return when
+        every member is connected to all other members. `host` and `port` are the address of the
+        store.
         """
         store = self._reach_store(host, port)
         with self._kept(socket.socket(store.family)) as listener:
@@ -358,7 +363,7 @@ class Group:
             self._broken = True
             os.eventfd_write(self._wake, 1)
             for connection in self._open:
-                with suppress(OSError):  # not connected yet
+                with suppress(OSError):  # the socket may not be connected yet
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -399,7 +404,8 @@ class Group:
 
     def _dial(self, host: str, port: int) -> socket.socket:
         """
-        Return a connection to `host` and `port`. Raises `OSError` if there is none.
+        Connect to `host` and `port`, and return the connection. Raises `OSError` if nobody listens
+        there.
         """
         (family, kind, _, _, address), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         connection = self._kept(socket.socket(family, kind))
@@ -413,7 +419,7 @@ class Group:
             raise OSError(error, os.strerror(error))
         return connection
 
-    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: JSON
+    def _ask(self, store: socket.socket, port: int) -> dict[str, Any]:  # Any: parsed JSON
         asked = {"name": self.name, "rank": self.rank, "world": self.world, "port": port}
         store.sendall(json.dumps(asked).encode() + b"\n")
         said = b""
@@ -443,13 +449,13 @@ class Group:
 
     def _accept(self, listener: socket.socket, token: bytes) -> None:
         """
-        Accept one connection. If the other end does not know the token it is no member, and the
-        connection is closed.
+        Accept one connection. Close the connection if the other end does not send the token of the
+        group, because then the other end is no member.
         """
         self._wait(listener, select.POLLIN)
         try:
             connection, _ = listener.accept()
-        except BlockingIOError:  # gone again
+        except BlockingIOError:  # the other end has given up
             return
         self._kept(connection)
         connection.setblocking(False)
@@ -478,7 +484,7 @@ class Group:
 
 class _Incoming:
     """
-    A message that is being received.
+    A message of which some or all bytes have yet to arrive.
     """
 
     def __init__(self, what: bytes, turn: int, room: memoryview) -> None:
@@ -486,12 +492,12 @@ class _Incoming:
         self._header = bytearray(_HEADER.size)
         self._room = room
         self.room_left = memoryview(self._header)
-        """The memory for the next bytes; empty when all bytes have arrived."""
+        """The memory for the next bytes. It is empty when all bytes have arrived."""
         self._in_header = True
 
     def came(self, count: int, rank: int) -> None:
         """
-        Take note that `count` bytes have arrived from `rank`.
+        Note that `count` further bytes have arrived from `rank`.
 
         Raises `UsageError` if the message is not the one that this rank expects.
         """
@@ -521,12 +527,13 @@ class Groups:
         self._group: Group | None = None
         self._formed = False
         self.contributing: Callable[[], None] = _nothing
-        """Called before this rank sends data of the step to the other ranks."""
+        """The function to call before this rank sends data of the present step to the other
+        ranks."""
 
     @property
     def present(self) -> Group:
         """
-        The group that the last regroup has formed. Raises `GroupBroken` if there is none.
+        The group that was formed last. Raises `GroupBroken` if no group exists.
         """
         group = self._group
         if group is None or not self._formed:
@@ -545,7 +552,7 @@ class Groups:
         try:
             group.join(host, port)
         except OSError as error:
-            if group.broken:  # `shut` has interrupted the call
+            if group.broken:  # `quiesce` has interrupted the call
                 raise OrderRefused(f"forming the group {name!r} was cancelled") from error
             raise
         self._formed = True
@@ -572,7 +579,7 @@ class Groups:
 
 def _nothing() -> None:
     """
-    Do nothing: the initial value of `contributing`.
+    Do nothing. This is the initial value of `contributing`.
     """
 
 
@@ -599,15 +606,15 @@ def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
     return total
 
 
-def _plain(array: Any) -> Array:  # Any: of numpy or of MindSpore
+def _plain(array: Any) -> Array:  # Any: a numpy array or a MindSpore Tensor
     plain = array if isinstance(array, numpy.ndarray) else array.asnumpy()
-    return numpy.asarray(plain, order="C")  # `ascontiguousarray` would turn a scalar into a row
+    return numpy.asarray(plain, order="C")  # `ascontiguousarray` makes a scalar 1-D
 
 
-def _like(given: Any, found: Array) -> Any:  # Any: of numpy or of MindSpore
+def _like(given: Any, found: Array) -> Any:  # Any: a numpy array or a MindSpore Tensor
     if isinstance(given, numpy.ndarray):
         return found
-    from mindspore import Tensor  # a caller that gives a Tensor has imported it
+    from mindspore import Tensor  # the caller has imported it already
 
     return Tensor(found)
 

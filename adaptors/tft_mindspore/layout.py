@@ -1,5 +1,5 @@
 """
-Decides where the checkpoints of a MindSpore job are stored, in the layout of MindSpore
+Decides where the checkpoints of a MindSpore job are stored, in the directory layout of MindSpore
 Transformers. Also decides which ranks write a checkpoint, and from which checkpoint a job can
 continue:
 
@@ -11,7 +11,7 @@ continue:
 A checkpoint with fewer files than the job has ranks is a last checkpoint: one rank of each group of
 replicas has written a file. The other ranks of the group continue from the file of that rank.
 
-This module does not import MindSpore. The caller gives a function that writes the content of a
+This module does not import MindSpore. The caller passes a function that writes the content of a
 file, such as `lambda path: mindspore.save_checkpoint(cell, str(path))`.
 """
 
@@ -26,12 +26,12 @@ from tft_mindspore.mindformers import Recipe
 from tft_mindspore.rank_files import DIRECTORIES, Name
 
 Groups = Sequence[Sequence[int]]
-"""The ranks of a job, grouped by the state that they hold: all ranks of a group hold the same.
-`Sizes.replicas` of `tft_mindspore.mindformers` returns this."""
+"""The ranks of a job in groups. All ranks of a group hold the same state. `Sizes.replicas` in
+`tft_mindspore.mindformers` returns these groups."""
 
 _DIRECTORY = DIRECTORIES[0]
 _FEW = 8
-"""The most ranks that a message names one by one."""
+"""The most ranks that a message lists."""
 
 
 def directory_of(root: Path, rank: int) -> Path:
@@ -49,11 +49,11 @@ def savers(
     groups: Groups, gone: Collection[int] = (), *, everyone: bool = False
 ) -> tuple[int, ...]:
     """
-    Return the ranks that write a last checkpoint: in each group, the lowest rank that is not in
-    `gone`. A group holds the same state on all its ranks.
+    Return the ranks that write a last checkpoint: from each group of ranks with the same state, the
+    lowest rank that is not in `gone`.
 
-    `everyone`: return all ranks that are not in `gone`. Raises `OrderRefused` if all ranks of a
-    group are in `gone`.
+    With `everyone=True`, return all ranks that are not in `gone`. Raises `OrderRefused` if all
+    ranks of a group are in `gone`.
     """
     left = [[rank for rank in sorted(group) if rank not in gone] for group in groups]
     for group, there in zip(groups, left, strict=True):
@@ -71,15 +71,15 @@ def savers(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """
-    The files that one run writes for one rank.
+    The checkpoint files that one run of the job writes for one rank.
     """
 
     root: Path
     rank: int
     prefix: str
     again: int = 0
-    """The number of earlier runs that have written files with this prefix there. The names contain
-    it."""
+    """The number of earlier runs that have written files with this prefix for the rank. File names
+    contain this number, so that the names of different runs differ."""
 
     @property
     def directory(self) -> Path:
@@ -100,8 +100,9 @@ class Series:
         """
         Write a file with the function `write`, and return its path.
 
-        The file appears under its name when all of it is on the disk. `note` makes it the newest
-        file. A file of the same step that this run wrote before is replaced.
+        The file gets its name only when its whole content is on the disk. Call `note` afterwards,
+        to record that the file is the newest. A file of the same step that this run wrote before is
+        replaced.
         """
         path = self.directory / str(self.name(epoch, step))
         rank_files.put(path, write)
@@ -118,8 +119,8 @@ class Series:
 
 def open_series(root: Path, rank: int, prefix: str) -> Series:
     """
-    Return the series of files for a run that begins. The names in this series differ from those of
-    all existing files.
+    Return the series of files for a new run. The names in this series differ from the names of all
+    existing files.
 
     Raises `UsageError` for a prefix that cannot be part of a file name.
     """
@@ -148,9 +149,10 @@ class Found:
     epoch: int
     step: int
     files: Mapping[int, Path]
-    """The file of each rank: its own file, or that of a rank that held the same state."""
+    """The file from which each rank continues: its own file, or the file of a rank that held the
+    same state."""
     written: tuple[int, ...]
-    """The ranks that have a file of their own."""
+    """The ranks that have written a file."""
     passed_over: tuple[tuple[int, int], ...] = ()
     """Epoch and step of newer checkpoints that are incomplete: a file was lost or was never
     written."""
@@ -158,18 +160,19 @@ class Found:
     @property
     def last(self) -> bool:
         """
-        Whether this is a last checkpoint: not every rank has written.
+        True if this is a last checkpoint, which means that not every rank has written a file.
         """
         return len(self.written) < len(self.files)
 
 
 def resumption(recipe: Recipe, asked: Environment) -> Found | None:
     """
-    Return the checkpoint from which a job continues; None if the job is to begin at its first step.
-    `recipe` has the job's settings, and `asked` the requests of its environment.
+    Return the checkpoint from which a job continues. Return None if the job begins at its first
+    step. `recipe` has the settings of the job, and `asked` the features that its environment
+    requests.
 
-    Raises `UsageError` and `CheckpointCorrupt` as `find` does. Also raises `UsageError` if
-    `resume_training` is no name of a checkpoint file.
+    Raises `UsageError` and `CheckpointCorrupt` in the same cases as `find`. Also raises
+    `UsageError` if `resume_training` is not the name of a checkpoint file.
     """
     if not recipe.resume or recipe.load is None:
         return None
@@ -198,15 +201,15 @@ def find(
     only: tuple[int, int] | None = None,
 ) -> Found:
     """
-    Return the newest checkpoint of which every group has a file. With `only`, return the checkpoint
-    of that epoch and step.
+    Return the newest checkpoint for which every group has a file. With `only`, return the
+    checkpoint of that epoch and step.
 
-    With `high_availability` a rank without a file continues from the file of another rank of its
-    group. Newer checkpoints are then passed over if some group has no file of them.
+    With `high_availability`, a rank without a file continues from the file of another rank of its
+    group. A newer checkpoint is then ignored if a group has no file for it.
 
-    Raises `UsageError` if no checkpoint exists. Raises `UsageError` if the newest is a last
-    checkpoint and `high_availability` is off. Raises `CheckpointCorrupt` if no checkpoint has a
-    file of every group.
+    Raises `UsageError` if no checkpoint exists. Raises `UsageError` if the newest checkpoint is a
+    last checkpoint and `high_availability` is off. Raises `CheckpointCorrupt` if every checkpoint
+    lacks the file of a group.
     """
     ranks = sorted(rank for group in groups for rank in group)
     _check_world(root, ranks)
@@ -245,9 +248,9 @@ def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
     Yield the complete files of a rank, each with epoch and step.
 
-    These are the file that `meta.json` names, and the files that the rank wrote before it, except
-    files of later steps. A file that was written later is left out. It may be cut off, if the run
-    ended before the file was recorded in `meta.json`. Files of later runs are yielded last.
+    First come the file that `meta.json` names, and the files that the rank wrote before that file,
+    without files of later steps. A later file of the same run is left out: it may be incomplete, if
+    the run ended before the file was recorded in `meta.json`. Files of later runs come last.
     """
     directory = directory_of(root, rank)
     noted = rank_files.read_meta(directory)
@@ -265,8 +268,8 @@ def _covered(
     groups: Groups, held: Mapping[int, Mapping[tuple[int, int], Path]], at: tuple[int, int]
 ) -> dict[int, Path] | None:
     """
-    Return the file from which each rank continues at epoch and step `at`. A rank without a file of
-    its own gets the file of another rank of its group. Return None if a group has no file.
+    Return the file from which each rank continues at epoch and step `at`. A rank that has not
+    written a file gets the file of another rank of its group. Return None if a group has no file.
     """
     files: dict[int, Path] = {}
     for group in groups:
@@ -279,7 +282,7 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Check that every rank with files under `root` is one of `ranks`. Raises `UsageError` otherwise.
+    Raise `UsageError` if a rank that is not in `ranks` has files under `root`.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

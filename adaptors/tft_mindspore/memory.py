@@ -2,10 +2,10 @@
 Reads and writes the memory of MindSpore's parameters.
 
 Reading returns the parameter's own memory: `asnumpy` waits until MindSpore has carried out all
-pending operations, and shares the memory. Writing uses `copy_` only. `set_data` and
-`load_param_into_net` would give a parameter another piece of memory. All of MindSpore's own
-optimizers are compiled, and a compiled optimizer keeps the old piece. Training would then continue
-without any error and without changing the parameters.
+pending operations, and then shares the memory. Writing uses `copy_` only. `set_data` and
+`load_param_into_net` would give a parameter another piece of memory. But MindSpore's optimizers are
+compiled, and a compiled optimizer keeps writing to the old piece. Training would then continue
+without an error, but the parameters would never change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tft.errors import MalformedMessage
 from tft.spi import pack
 
-Array = NDArray[Any]  # Any: of whatever type the user trains with
-Parameter = Any  # MindSpore has no types
+Array = NDArray[Any]  # Any: elements of any type
+Parameter = Any  # a parameter of MindSpore, which ships no types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,10 @@ class Described:
 
     name: str
     kind: str
-    """The type of the elements, by MindSpore's name."""
+    """MindSpore's name of the type of the elements, such as `Float32`."""
     shape: tuple[int, ...]
     size: int
-    """In bytes."""
+    """The size of the content in bytes."""
 
     def listed(self) -> list[object]:
         """
@@ -43,10 +43,10 @@ class Described:
         return [self.name, self.kind, list(self.shape), self.size]
 
     @classmethod
-    def read(cls, told: Sequence[Any]) -> "Described":  # Any: checked here
+    def read(cls, told: Sequence[Any]) -> "Described":  # Any: unpacked, not yet checked
         """
-        Return the description from `told`, which is a result of `listed`. Raises `MalformedMessage`
-        if `told` has another form.
+        Return the description that `listed` has converted to the plain values `told`. Raises
+        `MalformedMessage` if `told` has another form.
         """
         try:
             name, kind, shape, size = told
@@ -54,7 +54,7 @@ class Described:
                 name=str(name), kind=str(kind), shape=tuple(int(n) for n in shape), size=int(size)
             )
         except (TypeError, ValueError) as error:
-            raise MalformedMessage(f"{told!r} describes no parameter") from error
+            raise MalformedMessage(f"{told!r} is no description of a parameter") from error
 
     def __str__(self) -> str:
         return f"{self.kind} {list(self.shape)}"
@@ -77,7 +77,7 @@ def content(parameter: Parameter) -> Array:
     Return the present content of `parameter` as an array. The array shares the parameter's memory.
     """
     found: Array = parameter.asnumpy()
-    return numpy.asarray(found, order="C")  # no copy, unless the memory has another order
+    return numpy.asarray(found, order="C")  # copies only if the memory has another order
 
 
 def flat_bytes(array: Array) -> memoryview:
@@ -89,23 +89,24 @@ def flat_bytes(array: Array) -> memoryview:
 
 def room(parameter: Parameter) -> Array:
     """
-    Return a new array of the same type and shape as `parameter`, for receiving other content.
+    Return a new array of the same type and shape as `parameter`, for content that will arrive.
     """
     return numpy.empty_like(content(parameter))
 
 
 def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> None:
     """
-    Write the contents into the parameters of the same names. Return when the writing is complete.
+    Write each array in `contents` into the parameter of the same name. Return when all of them are
+    written.
     """
-    from mindspore import Tensor  # heavy: only processes that train have it
-    from mindspore.common.api import _no_grad  # MindSpore offers no other
+    from mindspore import Tensor  # late: only training processes need MindSpore
+    from mindspore.common.api import _no_grad  # no public function does this
 
-    with _no_grad():  # else MindSpore refuses it after an unfinished forward
+    with _no_grad():  # otherwise `copy_` fails after an interrupted forward pass
         for name, array in contents.items():
             if array.size:
                 parameters[name].copy_(Tensor.from_numpy(array))
-    for name in contents:  # `copy_` only starts the copy: wait for it
+    for name in contents:  # `copy_` only starts the copy, `asnumpy` waits for it
         parameters[name].asnumpy()
 
 

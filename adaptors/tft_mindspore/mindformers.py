@@ -1,7 +1,7 @@
 """
-Reads from a MindSpore Transformers YAML file which ranks of a job hold which state, and where the
-checkpoints are. Other parts of the file are ignored. If tft cannot protect a job with a certain
-setting, the setting is refused with its key.
+Reads from a YAML file of MindSpore Transformers which ranks of a job hold the same state, and where
+the checkpoints are. Other parts of the file are ignored. This module raises an error, which names
+the key, for a setting with which tft cannot protect the job.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,19 @@ from tft.errors import UsageError
 from tft.spi import Parallelism
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
-"""The keys of `parallel_config` that may be left out; the value is 1 then."""
+"""The keys of `parallel_config` that may be missing. A missing key has the value 1."""
 _WHOLE_GROUP = -1
-"""The default of `optimizer_weight_shard_size`: cut over the whole group."""
+"""The default value of `optimizer_weight_shard_size`: the optimizer is cut over the whole
+data-parallel group."""
 _THRESHOLD_KB = 64
-"""The default of `parallel_optimizer_threshold`."""
+"""The default value of `parallel_optimizer_threshold`."""
 _SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 _WORLD = 1_000_000
-"""Ten times the size of the largest job that anybody plans. A larger world is a typing error."""
+"""The largest number of ranks that is accepted. A larger number must be a typing error."""
 _FEW = 8
-"""The most numbers that a message lists, out of those that can be set."""
+"""The most allowed values of a setting that a message lists."""
 _WHOLE_EPOCH = -1
-"""The value of `sink_size` for a whole epoch in one go."""
+"""The value of `sink_size` with which MindSpore runs a whole epoch as one unit."""
 _MONITOR = "CheckpointMonitor"
 """The callback of MindSpore Transformers that writes checkpoints."""
 
@@ -33,7 +34,7 @@ _MONITOR = "CheckpointMonitor"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """
-    The sizes of the parallelism in a job. Every part of the state is held by at least two ranks.
+    The sizes of the parallelism in a job in which at least two ranks hold each part of the state.
     """
 
     dp: int
@@ -42,8 +43,8 @@ class Sizes:
     cp: int = 1
     ep: int = 1
     shards: int = 1
-    """The number of shards into which the parameters of a data-parallel group, with their optimizer
-    state, are cut."""
+    """The number of shards into which each data-parallel group cuts its parameters and their
+    optimizer state."""
     threshold_kb: int = 0
     """Parameters smaller than this (in KB) are not cut. 0 if nothing is cut."""
 
@@ -70,13 +71,13 @@ class Sizes:
 
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """
-        Return the groups of ranks that hold exactly the same state. So the ranks of a group can use
-        each other's checkpoint files.
+        Return the groups of ranks that hold exactly the same state. Each rank of a group can
+        continue from a checkpoint file of another rank of the group.
 
-        Neighbouring rank numbers differ first in the tensors that they hold, then in their place in
-        the data-parallel group. The pipeline stage changes most slowly. Within a data-parallel
-        group, every `ep`-th rank has the same experts. Of these ranks, every `shards`-th rank has
-        the same shard, of the experts and of the dense parameters.
+        In the order of rank numbers, the tensor-parallel index changes fastest, then the index in
+        the data-parallel group, then the pipeline stage. Within a data-parallel group, every
+        `ep`-th rank has the same experts. Of these ranks, every `shards`-th rank has the same
+        shard, of the experts and of the dense parameters.
         """
         return tuple(
             tuple(
@@ -92,26 +93,27 @@ class Sizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """
-    The settings that are read from a MindSpore Transformers YAML file. Paths are as the file gives
-    them.
+    The settings that are read from a YAML file of MindSpore Transformers. Paths are not changed:
+    they may be relative.
     """
 
     sizes: Sizes
     output: Path = Path("output")
     """The directory of checkpoints and strategies."""
     prefix: str | None = None
-    """The beginning of the names of checkpoints. None: no callback writes checkpoints."""
+    """The beginning of the names of checkpoints. None if no callback writes checkpoints."""
     load: Path | None = None
-    """The checkpoint to begin with, or a directory with one directory for each rank."""
+    """The checkpoint that the job loads at its start, or a directory with one directory for each
+    rank."""
     resume: bool = False
-    """Whether training continues at the step of that checkpoint."""
+    """True if training continues at the step of the loaded checkpoint."""
     resume_file: str | None = None
-    """The name of the file to continue from, if it is not to be the newest."""
+    """The name of the file to continue from. None means the newest file."""
     strategy: Path | None = None
-    """The file, or directory of files, that tells how parameters are cut in the checkpoint to begin
-    with."""
+    """The file, or directory of files, that says how the parameters are cut in the loaded
+    checkpoint."""
     strategy_file: Path | None = None
-    """The file in which this job writes how it cuts parameters."""
+    """The file in which this job records how it cuts its parameters."""
 
     @property
     def checkpoints(self) -> Path:
@@ -149,15 +151,16 @@ class _Section:
     A mapping in the YAML file, with its path within the file.
     """
 
-    def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:  # Any: as found
+    # Any: `content` was parsed from YAML and is not yet checked
+    def __init__(self, file: Path, name: str, content: Mapping[Any, Any]) -> None:
         self._file = file
         self._name = name
         self._content = content
 
     def section(self, key: str) -> "_Section | None":
         """
-        Return the mapping under a key, None if there is no such key. Raises `UsageError` for
-        another value.
+        Return the mapping under `key`. Return None if the key is missing. Raises `UsageError` if
+        the value is no mapping.
         """
         if key not in self._content:
             return None
@@ -168,8 +171,8 @@ class _Section:
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """
-        Return the whole number under a key, None if the key is missing. The number must be `least`
-        or more, or equal to `besides`. Raises `UsageError` for another value.
+        Return the whole number under `key`. Return None if the key is missing. Raises `UsageError`
+        if the value is not a whole number of `least` or more, and is not `besides`.
         """
         if key not in self._content:
             return None
@@ -182,8 +185,8 @@ class _Section:
 
     def flag(self, key: str, *, absent: bool = False) -> bool:
         """
-        Return whether a key is true; `absent` if there is no such key. Raises `UsageError` for
-        another value.
+        Return the True or False under `key`. Return `absent` if the key is missing. Raises
+        `UsageError` for another value.
         """
         found = self._content.get(key, absent)
         if not isinstance(found, bool):
@@ -192,7 +195,8 @@ class _Section:
 
     def text(self, key: str) -> str | None:
         """
-        Return the text under a key, None if there is none. Raises `UsageError` for another value.
+        Return the text under `key`. Return None if the key is missing or its text is empty. Raises
+        `UsageError` if the value is no text.
         """
         found = self._content.get(key)
         if found is None or found == "":
@@ -203,22 +207,23 @@ class _Section:
 
     def name_or_flag(self, key: str) -> str | bool:
         """
-        Return the value under a key, which is a text, or True or False. Raises `UsageError` for
+        Return the value under `key`, which must be a text, True or False. Raises `UsageError` for
         another value.
         """
         return self.text(key) or False if self._is_text(key) else self.flag(key)
 
     def path(self, key: str) -> Path | None:
         """
-        Return the path under a key, None if there is none. Raises `UsageError` for another value.
+        Return the path under `key`. Return None if there is no path. Raises `UsageError` if the
+        value is no text.
         """
         found = self.text(key)
         return None if found is None else Path(found)
 
     def sections(self, key: str) -> "list[_Section]":
         """
-        Return the mappings of the list under a key, none if there is no such key. Raises
-        `UsageError` for another value.
+        Return the mappings in the list under `key`. Return an empty list if the key is missing.
+        Raises `UsageError` for another value.
         """
         found = self._content.get(key)
         if found is None:
@@ -233,7 +238,8 @@ class _Section:
 
     def refused(self, key: str, why: str) -> UsageError:
         """
-        Return the error for a key whose value tft cannot support. `why` is the reason.
+        Return the error for a key whose value tft cannot support. `why` is the reason for the
+        message.
         """
         return UsageError(f"{self._file}: {self._path(key)} is {self._content[key]!r}; {why}")
 
@@ -257,8 +263,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     """
     Return whether the optimizer is divided among ranks (parallel optimizer).
 
-    Older files have this setting in the section of the sizes. If either setting is on, the result
-    is True, because that assumes fewer copies.
+    Older files have this setting in the section with the sizes. Return True if either setting is
+    on, because this assumes fewer copies of the state.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -266,8 +272,8 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
 
 def _strategy_file(parallel: _Section | None) -> Path | None:
     """
-    Return the file in which the job writes how it divides parameters among ranks. Newer YAML files
-    name it in a section of its own.
+    Return the file in which the job records how it divides parameters among ranks. Newer YAML files
+    have a separate section with the name of this file.
     """
     if parallel is None:
         return None
@@ -319,8 +325,8 @@ def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
 
 def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> UsageError:
     """
-    Return the error for sizes with which some state has only one holder. `alone` describes the
-    problem, and `ways` are settings that would solve it.
+    Return the error for sizes with which only one rank holds a part of the state. `alone` describes
+    the problem, and `ways` are settings that would solve it.
     """
     if sizes.shards > 1 and _held_twice(sizes.group, sizes.ep):
         ways = [*ways, "parallel.enable_parallel_optimizer to False"]
@@ -356,7 +362,8 @@ def _fewer(sizes: Sizes) -> list[str]:
 
 def _twice_as_many(whole: Sizes) -> str:
     """
-    Return the smallest setting that has two shards with two copies each.
+    Return the smallest setting with two shards and two copies of each shard, as a text for a
+    message.
     """
     enough = _enough(replace(whole, shards=2))
     return f"parallel_config.data_parallel to {enough} and {_SHARD_SIZE} to 2"
@@ -417,8 +424,8 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
 
 def _prefix(document: _Section) -> str | None:
     """
-    Return the prefix of the names of the checkpoints that the run writes, None if it writes none.
-    Raises `UsageError` for `integrated_save`.
+    Return the prefix of the names of the checkpoints that the run writes. Return None if it writes
+    none. Raises `UsageError` if `integrated_save` is on.
     """
     for callback in document.sections("callbacks"):
         if callback.text("type") != _MONITOR:
@@ -433,7 +440,7 @@ def _prefix(document: _Section) -> str | None:
     return None
 
 
-def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
+def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML may have any keys and values
     try:
         import yaml
     except ImportError:
@@ -442,7 +449,8 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: whatever the file holds
         content = yaml.safe_load(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date 2026-13-32
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # PyYAML raises ValueError for an impossible date, such as 2026-13-32.
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

@@ -22,17 +22,18 @@ class ModelTrain(Protocol):
 
     def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
         """
-        Have MindSpore save the state, and return the names of the files under `directory`.
+        Let MindSpore save the state to its own checkpoint. Return the names of the files under
+        `directory`.
         """
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
-        Have MindSpore give the checkpoint its final name.
+        Let MindSpore give its checkpoint the final name.
         """
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return whether the checkpoint under `directory` is one that MindSpore has saved.
+        Return whether MindSpore has saved the checkpoint under `directory`.
         """
 
 
@@ -49,8 +50,9 @@ def trained_by_model(callback: ModelTrain) -> None:
 
 def model_train() -> ModelTrain | None:
     """
-    Return the callback of a script that trains with `Model.train`; None if the script has a loop of
-    its own. The callback tells which strategies are enabled, and writes last checkpoints.
+    Return the callback of a script that trains with `Model.train`. Return None if the script has
+    its own training loop. The callback knows which strategies are enabled, and writes last
+    checkpoints.
     """
     return _model_train
 

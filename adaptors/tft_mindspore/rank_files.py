@@ -1,13 +1,13 @@
 """
-Names the checkpoint files that each rank of a MindSpore job has for itself. Also checks whether a
-file is complete, and moves a written file to its final place.
+The names of the checkpoint files that each rank of a MindSpore job writes. This module also checks
+whether a file is complete, and moves a written file to its final place.
 
     rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, named by MindSpore Transformers
     rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a later run, which found such files there
     rank_4/checkpoint-2_1875.ckpt         named by MindSpore itself; also under ckpt_dir4/
     rank_4/meta.json                      names the newest of these files; written after it
 
-This module imports no framework: the caller gives a function that writes the content of a file.
+This module imports no framework: the caller passes a function that writes the content of a file.
 """
 
 import json
@@ -23,24 +23,26 @@ from tft.spi import sync
 
 META = "meta.json"
 DIRECTORIES = ("rank_{}", "ckpt_dir{}")
-"""The names of a rank's directory: of MindSpore Transformers, and in older guides of MindSpore."""
+"""The possible names of the directory of a rank: in MindSpore Transformers, and in older guides of
+MindSpore."""
 
-_NUMBER = r"0|[1-9][0-9]*"  # no leading zeros: 07 is not the 7 of a file name
+_NUMBER = r"0|[1-9][0-9]*"  # no leading zeros, because MindSpore writes none
 _NAME = re.compile(
     rf"(?P<prefix>.+?)(_rank_(?P<rank>{_NUMBER}))?(_(?P<again>[1-9][0-9]*))?"
     rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
 )
 _BLOCK = 4 * 2**20
-"""Bytes read at a time. Large enough for few calls, and negligible next to the state."""
+"""The number of bytes to read at a time: enough for few calls, and little memory compared with the
+state."""
 _PARAMETER = 0x0A
-"""The byte with which each parameter in a .ckpt begins: field 1 of a message whose length
-follows."""
+"""The byte with which each parameter in a .ckpt file begins. In protobuf it means field 1, whose
+length follows."""
 _CHECKSUM = b"crc_num"
 _CHECKSUM_BYTES = len(_CHECKSUM) + 10
-"""The size in bytes of the checksum that MindSpore adds to a .ckpt if it is asked to: this word and
-the number."""
+"""The size in bytes of the checksum that MindSpore appends to a .ckpt file on request. It consists
+of the word `crc_num` and the number."""
 _HEADER_BYTES = 8
-"""The size in bytes of the length field with which a .safetensors begins."""
+"""The size in bytes of the length field at the beginning of a .safetensors file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,10 @@ class Name:
 
     prefix: str
     rank: int | None = None
-    """None: only the directory tells to which rank the file belongs."""
+    """None if only the directory, not the name, says to which rank the file belongs."""
     again: int = 0
-    """How many runs have written files of this kind there before."""
+    """The number of earlier runs that have written files with the same prefix into the
+    directory."""
     epoch: int
     step: int
     """The step within the epoch."""
@@ -67,27 +70,29 @@ class Name:
     @property
     def at(self) -> tuple[int, int]:
         """
-        Return epoch and step, which are equal on all ranks.
+        Return the epoch and the step, which are equal on all ranks for files of the same
+        checkpoint.
         """
         return self.epoch, self.step
 
     @property
     def age(self) -> tuple[int, int, int]:
         """
-        Return a value that orders the files of a rank: a later file has a higher one.
+        Return a value by which the files of a rank can be sorted: a later file has a higher value.
         """
         return self.again, self.epoch, self.step
 
     def of(self, rank: int) -> "Name":
         """
-        Return the name that the file has for another rank.
+        Return the name of the corresponding file of another rank.
         """
         return self if self.rank is None else replace(self, rank=rank)
 
 
 def read_name(text: str) -> Name | None:
     """
-    Return the parts of a file name, None if no checkpoint file has such a name.
+    Return the parts of the file name `text`. Return None if it is not the name of a checkpoint
+    file.
     """
     match = _NAME.fullmatch(text)
     if match is None:
@@ -105,8 +110,8 @@ def read_name(text: str) -> Name | None:
 
 def names(directory: Path, rank: int) -> Iterator[Name]:
     """
-    Yield the names of the checkpoint files in the directory of a rank, in no order. A file that is
-    named for another rank is left out.
+    Yield the names of the checkpoint files in the directory of a rank, in any order. Leave out
+    files whose name has another rank.
     """
     if not directory.is_dir():
         return
@@ -118,11 +123,11 @@ def names(directory: Path, rank: int) -> Iterator[Name]:
 
 def newest(directory: Path, rank: int) -> Name | None:
     """
-    Return the name of the newest checkpoint file in the directory of a rank; None if the directory
-    has no checkpoint files.
+    Return the name of the newest checkpoint file in the directory of a rank. Return None if the
+    directory has no checkpoint files.
 
-    That is the file that `meta.json` names. If that file does not exist, the result is the newest
-    file of the newest run.
+    The newest file is the file that `meta.json` names. If that file does not exist, it is the
+    newest file of the newest run.
     """
     there = list(names(directory, rank))
     noted = read_meta(directory)
@@ -150,7 +155,7 @@ def read_meta(directory: Path) -> Name | None:
 
 def write_meta(directory: Path, name: Name) -> None:
     """
-    Record `name` in `meta.json` as the newest file of its rank. The file is in its place already.
+    Record `name` in `meta.json` as the newest file of its rank. The file must already exist.
     """
     noted = {"last_epoch": name.epoch, "last_step": name.step, "last_ckpt_file": str(name)}
     put(directory / META, lambda draft: draft.write_text(json.dumps(noted)))
@@ -161,15 +166,15 @@ def write_meta(directory: Path, name: Name) -> None:
 
 def put(path: Path, write: Callable[[Path], object]) -> None:
     """
-    Have `write` write a file into a temporary directory, sync the file, and move it to `path`. The
-    directory of `path` is created if necessary.
+    Let the function `write` write a file into a temporary directory, sync the file, and move the
+    file to `path`. The directory of `path` is created if necessary.
 
-    The path that `write` gets ends in the final file name, because MindSpore appends an ending to
-    any other name.
+    The temporary path that `write` gets ends in the final file name, because MindSpore appends
+    `.ckpt` to a name without it.
     """
     beside = path.with_name(f".{path.name}.partial")
     new = not path.parent.exists()
-    shutil.rmtree(beside, ignore_errors=True)  # left by an attempt that never finished
+    shutil.rmtree(beside, ignore_errors=True)  # from an attempt that was interrupted
     beside.mkdir(parents=True)
     try:
         draft = beside / path.name
@@ -191,7 +196,7 @@ def damage(path: Path, *, thoroughly: bool = False) -> str:
     Return, as a sentence, what is wrong with the file. Return an empty string if the file looks
     complete.
 
-    `thoroughly`: also read the whole file and verify its checksum, if it has one.
+    With `thoroughly=True`, also read the whole file and verify its checksum, if it has one.
     """
     try:
         with path.open("rb") as file:
@@ -209,8 +214,8 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Check that a .ckpt file is complete: it is a sequence of parameters up to its end, each with its
-    length. Return what is wrong, or an empty string.
+    Check that a .ckpt file is complete: a sequence of parameters, each with its length, that ends
+    at the end of the file. Return a text that says what is wrong, or an empty string.
     """
     size = _size(file)
     if not size:
@@ -219,7 +224,7 @@ def _of_ckpt(file: BinaryIO) -> str:
     at = 0
     while at < end:
         file.seek(at)
-        head = file.read(11)  # the byte before a length, and the most bytes that a length has
+        head = file.read(11)  # the tag, and the longest varint (ten bytes)
         length, width = _length(head[1:])
         if head[0] != _PARAMETER or width is None:
             return f"is not a checkpoint of MindSpore, or damaged, or encrypted: see byte {at}"
@@ -232,8 +237,8 @@ def _of_ckpt(file: BinaryIO) -> str:
 
 def _length(encoded: bytes) -> tuple[int, int | None]:
     """
-    Decode a number in protobuf's varint form, with seven bits a byte. Return the number and how
-    many bytes it takes. If the bytes end within the number, return 0 and None.
+    Decode a number in protobuf's varint format, with seven bits in each byte. Return the number,
+    and the number of bytes that it takes. If `encoded` ends within the number, return 0 and None.
     """
     length = 0
     for width, byte in enumerate(encoded, 1):
@@ -267,8 +272,8 @@ def _of_checksum(file: BinaryIO) -> str:
 
 def _of_safetensors(file: BinaryIO) -> str:
     """
-    Check that a .safetensors file is complete. Its header has its own length, and the end of the
-    last tensor. Return what is wrong, or an empty string.
+    Check that a .safetensors file is complete. Its header begins with the length of the header, and
+    has the end of the last tensor. Return a text that says what is wrong, or an empty string.
     """
     size = _size(file)
     if not size:

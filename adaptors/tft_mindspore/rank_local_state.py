@@ -1,6 +1,6 @@
 """
-The rank-local state of a rank: its random state, its data position, and the parameters that its
-forward pass changes in the network.
+The rank-local state of a rank: its random state, its data position, and the running statistics that
+its forward pass changes in the network.
 
 The state is captured when an update window opens and when it closes, so a capture must be cheap. It
 takes 10 us for MindSpore's generator and a small data position.
@@ -18,14 +18,15 @@ from tft.spi import pack, unpack
 from tft_mindspore.memory import Array, Parameter, content, put
 
 RNGS = ("mindspore", "python", "numpy")
-"""The generators that can be kept. MindSpore's is always kept. The others are read in full at every
-edge, and are kept if the user says that training draws from them."""
+"""The random generators that can be kept. MindSpore's generator is always kept. Those of Python and
+numpy are kept if the user names them because training draws from them. Each is then read in full
+whenever an update window opens or closes."""
 
 INLINE = 224 * 1024
 """
-Bytes of running statistics that may travel with the rank-local state. The slot for that state has
-256 KiB; the rest is for the generators (5 KiB) and the user's data position. ResNet-50 needs 208
-KiB.
+The most bytes of running statistics that are stored in the rank-local state. The slot for the
+rank-local state has 256 KiB. The rest of the slot is for the random generators (5 KiB) and the
+user's data position. ResNet-50 needs 208 KiB.
 """
 
 
@@ -36,13 +37,13 @@ class RankLocalState:
 
     def __init__(
         self,
-        model: Any,  # Any: a Cell of MindSpore's
-        data: Any,  # Any: the user's own object
+        model: Any,  # Any: a Cell of MindSpore, which ships no types
+        data: Any,  # Any: the user's own data object, of any class
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)
         if unknown:
-            raise UsageError(f"rng may name {', '.join(RNGS)}; {', '.join(unknown)} is not known")
+            raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
         self._data = data
         self._rngs = rngs
         self._running = _running(model)
@@ -50,8 +51,8 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state. `closing`: a step is complete, and `rewind` is to
-        restore the running statistics of this moment.
+        Return the present rank-local state, packed. Pass `closing=True` when a step is complete:
+        `rewind` then restores the running statistics of this call.
         """
         state: dict[str, object] = self._random()
         if self._running:
@@ -65,14 +66,15 @@ class RankLocalState:
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Restore a captured state. Raises `MalformedMessage` if this adaptor did not capture it.
+        Restore a captured rank-local state. Raises `MalformedMessage` if this adaptor did not
+        capture `local_state`.
         """
-        from mindspore import Tensor, set_rng_state  # heavy: only processes that train have it
+        from mindspore import Tensor, set_rng_state  # late: only training processes need MindSpore
 
         state = unpack(local_state)
         if not isinstance(state, dict) or "mindspore" not in state:
-            raise MalformedMessage("rank-local state that the adaptor mindspore did not capture")
-        if self._data is not None:  # a data position may draw random numbers while it is loaded
+            raise MalformedMessage("the rank-local state was not captured by the adaptor mindspore")
+        if self._data is not None:  # before the generators, because loading may draw random numbers
             self._data.load_state_dict(state["data"])
         set_rng_state(Tensor(numpy.frombuffer(state["mindspore"], numpy.uint8).copy()))
         if "python" in state:
@@ -99,8 +101,8 @@ class RankLocalState:
 
     def skip(self, batches: int) -> None:
         """
-        Make the user's data leave out its next `batches` batches. Raises `OrderRefused` if the data
-        cannot.
+        Make the user's data object leave out its next `batches` batches. Raises `OrderRefused` if
+        the data object has no method `skip(batches)`.
         """
         if not hasattr(self._data, "skip"):
             raise OrderRefused(
@@ -111,7 +113,7 @@ class RankLocalState:
 
     def digests(self) -> dict[str, str]:
         """
-        Return the digests of `rng` and `data`.
+        Return a digest of the random state, `rng`, and of the data position, `data`.
         """
         position = None if self._data is None else self._data.state_dict()
         return {
@@ -121,14 +123,14 @@ class RankLocalState:
 
     def generators(self) -> dict[str, str]:
         """
-        Return a digest of each generator, by name.
+        Return a digest of each random generator, by name.
         """
         return {
             name: xxhash.xxh3_128_hexdigest(pack(state)) for name, state in self._random().items()
         }
 
     def _random(self) -> dict[str, object]:
-        from mindspore import get_rng_state  # heavy: only processes that train have it
+        from mindspore import get_rng_state  # late: only training processes need MindSpore
 
         state: dict[str, object] = {"mindspore": get_rng_state().asnumpy().tobytes()}
         if "python" in self._rngs:
@@ -149,14 +151,15 @@ class RankLocalState:
         contents: dict[str, Array] = {}
         if not running.keys() <= self._running.keys():
             raise MalformedMessage(
-                f"rank-local state with running statistics of {sorted(running)}; the norms here "
-                f"keep {sorted(self._running)}"
+                f"the rank-local state has running statistics of {sorted(running)}, but this model "
+                f"has those of {sorted(self._running)}"
             )
         for name, words in running.items():
             like = content(self._running[name])
             if len(words) != like.nbytes:
                 raise MalformedMessage(
-                    f"rank-local state with {len(words)} bytes for {name}, which has {like.nbytes}"
+                    f"the rank-local state has {len(words)} bytes for {name}, but {name} of this "
+                    f"model has {like.nbytes}"
                 )
             contents[name] = numpy.frombuffer(words, like.dtype).reshape(like.shape).copy()
         put(contents, self._running)
@@ -164,7 +167,7 @@ class RankLocalState:
             self._settled = dict(running)
 
 
-def _running(model: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
+def _running(model: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
     """
     Return the running statistics of the model's normalization layers, by name.
 

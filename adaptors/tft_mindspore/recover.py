@@ -1,6 +1,6 @@
 """
-`tft checkpoint recover`: restores a lost rank's checkpoint and group_info.pb from a rank with the
-same state.
+The command `tft checkpoint recover`. It restores the lost checkpoint file of a rank, and its
+group_info.pb, from a rank that held the same state.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class _Source:
     @property
     def path(self) -> Path:
         """
-        The path of the file.
+        The path of the checkpoint file.
         """
         return self.directory / str(self.name)
 
@@ -59,15 +59,16 @@ class _Source:
 
 def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     """
-    Copy a replica's newest checkpoint to the place of the checkpoint of the rank `lost`.
+    Copy the newest checkpoint file of a rank that held the same state (a replica) to the place
+    where the rank `lost` has its checkpoint file.
 
-    `path` holds one directory per rank. `group_info` is the file of the lost rank or of a replica.
-    If it belongs to a replica, the lost rank's own file is written too, unless the lost rank has a
-    whole one. With `replace`, the copy is made even if the rank has a whole checkpoint that is as
-    new. Returns 0.
+    The directory `path` has one directory for each rank. `group_info` is a group_info.pb of the
+    lost rank or of a replica. If it belongs to a replica, the group_info.pb of the lost rank is
+    written too, unless the lost rank has a complete one. With `replace`, the copy is made even if
+    the lost rank has a complete checkpoint file that is as new. Returns 0.
 
-    Raises `UsageError` or `CheckpointCorrupt` before anything is changed. A write that fails raises
-    `UsageError`; an earlier write then remains.
+    Raises `UsageError` or `CheckpointCorrupt` before anything is changed. If the second write
+    fails, `UsageError` is raised, and the first written file remains.
     """
     info = _group_info(group_info, lost)
     others = [rank for rank in sorted(info.replicas) if rank != lost]
@@ -98,10 +99,10 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
 
 def _own_group_info(group_info: Path, lost: int, others: Sequence[int]) -> Path | None:
     """
-    Return the path where the group info file of the lost rank belongs.
+    Return the path of the group_info.pb of the lost rank, derived from the path `group_info`.
 
-    The path is that of a replica. In the last path component that names a replica, the replica's
-    rank is replaced by the lost rank. Returns None if no component names a replica.
+    In the last path component that names the directory of a replica, the rank is replaced by the
+    lost rank. Return None if no component names a replica.
     """
     forms = "|".join(form.format("") for form in DIRECTORIES)
     named = re.compile(rf"(?<![A-Za-z0-9])({forms})({'|'.join(map(str, others))})(?![A-Za-z0-9])")
@@ -123,10 +124,9 @@ def _is_whole(group_info: Path) -> bool:
 
 def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
     """
-    Write the group info file of the lost rank.
+    Write the group_info.pb of the lost rank.
 
-    The replicas are the same as in `info`. Of the groups, those that contain the lost rank are
-    written.
+    It has the same replicas as `info`, and those groups of `info` that contain the lost rank.
 
     Raises `UsageError` if the file cannot be written.
     """
@@ -139,7 +139,7 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
 
 def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
     """
-    Check that the lost rank has no whole file as new as the source. Raises `UsageError` otherwise.
+    Raise `UsageError` if the lost rank has a complete checkpoint file that is as new as `source`.
     """
     for own in names(place, lost):
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
@@ -152,7 +152,7 @@ def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
 
 def _group_info(group_info: Path, lost: int) -> GroupInfo:
     """
-    Read the group info file, and check that it names other ranks with the same state as the rank
+    Read the group_info.pb, and check that it names other ranks that held the same state as the rank
     `lost`.
 
     Raises `UsageError` if the file does not name the rank `lost`, or names no other rank.
@@ -172,7 +172,7 @@ def _group_info(group_info: Path, lost: int) -> GroupInfo:
 
 def _form(path: Path, lost: int, others: Sequence[int]) -> str:
     """
-    Return the pattern by which the directories of the ranks `others` are named.
+    Return the pattern of the names of the directories of the ranks `others`, such as `rank_{}`.
 
     Raises `UsageError` if no pattern matches, or if more than one matches.
     """
@@ -195,8 +195,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
     """
-    Return the newest checkpoint file of the ranks `others`. If several are equally new, return the
-    first complete one, in the order of `others`.
+    Return the newest checkpoint file of the ranks `others`. If several files are equally new,
+    return the first complete one, in the order of `others`.
 
     Raises `UsageError` if no checkpoint exists, and `CheckpointCorrupt` if none of the newest files
     is complete.
@@ -264,8 +264,8 @@ def recover_command() -> click.Command:
                 type=click.Path(path_type=Path),
                 metavar="FILE",
                 required=True,
-                help="The group_info.pb that MindSpore wrote for the lost rank, or for one that held "
-                "the same.",
+                help="The group_info.pb that MindSpore wrote for the lost rank, or for a rank that "
+                "held the same state.",
             ),
             click.Option(
                 ["--lost"],
@@ -277,7 +277,7 @@ def recover_command() -> click.Command:
             click.Option(
                 ["--replace"],
                 is_flag=True,
-                help="Replace a whole checkpoint of the same step, too.",
+                help="Replace the checkpoint of the rank even if it is complete and as new.",
             ),
         ],
         help="Replace the lost checkpoint of a rank of a MindSpore job by a copy from a rank "

@@ -1,11 +1,11 @@
 """
-The state of which several ranks have a copy: the parameters of network and optimizer by their
-names, and the shard to which each belongs.
+The state that several ranks hold: the parameters of network and optimizer by name, each in one
+shard.
 
-In MindSpore nearly all of this state is parameters: weights, moments, the step, the learning rate,
-the powers of the betas. Two things are plain values instead. One is the values in the optimizer's
-groups that are not Tensors. The other is the state of objects with a `state_dict`, such as a
-scheduler.
+In MindSpore nearly all of this state consists of parameters: weights, moments, the step, the
+learning rate, the powers of the betas. Two parts of the state are plain values instead: settings in
+the optimizer's parameter groups that are not Tensors, and the state of objects with a `state_dict`,
+such as a scheduler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,25 +26,25 @@ from tft_mindspore.memory import (
 )
 
 DENSE = "dense"
-"""The shard that all ranks hold."""
+"""The name of the shard that all ranks hold."""
 
 _FORM = 1
-"""The form of the meta. A meta of another form is refused."""
+"""The version of a shard's description. A description of another version is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """
-    A piece of the state that only some ranks hold, this rank among them.
+    A part of the state that only some ranks hold. This rank is among them.
     """
 
     names: Sequence[str]
-    """The parameters in the piece, by their names in `get_parameters`."""
+    """The names of the parameters in this part, as in `get_parameters`."""
     ranks: Sequence[int]
-    """All ranks that hold the same piece, this rank included."""
+    """All ranks that hold this part. This rank is among them."""
 
 
-def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of MindSpore's
+def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of MindSpore
     """
     Return the parameters of a network or an optimizer by name.
 
@@ -61,16 +61,16 @@ def named_parameters(holder: Any) -> dict[str, Parameter]:  # Any: a Cell of Min
 
 def group_values(optimizer: Any) -> tuple[dict[str, Parameter], list[dict[str, Any]]]:
     """
-    Return the values in the `param_groups` of an optimizer, except the parameters that it trains.
+    Return the settings in the `param_groups` of an optimizer: first the settings that are Tensors,
+    by name, then the plain settings of each group.
 
-    The result is the values that are Tensors, by name, and the plain values of each group.
-    Optimizers of mint.optim and mindspore.experimental have `param_groups`; for others the result
-    is empty.
+    The result is empty for an optimizer without `param_groups`. Only optimizers of mint.optim and
+    mindspore.experimental have them.
     """
-    from mindspore import Tensor  # heavy: only processes that train have it
+    from mindspore import Tensor  # late: only training processes need MindSpore
 
     parameters: dict[str, Parameter] = {}
-    plain: list[dict[str, Any]] = []  # Any: numbers, switches, None
+    plain: list[dict[str, Any]] = []  # Any: numbers, flags or None
     for number, group in enumerate(getattr(optimizer, "param_groups", ())):
         values = {key: value for key, value in group.items() if key != "params"}
         for key, value in values.items():
@@ -90,8 +90,7 @@ def is_setting(name: str) -> bool:
 
 class Shard:
     """
-    One shard of this rank.
-    """
+    One shard of this rank: reads its content and writes received content."""
 
     def __init__(
         self,
@@ -99,12 +98,12 @@ class Shard:
         parameters: Mapping[str, Parameter],
         ranks: tuple[int, ...],
         *,
-        optimizer: Any = None,  # Any: the user's own; where the shard has its plain settings
-        others: Mapping[str, Any] | None = None,  # Any: each has its own type
+        optimizer: Any = None,  # Any: the user's own optimizer, of any class
+        others: Mapping[str, Any] | None = None,  # Any: the user's own objects, of any class
     ) -> None:
         """
-        Describe one shard. `parameters` are its parameters by name. `ranks` are the ranks that hold
-        a copy; empty means all ranks. `optimizer` and `others` are the objects whose plain values
+        `parameters` are the parameters in the shard, by name. `ranks` are the ranks that hold the
+        shard; empty means all ranks. `optimizer` and `others` are the objects whose plain values
         belong to the shard.
         """
         self.name = name
@@ -116,8 +115,8 @@ class Shard:
 
     def meta(self) -> bytes:
         """
-        Return the description of the shard: the plain values, and for each parameter the data that
-        is needed to make room for it.
+        Return the description of the shard, packed: the plain values, and for each parameter the
+        data that is needed to reserve memory for it.
         """
         return pack(
             {
@@ -127,9 +126,9 @@ class Shard:
             }
         )
 
-    def plain(self) -> dict[str, Any]:  # Any: plain values
+    def plain(self) -> dict[str, Any]:  # Any: values of various plain types
         """
-        Return the plain values of the shard.
+        Return the values of the shard that are no parameters, such as settings of the optimizer.
         """
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         others = {name: other.state_dict() for name, other in self._others.items()}
@@ -137,8 +136,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is moved; the buffers are the parameters' own
-        memory.
+        Return the shard in the form in which it is sent to another rank. The buffers are the
+        parameters' own memory.
         """
         return ShardPayload(
             meta=self.meta(),
@@ -150,8 +149,8 @@ class Shard:
 
     def take(self, meta: bytes) -> list[Buffer]:
         """
-        Make room for a shard with the description `meta`, and return the buffers. Raises
-        `OrderRefused` if the description does not fit this rank's parameters.
+        Reserve memory for a shard with the description `meta`. Return the memory as writable
+        buffers. Raises `OrderRefused` if the description does not fit this rank's parameters.
         """
         self._refuse_another(meta)
         rooms = {name: room(parameter) for name, parameter in self.parameters.items()}
@@ -160,8 +159,8 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Use the content of the buffers, which have all been filled. Raises `OrderRefused` if `take`
-        was not called with this description.
+        Put the received shard into use. All buffers that `take` returned have been filled. Raises
+        `OrderRefused` if `take` was not called with the description `meta`.
         """
         if self._awaited is None or self._awaited[0] != meta:
             raise OrderRefused(
@@ -174,8 +173,8 @@ class Shard:
 
     def settle(self, contents: Mapping[str, Array], plain: Mapping[str, Any]) -> None:
         """
-        Set the content of the parameters and the plain values. Raises `OrderRefused` if the plain
-        values are of other groups or other objects.
+        Write `contents` into the parameters, and restore the plain values. Raises `OrderRefused` if
+        the plain values belong to other parameter groups or other objects.
         """
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         if len(plain["groups"]) != len(groups) or plain["others"].keys() != self._others.keys():
@@ -211,8 +210,8 @@ class Shard:
             )
 
 
-def _read(meta: bytes) -> dict[str, Any]:  # Any: checked where it is used
+def _read(meta: bytes) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     told = unpack(meta)
     if not isinstance(told, dict) or told.get("form") != _FORM:
-        raise MalformedMessage("the description of a shard that the adaptor mindspore did not give")
+        raise MalformedMessage("the description of the shard is not one of the adaptor mindspore")
     return told

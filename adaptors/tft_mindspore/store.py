@@ -3,8 +3,8 @@ The rendezvous store: a separate process through which the ranks of a group lear
 the other ranks.
 
 A group is formed when all its members have connected. Then each member gets the addresses of all
-members, and a token by which the members recognise each other. The store keeps nothing after that:
-it may end and be started again.
+members, and a token by which the members recognise each other. After that the store forgets the
+group, so it may end and be started again.
 """
 
 import asyncio
@@ -18,26 +18,28 @@ from dataclasses import dataclass, field
 from tft.errors import AddressTaken, MalformedMessage
 
 _LINE = 64 * 1024
-"""The most bytes in a line of a member, which has a name and an address."""
+"""The most bytes in the line that a member sends, which has the name of a group, a rank, the number
+of members and a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """
-    The request of a member.
+    The request of a member to join a group.
     """
 
     name: str
-    """The name of the group."""
+    """The name of the group that the member wants to join."""
     rank: int
     world: int
     port: int
-    """The port at which the member listens. Its address is that of the connection to the store."""
+    """The port at which the member listens. Its address is the remote address of its connection to
+    the store."""
 
     @classmethod
     def read(cls, line: bytes) -> "Asked":
         """
-        Return the request in `line`. Raises `MalformedMessage` if `line` is no valid request.
+        Parse the request in `line`. Raises `MalformedMessage` if `line` is no valid request.
         """
         try:
             told = json.loads(line)
@@ -58,7 +60,7 @@ class Asked:
 @dataclass(slots=True)
 class _Forming:
     """
-    A group of which not all members have come.
+    A group that still waits for members to connect.
     """
 
     world: int
@@ -68,7 +70,7 @@ class _Forming:
 
 class Store:
     """
-    The groups that are being formed.
+    The rendezvous store, with the groups that still wait for members.
     """
 
     def __init__(self) -> None:
@@ -76,10 +78,10 @@ class Store:
 
     async def serve(self, host: str, port: int, opened: Callable[[int], None]) -> None:
         """
-        Listen at `host` only, until cancelled.
+        Accept members at `host` only, until this coroutine is cancelled.
 
-        `opened` is called with the port on which the store listens. Raises `AddressTaken` if it
-        cannot listen at `host` and `port`.
+        `opened` is called with the port on which the store listens. Raises `AddressTaken` if the
+        store cannot listen at `host` and `port`.
         """
         try:
             server = await asyncio.start_server(self._welcome, host, port, limit=_LINE)
@@ -96,12 +98,12 @@ class Store:
         try:
             asked = Asked.read(await reader.readline())
             self._come(asked, writer)
-            await reader.read()  # a member sends nothing more: this waits for its end
+            await reader.read()  # waits until the member has closed the connection
         except (
             MalformedMessage,
             OSError,
             ValueError,
-        ) as error:  # ValueError: a line without an end
+        ) as error:  # ValueError: the line is too long
             with suppress(OSError):
                 writer.write(_line({"refused": str(error)}))
                 await writer.drain()
@@ -136,7 +138,7 @@ class Store:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Serve the store at `host` until this process is ended.
+    Serve the rendezvous store at `host` until this process ends.
     """
     asyncio.run(Store().serve(host, port, opened))
 

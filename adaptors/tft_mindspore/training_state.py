@@ -1,6 +1,6 @@
 """
-The training state of this process: checks of the user's objects at `session.adopt`, and the work on
-these objects between incidents and during incidents.
+The training state of this process. This module checks the user's objects at `session.adopt`, and
+works on these objects between incidents and during incidents.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,18 +28,18 @@ log = structlog.get_logger()
 
 def begun() -> str | None:
     """
-    Return a text that names what MindSpore has started in this process and what ties it to other
-    processes; None if there is nothing.
+    Return a text that names the MindSpore feature which has already connected this process to other
+    processes. Return None if MindSpore has not connected it.
     """
     return "collective communication (mindspore.communication.init)" if GlobalComm.INITED else None
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects
+    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
     wrap: Callable[[], Any] | None,
 ) -> "Adopted":
     """
-    Take charge of the user's objects and return their `Adopted`. Raises `UsageError` for objects
+    Take charge of the user's objects and return the training state. Raises `UsageError` for objects
     that the adaptor cannot handle.
     """
     _check(parts)
@@ -64,7 +64,7 @@ def adopt(
 
 class Adopted:
     """
-    The training state that `adopt` took charge of.
+    The training state in the objects that `adopt` has taken charge of.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Adopted:
         *,
         model: Cell,
         optimizer: Cell,
-        others: Mapping[str, Any],  # Any: each has its own type
-        data: Any,  # Any: the user's own object
+        others: Mapping[str, Any],  # Any: the user's own objects, of any class
+        data: Any,  # Any: the user's own data object, of any class
         rngs: Sequence[str],
         wrap: Callable[[], Any] | None,
         shards: Mapping[str, Part],
@@ -100,8 +100,8 @@ class Adopted:
 
     def begin(self) -> None:
         """
-        Describe the whole state once, so that state that cannot be moved is refused now and not in
-        an incident.
+        Make the descriptions of all shards once. This raises an error now, not in an incident, if
+        state cannot be moved to another rank.
         """
         for shard in self._shards.values():
             shard.meta()
@@ -111,15 +111,15 @@ class Adopted:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state, at the opening or the closing of an update window. `closing`:
-        the window closes.
+        Return the rank-local state at the beginning or, with `closing=True`, at the end of an
+        update window.
         """
         return self._local_state.capture(closing=closing)
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Restore a captured rank-local state. No gradients need to be dropped: in MindSpore gradients
-        are values that no object keeps.
+        Restore a captured rank-local state. Gradients need not be dropped, because no object of
+        MindSpore keeps them.
         """
         self._local_state.rollback(local_state)
 
@@ -131,13 +131,13 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop the recording of an unfinished forward pass, and undo its changes. This rank may have
-        to send its state to another rank.
+        Drop what MindSpore has recorded of an unfinished forward pass, and undo the changes of that
+        pass, because this rank may have to send its state to another rank.
         """
         drop_unfinished_backward()
         self._local_state.rewind()
 
-    def rebuild(self) -> Any:  # Any: whatever the user's factory returns
+    def rebuild(self) -> Any:  # Any: the user's factory may return any object
         """
         Return the object that the training loop calls: the result of the user's factory, or the
         model.
@@ -150,7 +150,8 @@ class Adopted:
         """
         Return the shards of this rank, each with all ranks that hold it.
 
-        Raises `UsageError` if the parts that the user named do not fit the job.
+        Raises `UsageError` if the user has named ranks that the job does not have, or has not named
+        this rank, as holders of a part of the state.
         """
         for shard in self._shards.values():
             if shard.ranks and (rank not in shard.ranks or shard.ranks[-1] >= world):
@@ -166,19 +167,20 @@ class Adopted:
 
     def give(self, shard: str) -> ShardPayload:
         """
-        Return the shard in the form in which it is moved.
+        Return the shard in the form in which it is sent to another rank.
         """
         return self._shard(shard).give()
 
     def take(self, shard: str, meta: bytes) -> Sequence[Buffer]:
         """
-        Make room for a shard with the description `meta`. Return the writable buffers.
+        Reserve memory for a shard with the description `meta`. Return the memory as writable
+        buffers.
         """
         return self._shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Use the shard whose buffers have all arrived.
+        Put the received shard into use. The content of all its buffers has arrived.
         """
         self._shard(shard).taken(meta)
         self._local_state.forget()
@@ -191,7 +193,7 @@ class Adopted:
 
     def stage(self, shard: str, step: int) -> Callable[[Path], list[str]]:
         """
-        Copy the shard. Return a function that writes the copy later.
+        Copy the shard. Return a function that writes the copy into a directory later.
         """
         return checkpoints.stage(self._shard(shard), step)
 
@@ -207,7 +209,8 @@ class Adopted:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         parameters = self._shard(shard).parameters
-        # a script may set the learning rate at the head of an iteration that only some ranks began
+        # leave out settings too: only some ranks may have begun the step in which a script sets
+        # them
         own = [*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))]
         parts = part_digests(self.give(shard), dict.fromkeys(own, True))
         return {**parts, "description": ""}
@@ -243,10 +246,10 @@ class Adopted:
 
 def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the optimizer's own parameters, without those that it trains.
+    Return the optimizer's own parameters, such as moments, without the parameters that it trains.
 
     Raises `UsageError` if the optimizer trains parameters that the model does not have, or if model
-    and optimizer have different parameters of one name.
+    and optimizer have different parameters with the same name.
     """
     found = {**named_parameters(optimizer), **group_values(optimizer)[0]}
     for name, parameter in found.items():
@@ -267,7 +270,7 @@ def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, 
     return own
 
 
-def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise UsageError(
@@ -279,7 +282,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         raise UsageError(f"model must be a mindspore.nn.Cell, not a {type(model).__name__}")
     if not isinstance(optimizer, Cell) or not hasattr(optimizer, "parameters"):
         raise UsageError(
-            f"optimizer must be an optimizer of MindSpore's, not a {type(optimizer).__name__}"
+            f"optimizer must be an optimizer of MindSpore, not a {type(optimizer).__name__}"
         )
     for name in ("scheduler", "data"):
         _check_state(name, parts.get(name))
@@ -302,7 +305,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
             break
 
 
-def _check_state(name: str, each: Any) -> None:  # Any: the user's own object
+def _check_state(name: str, each: Any) -> None:  # Any: the user's own object, of any class
     if each is None:
         return
     if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
@@ -317,7 +320,7 @@ def _check_state(name: str, each: Any) -> None:  # Any: the user's own object
 
 
 def _check_parts(
-    shards: Mapping[str, Any],  # Any: whatever the user gave
+    shards: Mapping[str, Any],  # Any: user's values, not yet checked
     elsewhere: Sequence[str],
     everything: Mapping[str, Any],
 ) -> None:

@@ -1,6 +1,7 @@
 """
 The adaptor for PyTorch: data-parallel training with DistributedDataParallel over gloo, and models
-that a factory makes over the process groups. Scripts import their part of the adaptor from here.
+that a user's factory function makes over the process groups. Training scripts import the public
+names of the adaptor from this package.
 """
 
 from tft.spi import Made

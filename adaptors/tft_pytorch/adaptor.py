@@ -35,7 +35,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_pytorch.preload import preload  # takes 1 s: only processes that train need it
+    from tft_pytorch.preload import preload  # late: an import of 1 s
 
     preload()
 
@@ -69,7 +69,7 @@ def tft_end_step(tail: bool) -> bytes | None:
 
 @hookimpl
 def tft_adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects, checked by `adopt`
+    parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
     wrap: Callable[[], Any] | None,
 ) -> None:
     take_charge = adopt_make if "make" in parts else adopt
@@ -104,7 +104,7 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_pytorch.checkpoints import join  # late import: 1 s, see preload.py
+    from tft_pytorch.checkpoints import join  # a late import, because it takes 1 s (see preload.py)
 
     return join(directory, files)
 

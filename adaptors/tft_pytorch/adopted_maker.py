@@ -1,5 +1,5 @@
 """
-The `Maker` (see `state_store.py`) for objects that the script makes itself and passes to
+Keeps the training state in objects that the script makes itself and passes to
 `session.adopt(model=..., optimizer=...)`. Every rank has the whole model.
 
 The objects live as long as the process. Only the wrapper, such as a DDP, is made anew for new
@@ -34,7 +34,7 @@ _PARTS = frozenset({"model", "optimizer", "scheduler", "others", "data", "rng"})
 
 
 def adopt(
-    parts: Mapping[str, Any],  # Any: the user's own objects
+    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
 ) -> StateStore:
@@ -70,7 +70,8 @@ class AdoptedMaker:
         shards = shards_of(made.model, made.optimizer, others_of(made), wrappers)
         self._shards: dict[str, Shard] = {shard.name: shard for shard in shards}
         self._replaced: set[str] = set()
-        """The shards that the script has loaded itself; emptied when it has loaded all of them."""
+        """The shards that the script has loaded itself from its checkpoint. The set is emptied when
+        the script has loaded all shards."""
 
     @property
     def devices(self) -> Devices:
@@ -102,7 +103,7 @@ class AdoptedMaker:
         return self._shards[shard].written()
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        return named_tensors(self.made.model)  # also those of which only other ranks have a shard
+        return named_tensors(self.made.model)  # also those of other ranks' shards
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others
@@ -149,7 +150,7 @@ class AdoptedMaker:
         if self._replicas is not None:
             self._replicas.clear()
 
-    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: whatever `wrap` returns
+    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: `wrap` may return anything
         replicas = self._replicas
         if replicas is not None:
             replicas.regroup()
@@ -163,7 +164,7 @@ class AdoptedMaker:
 # ---------------------------------------------------------------- checks
 
 
-def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
     unknown = sorted(parts.keys() - _PARTS)
     if unknown:
         raise UsageError(
@@ -205,7 +206,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
         )
 
 
-def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects
+def check_plain(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of any class
     """
     Check the arguments of `session.adopt` that do not depend on whether a factory makes the model.
 

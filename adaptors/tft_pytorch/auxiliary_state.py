@@ -18,13 +18,14 @@ from tft_pytorch.tensor_holders import Holders, TensorHolders, same_part
 _TAKEN = frozenset(
     {"model", "optim", "master", "tft", "parameters", "optimizer", "scheduler", "rng", "data"}
 )
-"""Names that checkpoints and digests use already."""
+"""Names that a user's object cannot have, because checkpoints and digests use them for other parts
+of the state."""
 
 State = Any
-"""The result of a `state_dict`. Any: each object has its own type; only dicts are divided."""
+"""What the `state_dict` method of an object returns. Any: each class returns a type of its own."""
 
 
-def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the user's own objects
+def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: objects of any class
     """
     Check the objects that the user handed over in addition to model and optimizer.
 
@@ -47,10 +48,10 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: the us
             )
 
 
-def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own type
+def forget_stages(others: Mapping[str, Any]) -> None:  # Any: objects of any class
     """
-    Clear the record in each `GradScaler` of how far each optimizer has come in the present step.
-    Otherwise the `GradScaler` refuses to begin the same step again.
+    Clear, in each `GradScaler`, its record of how far each optimizer has come in the present step.
+    Otherwise the `GradScaler` raises an exception when the same step begins again.
 
     The record is not in the `state_dict` of the `GradScaler`. It is empty whenever a step is
     complete.
@@ -62,8 +63,9 @@ def forget_stages(others: Mapping[str, Any]) -> None:  # Any: each has its own t
 
 def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, State]:
     """
-    Divide `state` among the shards. Return the part of each shard, by the ranks that hold the
-    shard. Each part has the same nested dicts as `state`.
+    Divide `state`, which the object called `name` returned from `state_dict`, among the shards.
+    Return the part of each shard, by the ranks that hold the shard. Each part has the same nested
+    dicts as `state`.
 
     State that is named after a parameter or buffer, such as its moving average, goes to the shard
     of that parameter or buffer. For other state:
@@ -88,13 +90,13 @@ def divided(state: State, name: str, kinds: TensorHolders) -> dict[Holders, Stat
 
 def _own_kind(state: State, name: str, kinds: TensorHolders) -> Holders | None:
     """
-    Return the holders of the parameter or buffer after which the state `name` is named. None if no
-    parameter or buffer has this name.
+    Return the holders of the parameter or buffer after which the state `name` is named. Return None
+    if no parameter or buffer has this name.
 
     The tensors in the state must have the shape of the parameter or buffer. Tensors that are single
     numbers are exempt.
     """
-    _, _, called = name.partition(".")  # the first word names the object that has the state
+    _, _, called = name.partition(".")  # the first word is the object's name
     return kinds.ending(called, {tensor.shape for tensor in _tensors(state) if tensor.dim() > 0})
 
 
@@ -127,10 +129,10 @@ def _tensors(leaf: object) -> list[Tensor]:
 
 def joined(parts: Sequence[State], like: State) -> State:
     """
-    Join the parts into which `divided` has cut a state.
+    Join the parts into which the function `divided` has cut a state.
 
     The keys are in the order of `like`, the state of the object that will load the result. Keys
-    that `like` does not have come last.
+    that are not in `like` come last.
     """
     dicts = [part for part in parts if isinstance(part, dict)]
     if len(dicts) < len(parts) or not parts:

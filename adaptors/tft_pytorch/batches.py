@@ -1,8 +1,10 @@
 """
-Digests of what a training step computes with: the inputs of the model, and the loss.
+Records the inputs of the model and the loss of each training step, so that digests of them can be
+compared.
 
 torch has hooks for the modules of one model, but a script may compute its loss in other modules and
-functions. So this module replaces two functions of torch while batches are watched.
+functions. So this module replaces two functions of torch while the inputs and the loss are
+recorded.
 """
 
 import threading
@@ -16,14 +18,17 @@ from tft_pytorch.part_digests import digest
 
 Seen = Callable[[str, str], None]
 
-_native: dict[str, Any] = {}  # Any: functions of torch
-"""The functions that were replaced, by name."""
+_native: dict[str, Any] = {}  # Any: functions of torch, each with another signature
+"""torch's own functions, which this module has replaced, by name."""
 
 
 def watch_batches(seen: Seen) -> None:
     """
-    Call `seen("batch", ...)` for each outermost call of a module with gradients, and
-    `seen("loss", ...)` for each backward pass, both on the calling thread only.
+    From now on call `seen("batch", ...)` for each call of a model with gradients enabled, and
+    `seen("loss", ...)` for each backward pass.
+
+    Only the present thread is watched. A call of a module inside the call of another module does
+    not count.
     """
     if not _native:
         _native["call"] = nn.Module.__call__
@@ -56,8 +61,8 @@ def watch_batches(seen: Seen) -> None:
 
 def _tensors(tree: object) -> list[Tensor]:
     """
-    Return the tensors in the arguments of a call that come from outside the model: those without
-    gradients.
+    Return those tensors in the arguments of a model's call that are its input data: tensors that
+    need no gradient.
     """
     if isinstance(tree, Tensor):
         return [] if tree.requires_grad else [tree]

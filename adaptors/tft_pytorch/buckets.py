@@ -2,10 +2,11 @@
 DDP's buckets: which gradients are reduced together, and how tft restores the buckets after a
 rebuild.
 
-A fresh DDP reduces gradients in a layout of its own making. After its first backward it sorts the
-parameters into other buckets, by the order in which their gradients came, and keeps these for ever.
-gloo's results depend on the place of a number in its bucket. So a new wrapper must get the layout
-of the lost one. Otherwise the first gradients after an incident differ in their last bits.
+A new DDP puts the parameters into buckets before it knows in which order their gradients come.
+After its first backward it sorts the parameters into other buckets, by that order, and never
+changes these buckets again. gloo's results depend on the place of a number in its bucket. So a new
+wrapper must get the bucket layout of the wrapper that it replaces. Otherwise the first gradients
+after an incident differ in their last bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,49 +17,50 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore  # as torch.distributed has it
+from torch._C._distributed_c10d import HashStore  # the class torch.distributed.HashStore
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from tft.errors import InternalError, MalformedMessage, UsageError
 
 _USUAL_SAMPLE_RATE = 100
-"""The sample rate of DDP's own statistics: `kDDPRuntimeLoggingSampleRate` in torch's
-reducer.hpp."""
+"""DDP collects its statistics in every step of this many steps: `kDDPRuntimeLoggingSampleRate` in
+torch's reducer.hpp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLayout:
     """
-    The order and the buckets in which one DDP reduces gradients, now or from its next forward on.
+    The order and the buckets in which one DDP reduces its gradients.
     """
 
     order: tuple[int, ...]
-    """Indices of the trained parameters in the order in which they fill the buckets."""
+    """The indices of the trained parameters, in the order in which they fill the buckets."""
     buckets: tuple[tuple[int, ...], ...] | None
-    """The buckets of DDP, as indices of parameters. None: DDP has seen a first backward, and has
-    not yet sorted its buckets."""
+    """The buckets, each as a list of parameter indices. None if the DDP has finished its first
+    backward, and sorts its buckets at the next forward."""
 
 
 class Wrappers:
     """
-    The DDP instances in the object that the user's function `wrap` returned, and the layout of each
-    DDP in the present training state.
+    The DDP instances in the object that the user's function `wrap` returned, and the bucket layout
+    of each.
     """
 
     def __init__(self, contributing: Callable[[], None] | None) -> None:
         self._contributing = contributing
         self._watches: list[RemovableHandle] = []
-        self._wrappers: list[Any] = []  # DDP; Any: its private methods have no types
+        self._wrappers: list[Any] = []  # Any: DDPs; their private methods have no types
         self._layouts: list[BucketLayout | None] | None = None
 
     def settle(self, built: object) -> None:
         """
-        Take over the wrappers that were just built, and give each its earlier layout if it has one.
+        Find the DDPs in `built`, the result of the user's `wrap`. Give each DDP the bucket layout
+        of the earlier DDP that it replaces, if there was one.
 
-        All ranks call this method at once: DDP itself compares the layouts of all ranks, in two
-        small broadcasts. Raises `UsageError` for a wrapper whose gradient reduction tft cannot
-        repeat.
+        All ranks must call this method at the same time, because DDP compares the layouts of all
+        ranks in two small broadcasts. Raises `UsageError` for a DDP whose gradient reduction tft
+        cannot repeat.
         """
         wrappers = _find(built)
         for ddp in wrappers:
@@ -68,7 +70,7 @@ class Wrappers:
         if len(self._layouts) != len(wrappers):
             raise UsageError(
                 f"wrap has built {len(wrappers)} DDP wrappers; the first time it built "
-                f"{len(self._layouts)}"
+                f"{len(self._layouts)}. It must build the same number each time"
             )
         self._wrappers = wrappers
         for index, (ddp, layout) in enumerate(zip(wrappers, self._layouts, strict=True)):
@@ -79,10 +81,11 @@ class Wrappers:
 
     def note(self) -> None:
         """
-        Note the layout that each DDP will use in the next step. Called when a step is complete.
+        Note the bucket layout that each DDP will use in the next step. Called when a step is
+        complete.
 
-        A call costs 10 us for each DDP until its layout is final, which is after the second step.
-        Then it costs nothing.
+        A call costs 10 us for each DDP until the layout of the DDP is final, which is after the
+        second step. Then it costs nothing.
         """
         for index, ddp in enumerate(self._wrappers):
             if self._layouts is not None and not _decided(self._layouts[index]):
@@ -90,9 +93,9 @@ class Wrappers:
 
     def drop(self) -> None:
         """
-        Drop the references to the wrappers, and remove their hooks on the parameters at once.
+        Drop the references to the DDPs, and remove their hooks on the parameters at once.
 
-        A wrapper that the user still refers to must not act in the next backward.
+        Otherwise a DDP that the user still refers to would act in the next backward.
         """
         for watch in self._watches:
             watch.remove()
@@ -104,13 +107,15 @@ class Wrappers:
 
     def layouts(self) -> list[list[list[int] | list[list[int]] | None] | None] | None:
         """
-        Return the layouts as plain values, None if no wrapper was built yet.
+        Return the bucket layouts of all DDPs as plain lists, in the form that `restore` takes.
+        Return None if no DDP was built yet.
         """
         return None if self._layouts is None else [_plain(layout) for layout in self._layouts]
 
-    def restore(self, layouts: Any) -> None:  # Any: came from outside, checked here
+    def restore(self, layouts: Any) -> None:  # Any: unpacked from a message, not yet checked
         """
-        Set the layouts with which the state that is now held was computed.
+        Set the bucket layouts that belong to the training state which this rank now has. `layouts`
+        is a result of the method `layouts`, often of another rank.
 
         Raises `MalformedMessage` if `layouts` cannot be read.
         """
@@ -131,7 +136,7 @@ def _plain(layout: BucketLayout | None) -> list[list[int] | list[list[int]] | No
     return [list(layout.order), None if buckets is None else [list(b) for b in buckets]]
 
 
-def _unplain(plain: Any) -> BucketLayout | None:  # Any: came from outside
+def _unplain(plain: Any) -> BucketLayout | None:  # Any: unpacked from a message
     if plain is None:
         return None
     order, buckets = plain
@@ -144,7 +149,7 @@ def _unplain(plain: Any) -> BucketLayout | None:  # Any: came from outside
 # ---------------------------------------------------------------- one DDP
 
 
-def _find(built: object) -> list[Any]:  # DDP, as above
+def _find(built: object) -> list[Any]:  # Any: objects of class DDP, whose internals have no types
     if isinstance(built, nn.Module):
         return [module for module in built.modules() if isinstance(module, DDP)]
     if isinstance(built, Sequence) and not isinstance(built, str):
@@ -167,13 +172,13 @@ def _refuse_unsupported(ddp: DDP) -> None:
 def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
     """
     Arrange that `contributing` is called in every step, before the last bucket of gradients is
-    all-reduced. Return the handle that ends this.
+    all-reduced. Return a handle, whose `remove` stops these calls.
 
     Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
     ready before the last all-reduce. A hook at the end of the forward calls `contributing` in two
     cases. With `find_unused_parameters` no parameter is sure to get a gradient. On devices, the
-    gradients are computed on another thread. In these cases `contributing` does not see random
-    numbers that are drawn between the forward and the all-reduces.
+    gradients are computed on another thread. In these cases `contributing` is called before any
+    random numbers that are drawn between the forward and the all-reduces.
     """
 
     def say(*_: object) -> None:
@@ -193,12 +198,12 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     DDP reports its buckets only in these statistics.
     """
     if ddp.find_unused_parameters:
-        return None  # it never sorts its buckets anew: the first layout stays
-    # The statistics are empty before a first forward with gradient reduction. A stage of a pipeline
-    # never has one: there only the last backward starts all-reduces. This call counts a forward,
-    # and does nothing else.
+        return None  # such a DDP never sorts its buckets again: its first layout stays
+    # The statistics are empty until the DDP has counted a forward with gradient reduction. In a
+    # pipeline stage no forward counts, because only the last backward of a step starts all-reduces.
+    # This call makes the DDP count a forward, and does nothing else.
     ddp.reducer.prepare_for_forward()
-    # else DDP collects no statistics after 10 forwards
+    # without this call, DDP collects statistics only in its first 10 forwards
     ddp.reducer._set_ddp_runtime_logging_sample_rate(1)
     ddp.logger.set_runtime_stats_and_log()
     ddp.reducer._set_ddp_runtime_logging_sample_rate(_USUAL_SAMPLE_RATE)
@@ -212,18 +217,19 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     arrived = told.get("prev_iteration_grad_ready_order_indices", "")
     order = tuple(int(index) for index in arrived.split(",") if index)
     if sorted(order) != list(range(len(_trained(ddp)[0]))):
-        return None  # no backward with gradient reduction yet
+        return None  # this DDP has not yet run a backward with gradient reduction
     return BucketLayout(order=order, buckets=None)
 
 
 def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
     """
-    Give a fresh DDP the layout of an earlier one, and return the layout that results.
+    Give a new DDP the bucket layout of the earlier DDP that it replaces. Return the layout that the
+    new DDP has then.
 
-    The reducer is made to believe that its first backward is over, and that the gradients came in
-    the order of `layout`. It then sorts its buckets as at its second forward. Raises `UsageError`
-    if the DDP has other parameters or gets other buckets than before. Raises `InternalError` if it
-    does not sort its buckets.
+    This function simulates a first backward, in which the gradients come in the order of `layout`.
+    The DDP then sorts its buckets, as it does at its second forward. Raises `UsageError` if the DDP
+    has other parameters or gets other buckets than before. Raises `InternalError` if it does not
+    sort its buckets.
     """
     parameters, sparse = _trained(ddp)
     if sorted(layout.order) != list(range(len(parameters))):
@@ -232,7 +238,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # a sparse bucket does not treat a missing gradient as zero
+        if expects_sparse:  # DDP cannot take a missing sparse gradient for zero
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -257,16 +263,17 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
 
 def _trained(ddp: Any) -> tuple[list[Tensor], list[bool]]:
     """
-    Return the trained parameters in the order of DDP's indices. Also return for each whether its
-    gradient is sparse.
+    Return the trained parameters of `ddp` in the order of DDP's indices, and for each parameter
+    whether its gradient is sparse.
     """
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse
 
 
-def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its hook has no type
+def _pretend_backward(reducer: Any, order: Sequence[int]) -> None:  # Any: its methods have no types
     """
-    Tell the reducer that the gradients have been computed, one by one, in the order `order`.
+    Tell DDP's reducer that the gradients of the parameters have been computed, one by one, in the
+    order `order`.
 
     This must happen during a backward, because only the callbacks of a backward complete the
     all-reduces. A backward through the parameters would call the user's hooks and write gradients.

@@ -35,24 +35,24 @@ from tft.spi import sync
 from tft_pytorch.shard_content import spans_of
 from tft_pytorch.trees import copied
 
-# One process writes and reads alone: tft wants that. The filter stays in place, since another
-# thread may write.
+# torch warns when one process writes a checkpoint alone, which is what tft does. This filter is
+# never removed, because another thread may be writing.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 META = "tft.meta"
-"""The entry of a shard's checkpoint that holds the description of the shard."""
+"""The name of the entry, in the checkpoint of a shard, that holds the description of the shard."""
 METADATA = ".metadata"
-"""torch's own name for the file of metadata."""
+"""torch's own name for the file with the metadata of a checkpoint."""
 
 
 def stage(
     shard: str,
     meta: bytes,
-    content: Mapping[str, Any],  # Any: as torch has it
+    content: Mapping[str, Any],  # Any: a checkpoint may hold values of any type
 ) -> Callable[[Path], list[str]]:
     """
-    Copy the content of a shard into host memory. Return a function that writes the copy as `write`
-    does; it can be called once.
+    Copy the content of a shard into host memory. Return a function that writes the copy into a
+    directory, as `write` does. The returned function can be called once.
     """
     copy = copied(content)
     return lambda directory: write(directory, shard, meta, copy)
@@ -62,7 +62,7 @@ def write(
     directory: Path,
     shard: str,
     meta: bytes,
-    content: Mapping[str, Any],  # Any: as torch has it
+    content: Mapping[str, Any],  # Any: a checkpoint may hold values of any type
     planner: DefaultSavePlanner | None = None,
 ) -> list[str]:
     """
@@ -91,8 +91,8 @@ def load(
     """
     Load a shard that `write` wrote. Return the description of the shard and its tensors.
 
-    `room` is called with the description, and returns the tensors into which the content is loaded.
-    Raises `CheckpointCorrupt` if the files cannot be read.
+    `room` is a function that takes the description and returns the tensors into which the content
+    is loaded. Raises `CheckpointCorrupt` if the files cannot be read.
     """
     place = directory / shard
     with reading(place):
@@ -123,7 +123,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
             at = index
             if index.fqn in spans and isinstance(known, TensorStorageMetadata):
                 known, at = placed(known, index, *spans[index.fqn])
-            # the shards come in the order of their names: settings are taken from the first shard
+            # shards come in the order of their names, and the first one that has an entry provides
+            # it
             if adds(whole, index.fqn, known):
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
@@ -149,8 +150,9 @@ def placed(
     known: TensorStorageMetadata, index: MetadataIndex, whole: list[int], at: list[int]
 ) -> tuple[TensorStorageMetadata, MetadataIndex]:
     """
-    Convert the metadata `known` and the `index` of a part of a tensor, which was stored like a
-    whole tensor. Return both as those of a chunk of the whole tensor.
+    Convert metadata of a part of a tensor, which was stored as if it were a whole tensor. `known`
+    is the metadata and `index` the index of the part. Return both as torch stores them for a chunk
+    of the whole tensor.
 
     `whole` is the shape of the whole tensor, `at` the offset of the part in it.
     """
@@ -161,10 +163,10 @@ def placed(
     return placed, MetadataIndex(index.fqn, chunk.offsets)
 
 
-def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: torch has several kinds
+def adds(whole: Metadata, name: str, found: Any) -> bool:  # Any: one of several classes of torch
     """
     Add `found`, the metadata of the entry `name`, to the metadata `whole` of the checkpoint. Return
-    False if `whole` already has all of it.
+    False if `whole` already has all chunks of that entry.
     """
     known = whole.state_dict_metadata.setdefault(name, found)
     if known is found:
@@ -210,8 +212,8 @@ def writing(what: str) -> Iterator[None]:
     Turn torch's exception about a failed write into an ordinary exception.
 
     torch's `CheckpointException` is not a subclass of `Exception`, so it would end the thread that
-    raises it. Equal failures get equal messages. The traceback and the position in the file are
-    left out of the message; the log has them.
+    raises it. The message has neither the traceback nor the position in the file, so that equal
+    failures have equal messages. The log has both.
 
     Raises `OSError` if the system reported an error, else `RuntimeError`.
     """
@@ -254,5 +256,5 @@ def _disk(error: BaseException) -> OSError | None:
 
 def _words(error: Exception) -> str:
     kind, line = type(error).__name__, str(error).partition("\n")[0]
-    # the first line of a torch assertion names only a line of torch's source: leave it out
+    # leave out the message of a torch assertion: its first line names only a line of torch's source
     return kind if not line or line.startswith("[enforce fail") else f"{kind}: {line}"

@@ -1,14 +1,14 @@
 """
-The devices on which the ranks compute. This is the only file of the adaptors that knows more than
-the CPU.
+The devices on which the ranks compute. No other file of the adaptors has code for devices other
+than the CPU.
 
 CUDA, Ascend NPU and XPU compute asynchronously: a call puts work into a queue of the device (a
-stream) and returns before the device has done the work. A collective on such a device does not fail
-when it is aborted. It ends, the device takes it for a success, and its result is wrong.
+stream) and returns before the device has done the work. A collective on such a device raises no
+error when it is aborted. The device treats the collective as complete, but its result is wrong.
 
-torch offers the same functions for each kind of device (`torch.get_device_module`), and knows the
-collective backend of each kind (nccl, hccl, xccl; `get_default_backend_for_device`). A package such
-as torch_npu adds both for its device. So a new kind of device needs no code here.
+torch has the same functions for each kind of device (`torch.get_device_module`), and knows the
+collective backend of each kind: nccl, hccl or xccl (`get_default_backend_for_device`). A package
+such as torch_npu adds both for its device. So a new kind of device needs no code here.
 """
 
 import os
@@ -37,21 +37,23 @@ ABORT_LIMIT = 10.0
 but can hang, and then the process has to be replaced."""
 
 _ANSWER = 0.1
-"""Seconds within which a device must say whether it has work to do. A device whose queue is full
-does not answer: it has work to do."""
+"""Seconds within which a device must answer whether it has work to do. A device that does not
+answer has a full queue, so it has work to do."""
 
 _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "HCCL_ASYNC_ERROR_HANDLING": "0",
 }
-"""The environment variables of nccl and hccl that let a process survive the fault of another one.
-With the defaults, a watchdog ends this process as soon as it sees an error of a communicator."""
+"""The values of environment variables of nccl and hccl with which a process survives the fault of
+another rank. With the default values, a watchdog of nccl or hccl ends the process as soon as it
+sees an error of a communicator."""
 
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
-"""With it gloo connects two ranks when they first send each other something. Without it each group
-beside a group of devices would connect each rank with all others, in each incident."""
+"""The environment variable that makes gloo connect two ranks only when they first send something to
+each other. Without this variable, every gloo group that exists beside a group of devices would
+connect each rank with all other ranks, in each incident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +63,29 @@ class Devices:
     """
 
     kind: str = _CPU
-    """The kind of device as torch names it, such as `cuda` or `npu`. `cpu`: all is on the CPU."""
+    """The kind of device by torch's name, such as `cuda` or `npu`. It is `cpu` if all parameters
+    and buffers are on the CPU."""
     places: tuple[torch.device, ...] = (torch.device(_CPU),)
     """The devices of this kind, by index."""
 
     @property
     def backend(self) -> str:
         """
-        The collective backend of this kind of device.
+        The collective backend of this kind of device, such as `nccl`.
         """
         return dist.get_default_backend_for_device(self.kind)
 
     @property
     def asynchronous(self) -> bool:
         """
-        Whether a call returns before its work is complete. On the CPU with gloo no call does.
+        True if a call returns before the device has done its work. False for the CPU with gloo.
         """
         return self.kind != _CPU or self.backend != _GLOO
 
     @property
     def backends(self) -> str:
         """
-        The backends of the job's process groups, in the form of `init_process_group`.
+        The backends of the job's process groups, in the form that `init_process_group` takes.
         """
         return self.backend if self.kind == _CPU else f"cpu:{_GLOO},{self.kind}:{self.backend}"
 
@@ -97,12 +100,13 @@ class Devices:
         """
         Return whether the devices have no work to do. Can be called on any thread.
 
-        A rank whose device waits for other ranks is not idle, whatever line its host has reached.
+        A device that waits for other ranks in a collective is not idle, even if the Python code of
+        its rank has continued.
         """
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # the device is broken; its own error says so elsewhere
+            with suppress(RuntimeError):  # a broken device raises in the training loop too
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )
@@ -141,13 +145,14 @@ class Devices:
         return () if self.kind == _CPU else self.places
 
     @property
-    def _module(self) -> Any:  # Any: the module of the device, such as torch.cuda
+    def _module(self) -> Any:  # Any: a module of torch, such as torch.cuda
         return torch.get_device_module(self.kind)
 
 
 def devices_of(tensors: Iterable[Tensor]) -> Devices:
     """
-    Return the devices of these tensors. Tensors on the CPU do not count if others are elsewhere.
+    Return the devices on which these tensors are. Tensors on the CPU are ignored if other tensors
+    are on another kind of device.
 
     Raises `UsageError` if the tensors are on devices of several kinds, or of a kind for which torch
     knows no collective backend.
@@ -167,7 +172,8 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
 
 def unusable(kind: str) -> str:
     """
-    Return why tensors on this kind of device cannot be recovered; empty if they can be.
+    Return why tft cannot recover tensors on this kind of device, as a sentence without its subject.
+    Return an empty text if tft can recover them.
     """
     if kind == _CPU:
         return ""
@@ -178,9 +184,10 @@ def unusable(kind: str) -> str:
 
 def undisturbed() -> AbstractContextManager[None]:
     """
-    Return a context that puts back the random generators of the CPU and of all devices.
+    Return a context manager that restores, at its end, the random generators of the CPU and of all
+    devices.
 
-    `torch.manual_seed` seeds the generators of all devices, so all of them are put back.
+    All devices are included because `torch.manual_seed` seeds the generators of all devices.
     """
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:
@@ -196,8 +203,8 @@ def host_memory(place: torch.device, size: int) -> memoryview:
     """
     Return writable host memory of `size` bytes, to which the device `place` copies fast.
 
-    Pinned memory is taken while `place` is the current device: else torch would open a context on
-    the first device of the node, in each process.
+    The memory is pinned. It is allocated while `place` is the current device: otherwise each
+    process would open a context on the first device of the node.
     """
     if place.type == _CPU:
         return memoryview(bytearray(size))
@@ -208,7 +215,8 @@ def host_memory(place: torch.device, size: int) -> memoryview:
 
 def copier(flat: Tensor) -> Callable[[int, memoryview], Callable[[], None]]:
     """
-    Return the function `copy` of a `DeviceBuffer` for a tensor of bytes, of one dimension.
+    Return the function `copy` that a `DeviceBuffer` needs for the tensor `flat`, which has bytes as
+    elements and one dimension.
     """
 
     def copy(offset: int, into: memoryview) -> Callable[[], None]:
@@ -237,22 +245,23 @@ def prepare_environment(devices: Devices) -> None:
     """
     if not devices.asynchronous:
         return
-    os.environ.setdefault(_LAZY, "1")  # noqa: TID251  # torch reads it there
+    os.environ.setdefault(_LAZY, "1")  # noqa: TID251  # torch reads this variable
     for name, value in _ENVIRONMENT.items():
-        present = os.environ.setdefault(name, value)  # noqa: TID251  # torch reads it there
+        present = os.environ.setdefault(name, value)  # noqa: TID251  # torch reads this variable
         if present != value:
             log.warning(
                 "backend_ends_process",
                 variable=f"{name}={present}",
-                why="with this value a fault of another rank can end this process or abort its groups",
+                why="with this value a fault of another rank can end this process or abort its "
+                "groups",
                 remedy=f"unset {name}, or set it to {value}",
             )
 
 
 def tell_unseen(devices: Devices) -> None:
     """
-    Print one line if training is about to begin on a kind of device on which this version was never
-    run.
+    Print a warning if training is about to begin on a kind of device on which this version of tft
+    was never run.
     """
     if devices.kind != _CPU:
         sys.stderr.write(
@@ -270,10 +279,11 @@ def groups() -> list[dist.ProcessGroup]:
 
 def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
     """
-    Abort these groups, in this order. Returns when all are aborted, which may take a while.
+    Abort the groups `aborted`, in their order. Return when all of them are aborted, which may take
+    seconds.
 
-    NCCL requires a group call around the aborts, else they can wait for each other (torch's issue
-    119797).
+    With NCCL the aborts must be inside one NCCL group call. Otherwise they can wait for each other
+    (torch's issue 119797).
     """
     with _group_call(devices):
         for group in aborted:
@@ -283,7 +293,7 @@ def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
 
 @contextmanager
 def _group_call(devices: Devices) -> Iterator[None]:
-    backend: Any = None  # Any: the class of a backend; only NCCL's has group calls
+    backend: Any = None  # Any: `_group_start` of NCCL's backend has no type
     if dist.group.WORLD is not None:
         with suppress(RuntimeError):
             backend = dist.group.WORLD._get_backend(devices.places[0])
@@ -299,8 +309,8 @@ def _group_call(devices: Devices) -> Iterator[None]:
 
 def discard(devices: Devices) -> None:
     """
-    Abort all groups, and remove them from torch's tables. No group is finalized, because that waits
-    for collectives that never complete.
+    Abort all process groups, and remove them from torch's tables. No group is shut down in the
+    ordinary way, because that would wait for collectives that never complete.
 
     Raises `OrderRefused` if the abort takes longer than `ABORT_LIMIT`.
     """
@@ -313,21 +323,21 @@ def discard(devices: Devices) -> None:
 
 def _discard(devices: Devices) -> None:
     abort(groups(), devices)
-    with suppress(AssertionError):  # there is no default group
+    with suppress(AssertionError):  # torch raises it if there is no default group
         distributed_c10d._abort_process_group()
 
 
 def within(limit: float, call: Callable[[], None]) -> bool:
     """
-    Call a function on a thread of its own, and return whether it has returned within `limit`
-    seconds. If the function raises an exception in this time, raise that exception.
+    Call `call` on a new thread, and return whether it has returned within `limit` seconds. If
+    `call` raises an exception in this time, raise that exception.
     """
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             call()
-        except Exception as error:  # noqa: BLE001  # the caller gets it
+        except Exception as error:  # noqa: BLE001  # raised again for the caller of `within`
             errors.append(error)
 
     thread = threading.Thread(target=run, name="tft-abort", daemon=True)
@@ -340,11 +350,12 @@ def within(limit: float, call: Callable[[], None]) -> bool:
 
 def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
     """
-    Return how many collectives each group has begun on the devices; None if a backend does not
-    count them. Messages to single ranks are not among them.
+    Return how many collectives each group has begun on the devices. Messages to single ranks do not
+    count. Return None if a backend does not count its collectives.
 
-    The backend of the devices is asked, not the group: a group with two backends may answer for
-    gloo (torch's `_new_process_group_helper` knows nccl and backends of packages only).
+    The number comes from the group's backend for the devices. The group itself, if it has two
+    backends, may return the number for gloo: torch's `_new_process_group_helper` handles only nccl
+    and backends of packages.
     """
     try:
         return {
@@ -356,7 +367,8 @@ def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
 
 def reported_error(devices: Devices) -> str:
     """
-    Return the error that a communicator reports; empty if no communicator reports one.
+    Return the error that one of the communicators on the devices reports. Return an empty text if
+    no communicator reports an error.
     """
     for group in groups():
         with suppress(RuntimeError):
@@ -367,9 +379,9 @@ def reported_error(devices: Devices) -> str:
     return ""
 
 
-def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: backends differ in methods
+def _backend(group: dist.ProcessGroup, devices: Devices) -> Any:  # Any: no common base class
     """
-    Return the part of a group that works on the devices. A group that is written in Python has no
-    parts, and is returned itself.
+    Return the backend of a group for the devices. A group that is written in Python has no separate
+    backends: then return the group itself.
     """
     return group if type(group) is not dist.ProcessGroup else group._get_backend(devices.places[0])

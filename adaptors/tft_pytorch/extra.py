@@ -1,5 +1,5 @@
 """
-Extra states: what modules keep in addition to parameters and buffers and return from
+Extra states of modules: values other than parameters and buffers that a module returns from
 `get_extra_state`, such as counters or the scales of 8-bit numbers.
 
 An extra state usually changes in the forward pass, so it is part of the rank-local state.
@@ -18,8 +18,8 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, Plain, put_together
 
 LIMIT = 128 * 1024
-"""The most bytes of extra states that are kept at every step, all modules together. This is half of
-the space for the rank-local state."""
+"""The most bytes that the extra states of all modules together may have, because they are copied at
+every step. This is half of the space for the rank-local state."""
 SUFFIX = "_extra_state"
 """torch's own name for an extra state in a `state_dict`."""
 
@@ -56,11 +56,11 @@ class ExtraStates:
 
     def let_go(self) -> None:
         """
-        Drop the references to the modules of the model.
+        Drop the references to the modules of the model, because they may refer to process groups.
         """
         self._modules = {}
 
-    def content(self) -> dict[str, Any]:  # Any: whatever modules keep
+    def content(self) -> dict[str, Any]:  # Any: a module may return any value
         """
         Return the present extra states by the names of their modules, as the modules return them.
         """
@@ -119,7 +119,7 @@ class ExtraStates:
     def forget(self) -> None:
         """
         Forget the state that `rewind` would restore, because the state of this rank now comes from
-        elsewhere. Until the next rollback `rewind` does nothing.
+        another rank or a checkpoint. Until the next rollback `rewind` does nothing.
         """
         self._settled = None
 
@@ -158,7 +158,7 @@ def _apart(name: str, module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _together(told: Any) -> object:  # Any: came from outside
+def _together(told: Any) -> object:  # Any: unpacked from a message
     tensors: dict[str, Tensor] = {}
     for name, (dtype, shape, device, content) in told["tensors"].items():
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))

@@ -1,11 +1,11 @@
 """
-The `Maker` (see `state_store.py`) for objects that can only be made when the process groups exist
+Keeps the training state of objects that can only be made when the process groups exist
 (`session.adopt(make=...)`). Examples are models that are sharded by FSDP2, parallelized over a
 device mesh, or cut into pipeline stages.
 
-The user's factory `make` makes the objects at the start, and again after every incident. In
-between, this module keeps the tensors of this rank without references to process groups. Then it
-puts them into the new objects.
+The user's factory `make` makes the objects at the start, and again after every incident. Between
+two calls of `make`, this module keeps the tensors of this rank without references to process
+groups. Then it puts the tensors into the new objects.
 """
 
 import gc
@@ -36,12 +36,13 @@ _PARTS = frozenset({"make", "data", "rng"})
 
 
 def adopt_make(
-    parts: Mapping[str, Any],  # Any: the user's own objects
+    parts: Mapping[str, Any],  # Any: the user's own objects, of any class
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
 ) -> StateStore:
     """
-    Take charge of the factory that makes the user's objects, and return the training state.
+    Take charge of the factory function in `parts`, which makes the user's objects. Return the
+    training state.
 
     `contributing` is the function that `tft_watch` received. Raises `UsageError` for arguments that
     the adaptor cannot handle.
@@ -53,7 +54,7 @@ def adopt_make(
 
 def _check_make(
     parts: Mapping[str, Any], wrap: Callable[[], Any] | None
-) -> None:  # Any: the user's own objects
+) -> None:  # Any: the user's own objects, of any class
     unknown = sorted(parts.keys() - _PARTS)
     if unknown or wrap is not None:
         raise UsageError(
@@ -81,8 +82,8 @@ class FactoryMaker:
         self._parts: Parts | None = None
         self._shards: dict[str, Holders] = {}
         self._tried: dict[str, ShardContent] = {}
-        """The content by shard that the trial in `learn` has made: names, types and shapes are
-        right, but there is no content."""
+        """The tensors of each shard as the trial in `learn` has found them: with the right names,
+        types and shapes, but without memory."""
         self._watch: RemovableHandle | None = None
 
     @property
@@ -106,7 +107,7 @@ class FactoryMaker:
             return
         with _pretended(rank, world), undisturbed():
             made = self._make()
-            parts = Parts(made)  # refuses a result that is no Made
+            parts = Parts(made)  # raises UsageError if `make` has not returned a Made
             learned(made.model)
             shards = parts.shards()
             held = dict(zip(shards, parts.held(), strict=True))
@@ -119,7 +120,7 @@ class FactoryMaker:
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
             raise OrderRefused("make has not been called yet, so this rank has no state to send")
-        held = self._parts.held(self.wrappers.layouts())  # all at once
+        held = self._parts.held(self.wrappers.layouts())  # always reads all shards
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
 
@@ -178,11 +179,11 @@ class FactoryMaker:
 
 def _free() -> None:
     """
-    Free objects that refer only to each other, such as modules and their hooks, with the process
+    Free objects that refer only to each other, such as modules and their hooks, and the process
     groups to which they refer.
 
-    This must happen now. Otherwise an old process group could be torn down after the new group is
-    formed.
+    This must happen before new groups are formed. Otherwise an old process group could be torn down
+    after the new group is formed.
     """
     meshes.forget()
     gc.collect()
@@ -194,7 +195,7 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
     Provide a default process group within the `with` block. Its collectives complete at once and
     send nothing.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend too
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # also registers the backend
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:

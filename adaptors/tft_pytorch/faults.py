@@ -1,6 +1,6 @@
 """
-Tells which fault an exception in the training loop means, and whether a thread may be waiting for
-other ranks.
+Finds out which fault caused an exception in the training loop, and whether a thread may be waiting
+for other ranks.
 """
 
 import re
@@ -19,14 +19,14 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
     (RuntimeError, r"Connection closed by peer \["),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
-    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff`, raised in C++
+    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff` that C++ raised again
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
-"""Exceptions that mean a broken connection. The messages are needed because gloo raises nothing but
-RuntimeError."""
+"""Exceptions that mean a broken connection. Their messages must be compared, because gloo raises
+RuntimeError for every error."""
 
 _WAITING = (
-    re.compile(r"/torch/distributed/(?!checkpoint/)"),  # checkpoint/ waits for the disk
+    re.compile(r"/torch/distributed/(?!checkpoint/)"),  # not checkpoint/, which waits for the disk
     re.compile(r"/tft_pytorch/interruptible\.py$"),
     re.compile(r"/torch/nn/parallel/distributed\.py$"),  # DDP's own all-reduces and broadcasts
     re.compile(r"/torch/autograd/graph\.py$"),  # backward: DDP reduces gradients inside it
@@ -52,5 +52,5 @@ def waiting(frame: FrameType) -> bool:
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # the caller of threading waits
+        caller = caller.f_back  # a wait in `threading` is a wait of its caller
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

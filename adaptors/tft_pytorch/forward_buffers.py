@@ -4,8 +4,9 @@ BatchNorm.
 
 These buffers change outside every update window, and differently on each rank. So they are part of
 the rank-local state, as the RNG is: a step that is computed again starts from their earlier
-content. torch's own count of in-place changes shows which buffers move. The buffers of norms always
-count as moving, because torch's native kernels change running statistics without counting.
+content. torch counts the in-place changes of each tensor, and this count shows which buffers move.
+The buffers of normalization layers always count as moving, because torch's native kernels change
+running statistics without counting.
 """
 
 import os
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+from torch.nn.modules.batchnorm import _NormBase  # base of BatchNorm and InstanceNorm
 
 from tft.errors import MalformedMessage
 from tft.spi import ShardPayload
@@ -24,16 +25,18 @@ from tft_pytorch.names import own_names
 
 INLINE = 224 * 1024
 """
-The most bytes of buffers that travel with the rank-local state, and so outlive the process.
+The most bytes of buffers that are stored in the rank-local state itself. Only buffers that are
+stored there outlive the process.
 
 The slot for the rank-local state has 256 KiB. The rest of the slot is for the RNG (5 KiB) and the
 user's data position. ResNet-50 needs 208 KiB.
 """
 
 _KEPT = 4
-"""The number of copies that are kept here if they are too large to travel: one of the last complete
-step, and three of the present step (when it contributes to the last all-reduce, when its update
-window opens, and when it is interrupted)."""
+"""The number of copies of the buffers that this process keeps if the buffers are too large for the
+rank-local state. One copy is of the last complete step. Three copies are of the present step: when
+the rank contributes to the last all-reduce, when the update window opens, and when the step is
+interrupted."""
 
 
 @dataclass(slots=True)
@@ -59,8 +62,9 @@ class RunningBuffers:
         self._begun = False
         self._settled: dict[str, object] | None = None
         self._still: dict[int, Tensor | None] | None = None
-        """Copies, in host memory, of the buffers that have never moved: any of them may move for
-        the first time in a step that is given up. None: not copied yet."""
+        """Copies, in host memory, of the buffers that have never moved. Any of them may change for
+        the first time in a step that is interrupted and computed again. None if nothing is copied
+        yet."""
         self.watch(model)
 
     def watch(self, model: nn.Module) -> None:
@@ -80,7 +84,8 @@ class RunningBuffers:
 
     def learn(self, model: nn.Module) -> None:
         """
-        Note the names of the buffers of `model`, or of a model that will be made in the same way.
+        Note the names of the buffers of `model`. The real model, which is made later in the same
+        way, will have the same names.
         """
         own = own_names(model)
         self._names = [
@@ -91,16 +96,17 @@ class RunningBuffers:
 
     def let_go(self) -> None:
         """
-        Drop the references to the model, which may refer to groups. The copies, which do not, stay.
+        Drop the references to the model, which may refer to process groups. The copies stay: they
+        do not refer to groups.
 
-        Before this call, the buffers must already have the content that is to be kept.
+        Before this call, the buffers must already have the content from which training continues.
         """
         self._slots, self._seen = [], []
         self._views.clear()
 
     def rest(self) -> None:
         """
-        Ignore all changes of the buffers until now: the forward pass did not cause them.
+        Ignore all changes of the buffers until now, because the forward pass did not cause them.
         """
         for index, seen in enumerate(self._seen):
             tensor = self._tensor(index)
@@ -193,7 +199,8 @@ class RunningBuffers:
             if "bytes" in copy:
                 _write(present, copy["bytes"])
             elif copy["kept"] in self._kept:
-                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])  # the newest now
+                # move the copy to the end of the dict, because the first ones are deleted first
+                kept = self._kept[copy["kept"]] = self._kept.pop(copy["kept"])
                 for (_, tensor), content in zip(present, kept, strict=True):
                     tensor.copy_(content)
             else:
@@ -206,8 +213,8 @@ class RunningBuffers:
 
     def rewind(self) -> None:
         """
-        Restore the buffers as they were at the end of the last complete step. The rest of this
-        rank's state is of the same step.
+        Restore the buffers as they were at the end of the last complete step. Then they are of the
+        same step as the rest of this rank's state.
         """
         if self._settled is not None:
             with torch.no_grad():
@@ -216,7 +223,7 @@ class RunningBuffers:
     def forget(self) -> None:
         """
         Forget the copy that `rewind` would restore, because the state of this rank now comes from
-        elsewhere. Until the next rollback `rewind` does nothing.
+        another rank or a checkpoint. Until the next rollback `rewind` does nothing.
         """
         self._settled = self._still = None
 
@@ -230,8 +237,8 @@ class RunningBuffers:
 
     def _restore_still(self, moving: Collection[int]) -> None:
         """
-        Restore the buffers, other than those in `moving`, that have changed since the last `rest`
-        and had never moved before.
+        Restore each buffer that has changed for the first time, since the last call of `rest`.
+        Leave out the buffers in `moving`, which are restored elsewhere.
         """
         for index, seen in enumerate(self._seen):
             if not self._still or index in moving or index not in self._still:
@@ -252,7 +259,8 @@ class RunningBuffers:
 
     def _present(self, indices: Iterable[int]) -> list[tuple[int, Tensor]]:
         """
-        Return the index and this rank's part of each buffer in `indices` that exists.
+        Return the index and the tensor of each buffer in `indices` that exists. The tensor is only
+        this rank's part if the buffer is distributed.
         """
         found = ((index, self._tensor(index)) for index in indices)
         return [

@@ -1,10 +1,10 @@
 """
-Which parameters have a gradient at the end of a step.
+Notes which parameters have a gradient at the end of a step, and restores these gradients as zeros.
 
 A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
 apply weight decay to a parameter with a zero gradient, even if the next step does not use it. They
-skip a parameter without a gradient. So a step must begin with the same gradients when it is
-computed again.
+skip a parameter without a gradient. So when a step is computed again, the same parameters must have
+a gradient at its beginning.
 """
 
 from collections.abc import Iterable
@@ -16,31 +16,31 @@ from tft.errors import MalformedMessage
 
 _NONE, _DENSE, _SPARSE = 0, 1, 2
 _EVERY_ONE = 4
-"""The number of first ends of steps at which the gradients are inspected each time."""
+"""The number of steps, from the first one on, at whose ends the gradients are always inspected."""
 _FURTHER = 16
-"""After that the gradients are inspected at each end of a step whose number is divisible by this: a
-script does not change its habit."""
+"""Later the gradients are inspected only once in this many steps, because a script handles its
+gradients in the same way in all steps."""
 
 
 class Gradients:
     """
-    Notes which parameters have a gradient at the end of a step, and restores that for the beginning
-    of the next step.
+    Notes which parameters have a gradient at the end of a step. Gives the same parameters a
+    gradient at the beginning of the next step.
     """
 
     def __init__(self) -> None:
         self._parameters: list[nn.Parameter] = []
         self._ended = 0
         self._noted: bytes | None = None
-        """The kind of gradient of each parameter, a byte each. None: no parameter has a
+        """The kind of gradient of each parameter, as one byte. None if no parameter has a
         gradient."""
         self._open: list[nn.Parameter] = []
-        """The trained parameters that had no gradient when others had one, and may still get
-        one."""
+        """The trained parameters that had no gradient at the last inspection, while other
+        parameters had one. They may still get a gradient."""
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        Note the gradients of `parameters` from now on, in this order.
+        From now on note which of `parameters` have a gradient, in this order.
         """
         self._parameters = list(parameters)
         self._open = []
@@ -82,7 +82,7 @@ class Gradients:
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)
         ):
             raise MalformedMessage("the rank-local state has gradients that cannot be read")
-        # a script that was changed before it was resumed has other parameters
+        # the lengths differ if the script was changed before it was resumed
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))
         for parameter, kind in zip(self._parameters, kinds, strict=True):

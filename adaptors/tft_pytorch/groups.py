@@ -12,7 +12,7 @@ from time import monotonic
 import structlog
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # as torch.distributed has them
+from torch._C._distributed_c10d import (  # the classes of torch.distributed
     BarrierOptions,
     PrefixStore,
     TCPStore,
@@ -28,21 +28,22 @@ from tft_pytorch.sockets import census, cut
 log = structlog.get_logger()
 
 GROUP_TIMEOUT = timedelta(minutes=30)
-"""The time limit of collectives, which is torch's own default. `quiesce` ends a collective that
-hangs, when the controller has detected the fault. A shorter limit could only end a collective that
-is merely slow."""
+"""The time limit of collectives, which is torch's own default. This limit need not be short:
+`quiesce` ends a collective that hangs as soon as the controller has detected the fault, and a
+shorter limit could end a collective that is only slow."""
 
 STORE_TIMEOUT = timedelta(seconds=60)
-"""The time within which the store must answer. The store is a process on the same machine or on
-another one. If it dies, it is started again within a second."""
+"""The time within which the rendezvous store must answer. The store is a process on this machine or
+on another one. If the store dies, it is started again within a second."""
 
 _ATTEMPT = timedelta(seconds=0.5)
-"""The time limit of one attempt to reach the store. A call that has no connection yet cannot be
-cut. So an attempt is short, and between two attempts it is checked whether `quiesce` was called."""
+"""The time limit of one attempt to reach the store. An attempt that has no connection yet cannot be
+interrupted. So attempts are short, and the code checks between two attempts whether `quiesce` was
+called."""
 
 _FREEING = 0.05
-"""Seconds to wait until the groups are freed, which takes 10 ms. `_FREEING_MORE` is added for each
-group."""
+"""Seconds to wait until the groups are freed, which usually takes 10 ms. `_FREEING_MORE` seconds
+are added for each group."""
 
 _FREEING_MORE = 0.005
 
@@ -51,8 +52,8 @@ _FEW = 32
 an all-reduce takes 0.4 to 1 of the time of a barrier."""
 
 _CUT_AGAIN = 0.02
-"""Seconds between two cuts while a group is being formed, since new connections are made all the
-time."""
+"""Seconds between two cuts of all connections while a group is being formed, because new
+connections are made all the time."""
 
 
 class Groups:
@@ -69,19 +70,19 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # whatever the default device is
+        self._token = torch.zeros(1, device="cpu")  # the script may have another default device
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
-        """The group of the barrier beside groups of an asynchronous device; else the default group
-        is used."""
+        """The gloo group of the pre-update barrier, if the other groups are on an asynchronous
+        device. None otherwise: the barrier then uses the default group."""
         self._stopped = False
-        """`quiesce` was called since the groups were formed. Set before anything is aborted: an
-        aborted collective of a device ends like a complete one."""
+        """True if `quiesce` was called since the groups were formed. It is set before anything is
+        aborted, because on a device an aborted collective looks like a complete one."""
         self._begun: tuple[Mapping[dist.ProcessGroup, int] | None, int] | None = None
-        """How many collectives each group and how many messages this process had begun at the last
-        call of `synchronize` that found all of them complete."""
+        """The number of collectives of each group, and of messages of this process, that had begun
+        at the last successful call of `synchronize`. All of them were complete then."""
         self._told = False
-        """It was said that this kind of device was not seen."""
+        """True if the warning about an untested kind of device was printed."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
 
@@ -89,8 +90,8 @@ class Groups:
         """
         Wait until all ranks have called this method: the pre-update barrier.
 
-        Few ranks use an all-reduce, whose ring is faster than the many messages of a barrier. Many
-        ranks use a barrier, whose few rounds are faster than a long ring.
+        Up to `_FEW` ranks use an all-reduce, whose ring is faster than the many messages of a
+        barrier. More ranks use a barrier, whose few rounds are faster than a long ring.
         """
         group = self._meeting or distributed_c10d._get_default_group()
         if group.size() <= _FEW:
@@ -102,17 +103,17 @@ class Groups:
 
     def synchronize(self, *, closing: bool) -> None:
         """
-        Wait until the devices have done all their work, before an update window opens, or with
-        `closing` before it closes and before the step ends.
+        Wait until the devices have done all their work. Called before an update window opens.
+        Called with `closing=True` before an update window closes, and before a step ends.
 
-        Raises `CalledOff` if a collective among this work may have been aborted, because its result
-        is then wrong. With `closing`, this concerns only collectives that were begun since the last
-        call.
+        Raises `CalledOff` if a collective in this work may have been aborted, because its result is
+        then wrong. With `closing=True`, only collectives that have begun since the last call are
+        considered.
         """
         self._devices.synchronize()
         begun = device.sequence(self._devices), watched.messages()
         if closing and begun[0] is not None and begun == self._begun:
-            return  # there was no collective
+            return  # no collective has begun since the last call
         if self._stopped:
             raise CalledOff
         error = device.reported_error(self._devices)
@@ -134,8 +135,8 @@ class Groups:
         """
         Join the process group `name` at the store. Return when all ranks have joined.
 
-        `more` is then called, to make further groups that always exist within this group. Raises
-        `OrderRefused` if `quiesce` is called before the group is formed.
+        Then call `more`, which forms further groups among these ranks. Raises `OrderRefused` if
+        `quiesce` is called before the group is formed.
         """
         self.clear()
         left = threading.Event()
@@ -164,7 +165,8 @@ class Groups:
         store = self._connect(name, host, port)
         if devices.kind == "cpu":
             interruptible.install()
-        else:  # a group with two backends must be torch's own
+        else:
+            # For devices, torch combines two backends in one group. Both must be written in C++.
             interruptible.remove()
         device.prepare_environment(devices)
         if devices.asynchronous:
@@ -172,8 +174,9 @@ class Groups:
         if rank == 0 and not self._told:
             self._told = True
             device.tell_unseen(devices)
-        # Each attempt to form a group increments this counter, a failed attempt too. The counter is
-        # part of the keys by which ranks find each other, so it must be equal on all ranks: reset it.
+        # Each attempt to form a group increments this counter, even if the attempt fails. The
+        # counter is part of the keys by which ranks find each other, so it must be equal on all
+        # ranks. So reset it.
         distributed_c10d._world.group_count = 0
         dist.init_process_group(
             devices.backends,
@@ -208,8 +211,8 @@ class Groups:
 
     def quiesce(self) -> None:
         """
-        Make every thread raise an exception that waits in a collective of this process, or that
-        waits while a group is being formed.
+        Make every thread of this process that waits in a collective raise an exception. Threads
+        that wait while a group is being formed raise an exception too.
         """
         with self._lock:
             spared, port, left = self._spared, self._store_port, self._left
@@ -229,14 +232,14 @@ class Groups:
 
     def _abort(self, spared: frozenset[int], port: int) -> None:
         """
-        Abort the groups of the devices on another thread, because an abort takes a while, and cut
-        gloo's connections afterwards.
+        Abort the groups of the devices on another thread, because an abort takes time. Cut gloo's
+        connections afterwards.
 
-        Connections that are cut before the abort would include those of the devices' groups. Other
-        ranks would then see errors in collectives that they could still complete.
+        If the connections were cut before the abort, those of the devices' groups would be cut too.
+        Other ranks would then see errors in collectives that they could still complete.
         """
         with self._lock:
-            if self._spared is not spared:  # other groups have been formed since
+            if self._spared is not spared:  # newer groups exist, which must not be aborted
                 return
             began = self._aborting is None or not self._aborting.is_alive()
             if began:
@@ -263,12 +266,12 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Drop all groups. Groups of an asynchronous device are aborted first. Connections of gloo are
-        cut, for two reasons.
+        Drop all process groups. Groups of an asynchronous device are aborted first. The connections
+        of gloo are cut, for two reasons.
 
-        A pending operation would otherwise delay the destructor of its group until its time limit.
-        And a connection that a child process inherited would outlive the group, so the peers would
-        not see it end.
+        Otherwise a pending operation would delay the destructor of its group until its time limit.
+        And a connection that a child process has inherited would stay open after the group is
+        freed, so the other ranks would not see that the group has ended.
 
         Raises `OrderRefused` if the groups of a device cannot be aborted.
         """
@@ -306,14 +309,14 @@ def _drop_unfinished_backward() -> None:
     itself still refers to the group, so dropping the queue does not free the group.
     """
     with torch.enable_grad():
-        # on the CPU, whatever the default device is
+        # on the CPU: the script may have set another default device
         torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _free(groups: list[dist.ProcessGroup]) -> None:
     """
-    Free groups to which torch no longer refers. Each is freed on its own thread, because the
-    destructors of groups wait most of the time.
+    Free groups to which torch no longer refers. Each group is freed on a separate thread, because
+    the destructors of groups spend most of their time waiting.
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
     a thread is not woken when its connection breaks (`interruptible.py` explains this). It then
@@ -334,7 +337,7 @@ def _free(groups: list[dist.ProcessGroup]) -> None:
         log.warning(
             "group_left_behind",
             groups=left,
-            why="a collective of it does not end",
+            why="a collective of the group does not end",
             until=GROUP_TIMEOUT,
         )
 

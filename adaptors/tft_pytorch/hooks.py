@@ -13,7 +13,8 @@ from tft_pytorch.groups import Groups
 
 class TorchState(TrainingState, Protocol):
     """
-    The methods that the training state needs in addition to those of `TrainingState`.
+    The methods that the training state of an adaptor for torch needs in addition to those of
+    `TrainingState`.
     """
 
     @property
@@ -41,8 +42,8 @@ State = TypeVar("State", bound=TorchState)
 
 class TorchHooks(Generic[State]):
     """
-    The hooks, as methods. The module of an adaptor assigns them to its own module-level names, as
-    with the hooks of `StateHooks`.
+    Hooks of an adaptor, as methods. The main module of an adaptor assigns these methods to
+    module-level names, as it does with the methods of `StateHooks`.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_begun(self) -> str | None:
-        import torch.distributed as dist  # a heavy import, which the script has already made
+        import torch.distributed as dist  # late import, because importing torch takes seconds
 
         return "a process group (init_process_group)" if dist.is_initialized() else None
 
@@ -87,7 +88,7 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
-        from tft_pytorch.batches import watch_batches  # only where digests are recorded
+        from tft_pytorch.batches import watch_batches  # needed only when digests are recorded
 
         watch_batches(seen)
 
@@ -125,7 +126,7 @@ class TorchHooks(Generic[State]):
     def device_waits(self) -> bool:
         """
         Return whether the device of this rank has work to do, such as a collective that waits for
-        other ranks. The host then waits too, in whatever line of the script it reads a result.
+        other ranks. If it has, the script waits too, at the line that reads a result of the device.
         """
         state = self._hooks.adopted
         return state is not None and state.devices.asynchronous and not state.devices.idle()

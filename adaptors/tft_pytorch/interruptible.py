@@ -1,8 +1,8 @@
 """
 Process groups of gloo whose waits can be cancelled.
 
-When the connections of a group are cut (`sockets.py`), gloo raises an exception in nearly every
-thread that waits for a message. gloo forgets two kinds of threads (`Pair::signalException` in
+When `sockets.py` cuts the connections of a group, gloo raises an exception in nearly every thread
+that waits for a message. gloo does not wake two kinds of threads (`Pair::signalException` in
 gloo/transport/tcp/pair.cc): a thread that has received a part of a message, and a thread that has
 sent a part of a message. Such a thread sleeps until the time limit of the group, half an hour. Both
 cases occur if a connection ends during a message, for example because the sender is killed.
@@ -12,7 +12,7 @@ waiting thread can stop after any slice. `groups.py` later frees the group with 
 operation.
 
 `InterruptibleGloo` replaces the name `ProcessGroupGloo` in `torch.distributed.distributed_c10d`.
-`init_process_group` and `new_group` make their groups by this name (written for torch 2.13). So the
+`init_process_group` and `new_group` of torch 2.13 look up this name when they make a group. So the
 user's own groups are interruptible too, and the backend is still called "gloo".
 """
 
@@ -25,17 +25,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store  # as torch.distributed has it
+from torch._C._distributed_c10d import Store  # the class torch.distributed.Store
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
 from tft.spi import TrainingFault
 
 _SLICE = timedelta(milliseconds=20)
-"""The length of one slice of a wait. Nearly all waits end within one slice, and are not delayed."""
+"""The length of one slice of a wait. The slices delay no wait: a wait returns as soon as its
+operation is complete."""
 
 _NO_LIMIT = timedelta(0)
-"""The value with which torch says that a wait has no time limit of its own."""
+"""The time limit that torch passes to `wait` if the caller has given no time limit."""
 
 _COLLECTIVES = (
     "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
@@ -54,7 +55,8 @@ OPERATIONS = (*_COLLECTIVES, *_BLOCKING)
 
 class CalledOff(TrainingFault, RuntimeError):
     """
-    A wait for other ranks was cancelled.
+    Raised in a thread that waits for other ranks in a collective, when this process cancels the
+    wait.
     """
 
     def __init__(self) -> None:
@@ -65,22 +67,22 @@ class CalledOff(TrainingFault, RuntimeError):
 
 class _Waits:
     """
-    The waits for the operations of one group.
+    All waits for operations of one process group, which can be cancelled together.
 
-    This object must not refer to the group, because gloo's threads call its methods. A gloo thread
-    that dropped the last reference to its own group would wait for its own end.
+    This object must not refer to the group, because gloo's threads call its methods. If a gloo
+    thread dropped the last reference to its own group, the thread would wait for its own end.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._promised: set[Future[None]] = set()
-        """The futures that are not set yet. Each is set once: when its operation is over, or when
-        the wait is called off."""
+        """The futures that have no result yet. Each gets its result once: when its operation is
+        over, or when the waits are cancelled."""
         self.called_off = False
 
     def call_off(self) -> None:
         """
-        Cancel all waits of the group, also waits that begin later.
+        Cancel all waits of the group, and all waits that begin later.
         """
         with self._lock:
             self.called_off = True
@@ -88,20 +90,20 @@ class _Waits:
         for over in promised:
             over.set_result(None)
 
-    def promise(self, native: Future[Any]) -> Future[Any]:  # Any: as torch has it
+    def promise(self, native: Future[Any]) -> Future[Any]:  # Any: the result may have any type
         """
-        Return a future with the outcome of `native`. The future raises `CalledOff` if the waits are
-        cancelled before `native` is done.
+        Return a future that gets the result or the exception of torch's future `native`. The future
+        raises `CalledOff` if the waits are cancelled before `native` is done.
         """
         over: Future[None] = Future()
 
-        def outcome(_: Future[None]) -> Any:  # Any: as in `native`
+        def outcome(_: Future[None]) -> Any:  # Any: any result of `native`
             if not native.done():
                 raise CalledOff
-            return native.value()  # or raises its error
+            return native.value()  # raises the error of `native` if it has one
 
-        # If Python sets an exception on the future, C++ takes the exception for an ordinary result.
-        # C++ sees an error only if the callback raises it, as `outcome` does.
+        # An error must be raised in a callback, as `outcome` does. If Python sets an exception as
+        # the result of the future, C++ code sees an ordinary result.
         promised = over.then(outcome)
         with self._lock:
             self._promised.add(over)
@@ -124,9 +126,10 @@ _on_failure: Callable[[BaseException], None] | None = None
 
 def watch_failures(failed: Callable[[BaseException], None] | None) -> None:
     """
-    Call `failed` with every exception that a collective raises when it is entered or waited for.
+    Call `failed` with every exception that a collective raises when the collective starts or while
+    a thread waits for it.
 
-    None: stop these calls.
+    If `failed` is None, stop these calls.
     """
     global _on_failure
     _on_failure = failed
@@ -145,20 +148,21 @@ def install() -> None:
     """
     Make torch use `InterruptibleGloo` for its gloo groups from now on.
     """
-    distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # on purpose
+    distributed_c10d.ProcessGroupGloo = InterruptibleGloo  # type: ignore[assignment,misc]  # patches torch
 
 
 def remove() -> None:
     """
     Make torch use its own gloo groups again.
     """
-    distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo  # type: ignore[misc]  # on purpose
+    distributed_c10d.ProcessGroupGloo = dist.ProcessGroupGloo  # type: ignore[misc]  # unpatches torch
 
 
 def call_off() -> None:
     """
-    Cancel all waits in the groups that exist now. A wait that has no result within 20 ms raises
-    `CalledOff`. Later waits in these groups raise it too.
+    Cancel all waits in the groups that exist now. Each waiting thread raises `CalledOff` within 20
+    ms, unless its operation completes before that. Later waits in these groups raise `CalledOff`
+    too.
 
     Can be called on any thread.
     """
@@ -180,9 +184,8 @@ class InterruptibleGloo(dist.ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]  # the constructor for subclasses
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout, **more)
         self.options = gloo.options
-        self._plain = dist.ProcessGroup(
-            store, rank, size
-        )  # the way torch itself calls its backends
+        # `_plain` passes each operation on to gloo, as an ordinary group of torch does.
+        self._plain = dist.ProcessGroup(store, rank, size)
         for group in (self._plain, self):
             group._register_backend(torch.device("cpu"), self.BackendType.GLOO, gloo)
             group._set_default_backend(self.BackendType.GLOO)
@@ -193,7 +196,8 @@ class InterruptibleGloo(dist.ProcessGroup):
 
 class _Collective(dist.Work):
     """
-    An operation that gloo's own threads carry out.
+    A collective that gloo's own threads carry out. The calling thread can wait for it in short
+    slices.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -217,7 +221,7 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # from the time limit, or from the operation, which will raise again
+        except RuntimeError:  # the slice ended, or the operation failed and raises again
             return self._native.is_completed()
 
     def _outcome(self) -> bool:
@@ -235,10 +239,10 @@ class _Collective(dist.Work):
     def is_success(self) -> bool:
         return self._native.is_success()
 
-    def exception(self) -> Any:  # Any: as torch has it
+    def exception(self) -> Any:  # Any: torch's own return type
         return self._native.exception()
 
-    def result(self) -> Any:  # Any: as torch has it
+    def result(self) -> Any:  # Any: torch's own return type
         return self._native.result()
 
     def source_rank(self) -> int:
@@ -251,9 +255,10 @@ class _Blocking(_Collective):
     """
     An operation for which a separate thread waits, because gloo cannot wait for it in slices.
 
-    There are two kinds. If a wait for a message from rank to rank exceeds a time limit, gloo ends
-    the whole group. A reduce-scatter consists of all-reduces of all data and of work after them.
-    The waiting thread does this work, so gloo's wait can be called only once.
+    There are two kinds of such operations. The first is a message to or from a single rank: if a
+    wait for it exceeds a time limit, gloo ends the whole group. The second is a reduce-scatter:
+    gloo carries it out as all-reduces, and the waiting thread then copies the result. So gloo's
+    wait can be called only once.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -278,24 +283,24 @@ class _Blocking(_Collective):
 
     def _wait(self, grad: bool, inference: bool) -> None:
         try:
-            # The modes of the calling thread, since tensors are changed here: each thread has its
-            # own modes.
+            # Gradient mode and inference mode are separate in each thread. The wait changes
+            # tensors, so it needs the modes of the thread that started the operation.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                self._native.wait()  # does a part of the work, so it may be called only once
-        except Exception as error:  # noqa: BLE001  # any exception goes to the waiting thread
+                self._native.wait()  # does a part of the operation, so it may be called only once
+        except Exception as error:  # noqa: BLE001  # raised again in the waiting thread
             self._error = error
         finally:
             self._over.set()
 
     def is_completed(self) -> bool:
-        return self._ended(timedelta())  # the operation goes on only while some thread waits for it
+        return self._ended(timedelta())  # starts the thread that completes the operation
 
 
 def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Work]:
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
-        except RuntimeError as error:  # exceptions of other types mean wrong arguments
+        except RuntimeError as error:  # other exceptions mean wrong arguments
             _tell(error)
             raise
         return work(native, self._waits)

@@ -1,5 +1,6 @@
 """
-Sources of batches with a position: a plain `DataLoader`, and a source that is read one batch ahead.
+Sources of batches that can return to an earlier position: `Batches` for a plain `DataLoader`, and
+`Prefetcher` for a source that is read one batch ahead.
 
 Pass such an object to `session.adopt` as `data`.
 """
@@ -17,7 +18,8 @@ from tft.errors import UsageError
 
 _LARGEST_SEED = 2**31
 _PRIME = 1_000_003
-"""More than the batches of an epoch, so that two epochs do not use the same seed for a batch."""
+"""A number larger than the number of batches in an epoch, so that no two epochs use the same seed
+for a batch."""
 
 
 class Source(Protocol):
@@ -25,31 +27,32 @@ class Source(Protocol):
     An object that yields batches and knows its position.
     """
 
-    def next(self) -> Any: ...  # Any: the user's own batch
+    def next(self) -> Any: ...  # Any: the user's own batch, of any type
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> None: ...
 
 
 class Batches:
     """
-    Takes the batches of a plain `DataLoader`, epoch after epoch, from any position.
+    Yields the batches of a plain `DataLoader`, epoch after epoch, from any position.
 
-    The position is a seed, the epoch and the number of batches that were taken in the epoch. After
-    an incident no item before the position is read again.
+    A position consists of a seed, the epoch, and the number of batches that were read in the epoch.
+    To return to a position, no earlier item of the dataset is read.
 
     - The sampler's `set_epoch` is called at the beginning of each epoch, if it has one.
-    - The loader's generator is seeded anew for each epoch, from its first seed and the epoch. Without
-      a generator the loader gets one, whose seed is drawn from torch's default generator.
-    - Workers seed the generators of torch, Python and numpy for each batch. So what they draw depends on
-      the batch only, not on the worker or on the batches before.
+    - The loader's generator is seeded again for each epoch, from its first seed and the epoch. A
+      loader without a generator gets one, whose seed is drawn from torch's default generator.
+    - Workers seed the generators of torch, Python and numpy for each batch. So the random numbers
+      that a worker draws depend on the batch only, not on the worker or on earlier batches.
     """
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         """
-        `loader` has a dataset of items with an index, and makes batches. It is not used itself.
+        `loader` must have a dataset whose items have an index, and must make batches. Its settings
+        are copied: `Batches` never iterates over `loader`.
 
-        Raises `UsageError` for a loader without a position, and for a sampler that draws from
-        torch's default generator.
+        Raises `UsageError` for a loader whose position cannot be known, and for a sampler that
+        draws from torch's default generator.
         """
         _check(loader)
         self._loader = loader
@@ -61,7 +64,7 @@ class Batches:
         self._batches = _Numbered(loader.batch_sampler)
         self._ours: DataLoader[Any] = DataLoader(
             _Seeded(loader.dataset),
-            batch_sampler=cast(Any, self._batches),  # it yields more than indices
+            batch_sampler=cast(Any, self._batches),  # yields tuples, not lists of indices
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -83,7 +86,7 @@ class Batches:
         """
         return len(self._loader)
 
-    def next(self) -> Any:  # Any: what the loader's `collate_fn` makes
+    def next(self) -> Any:  # Any: a batch, as the loader's `collate_fn` makes it
         """
         Return the next batch. After the last batch of an epoch, the next epoch begins.
         """
@@ -104,7 +107,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, int]:
         """
-        Return the position.
+        Return the position of the next batch: seed, epoch and number in the epoch.
         """
         return {"seed": self._seed, "epoch": self.epoch, "taken": self._taken}
 
@@ -135,17 +138,17 @@ class Batches:
 
 class Prefetcher:
     """
-    Reads one batch ahead of the training loop, and has the position of the batch that the loop gets
-    next.
+    Reads one batch ahead of the training loop. Its `state_dict` has the position of the batch that
+    the loop gets next, not of the batch that was read ahead.
 
-    Call `next` at the head of an iteration, and `ahead` when the device has work to do, such as after
-    the forward pass.
+    Call `next` at the beginning of an iteration, and `ahead` when the device has work to do, for
+    example after the forward pass.
     """
 
     def __init__(self, source: Source) -> None:
         """
-        `source` must not draw from torch's default generator, because the time of its draws would
-        change what the model draws after an incident.
+        `source` must not draw from torch's default generator. Reading ahead changes when `source`
+        draws, so the model would draw other numbers after an incident.
         """
         self._source = source
         self._ahead: list[Any] = []
@@ -153,7 +156,7 @@ class Prefetcher:
         self._before: Any = None
         """The position of the source before it returned that batch."""
 
-    def next(self) -> Any:  # Any: as the source has it
+    def next(self) -> Any:  # Any: a batch of the source, of any type
         """
         Return the next batch: the one that was read ahead, or a new one.
         """
@@ -197,22 +200,23 @@ class Prefetcher:
         if self._ahead and batches:
             self._ahead.clear()
             batches -= 1
-        self._source.skip(batches)  # type: ignore[attr-defined]  # not each source has it
+        self._source.skip(batches)  # type: ignore[attr-defined]  # not every source has a `skip`
 
 
 class _Numbered:
     """
-    The lists of indices of a batch sampler, from the position on, each with its number.
+    Yields the batches of a batch sampler as lists of item indices, from a given batch on. Each list
+    comes with the seed and the number of its batch.
     """
 
-    def __init__(self, sampler: Any) -> None:  # Any: what users give a DataLoader
+    def __init__(self, sampler: Any) -> None:  # Any: any iterable of lists of indices
         self._sampler = sampler
         self._first = 0
         self.seed = 0
 
     def begin(self, seed: int, first: int) -> None:
         """
-        Let the next epoch begin with the batch number `first`.
+        Begin the next iteration at the batch with the number `first`.
         """
         self.seed, self._first = seed, first
 
@@ -224,15 +228,15 @@ class _Numbered:
 
 class _Seeded(Dataset[Any]):
     """
-    The items of a dataset, of which a worker seeds its generators for each batch.
+    A dataset that seeds the random generators of the worker process before each batch.
     """
 
-    def __init__(self, dataset: Any) -> None:  # Any: the user's own
+    def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset, of any class
         self._dataset = dataset
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
         seed, number, indices = batch
-        if get_worker_info() is not None:  # the generators of the rank itself are left alone
+        if get_worker_info() is not None:  # in the rank's own process, seed nothing
             mixed = (seed * _PRIME + number) % _LARGEST_SEED
             torch.manual_seed(mixed)
             random.seed(mixed)
@@ -266,7 +270,7 @@ def _check(loader: "DataLoader[Any]") -> None:
             )
 
 
-def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: the user's own
+def _samplers(loader: "DataLoader[Any]") -> list[Any]:  # Any: samplers of any class
     """
     Return the samplers that decide the order of the batches.
     """

@@ -1,8 +1,9 @@
 """
-Tensors as bytes: in place if a tensor is contiguous in host memory, else through a copy.
+Gives access to the content of tensors as bytes. The bytes are the tensor's own memory if the tensor
+is contiguous in host memory, else a copy.
 
-The bytes come from numpy, because only numpy gives a tensor's memory the buffer protocol. They have
-the type of bytes, because numpy does not know bfloat16 and similar types.
+This module views tensors as numpy arrays, because only numpy offers the buffer protocol for their
+memory. The arrays have bytes as elements, because numpy does not know bfloat16 and similar types.
 """
 
 from collections.abc import Mapping
@@ -27,18 +28,19 @@ _NUMPY_HAS = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """
-    Writable bytes for the content of a tensor.
+    Writable memory for the content of a tensor that is about to arrive.
     """
 
     buffer: Buffer
     tensor: torch.Tensor
     staging: torch.Tensor | None
-    """The tensor that has the bytes, if they are not the memory of `tensor` itself; else None."""
+    """The separate tensor whose memory is written, if the memory of `tensor` itself cannot be. Else
+    None."""
 
     def keep(self) -> None:
         """
-        Copy the bytes into the tensor, if they are not the tensor's own memory. Called when all
-        bytes have arrived.
+        Copy the arrived bytes into the tensor, if they were not written into its own memory. Called
+        when all bytes have arrived.
         """
         if self.staging is not None:
             with torch.no_grad():
@@ -55,8 +57,8 @@ class Awaited:
 
     def make(self, meta: bytes, tensors: Mapping[str, torch.Tensor]) -> list[Buffer]:
         """
-        Make room for `tensors`, in their order, and return the buffers. Room that was made before
-        is dropped.
+        Reserve memory for the content of `tensors`, in their order, and return it as buffers.
+        Memory that an earlier call has reserved is dropped.
         """
         rooms = [writable(name, tensor) for name, tensor in tensors.items()]
         self._made = meta, rooms
@@ -66,7 +68,7 @@ class Awaited:
         """
         Return the tensors by name, with the content that has arrived.
 
-        Raises `OrderRefused` if no room was made for the description `meta`.
+        Raises `OrderRefused` if no memory was reserved for the description `meta`.
         """
         if self._made is None or self._made[0] != meta:
             raise OrderRefused(
@@ -90,7 +92,7 @@ def flat_bytes(tensor: torch.Tensor) -> memoryview:
     Return the memory of a tensor that is `in_place`, as bytes. The view keeps the memory alive.
     """
     flat = tensor.detach()
-    if flat.dtype in _NUMPY_HAS:  # views of arrays cost half of what views of tensors cost
+    if flat.dtype in _NUMPY_HAS:  # numpy makes a view of an array in half the time that torch needs
         array = flat.numpy()
         return array.reshape(-1).view(numpy.uint8).data
     return flat.reshape(-1).view(torch.uint8).numpy().data
@@ -121,10 +123,10 @@ def offered(name: str, tensor: torch.Tensor) -> Buffer | DeviceBuffer:
 
 def writable(name: str, tensor: torch.Tensor) -> Room:
     """
-    Make room for the tensor's content in row-major order.
+    Reserve memory for the tensor's content in row-major order.
     """
     staging = None
-    if not in_place(tensor):  # not a copy of the tensor: its content is going to be overwritten
+    if not in_place(tensor):  # reserve memory only: the content will be overwritten
         staging = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     view = flat_bytes(tensor if staging is None else staging)
     return Room(buffer=Buffer(name=name, view=view), tensor=tensor, staging=staging)

@@ -15,7 +15,7 @@ from typing import Any
 from torch._C import _clear_DTensor_sharding_propagator_cache
 from torch.distributed.tensor import _redistribute
 
-_caches: list[Any] = []  # Any: functools does not name the type of its caches
+_caches: list[Any] = []  # Any: the type of functools' caches has no public name
 
 
 def forget() -> None:
@@ -34,8 +34,8 @@ def _found() -> list[Any]:
     """
     Return all `functools.lru_cache` objects of `torch.distributed`.
 
-    Some are inside closures, and can be found in no other way. They are made when torch's operators
-    are registered, as its modules are imported.
+    The search goes through all objects in memory, because some caches are inside closures. All
+    caches exist once the modules of torch are imported, because torch registers its operators then.
     """
     made = type(functools.lru_cache(lambda: None))
     return [

@@ -1,5 +1,6 @@
 """
-The modes of modules: whether each module trains or evaluates (`module.training`).
+Notes and restores the modes of modules: whether each module trains or evaluates
+(`module.training`).
 
 After a fault inside an evaluation, the modules in the surviving processes are still in evaluation
 mode. So tft restores the modes of the end of the last complete step.
@@ -18,7 +19,7 @@ _TRAINING = itemgetter(_KEY)
 
 
 MODES = "modes"
-"""The name of the modes in a shard."""
+"""The name of the buffer, in a shard, that holds the modes of the modules."""
 
 
 class Modes:
@@ -28,13 +29,14 @@ class Modes:
 
     def __init__(self) -> None:
         self._modules: list[nn.Module] = []
-        self._fields: list[dict[str, Any]] = []  # Any: all attributes; one is read
+        self._fields: list[dict[str, Any]] = []  # Any: module attributes, of any type
         self._noted: bytes | None = None
         self._found: list[bool] = []
-        """The noted modes as a list, one for each module."""
+        """The noted modes, one for each module: True if the module trains."""
         self._given: bytearray | None = None
         self._counts = False
-        """True: the modes that another rank gave count, and not those that this rank has noted."""
+        """True if the modes that came from another rank are to be used, instead of the modes that
+        this rank has noted."""
 
     def watch(self, *models: nn.Module) -> None:
         """
@@ -43,9 +45,9 @@ class Modes:
         Modules that are added later are not noted.
         """
         every = [module for model in models for module in model.modules()]
-        # modules compiled to TorchScript keep the mode elsewhere, where nothing else can change it
+        # leave out modules compiled to TorchScript, which do not keep the mode in this attribute
         self._modules = [module for module in every if _KEY in vars(module)]
-        # reading the attribute of the modules would take four times as long
+        # these dicts are read directly, because `module.training` takes four times as long
         self._fields = [vars(module) for module in self._modules]
         self._noted = None
 
@@ -54,13 +56,13 @@ class Modes:
         Return the modes at the end of the last complete step, for `put_back`. Return None if there
         are no modules.
 
-        Pass `closing=True` when a step is complete now: the present modes are then noted.
+        Pass `closing=True` when a step is complete now: the present modes are noted first.
         """
         if closing or self._noted is None:
             found = list(map(_TRAINING, self._fields))
             if (
                 found != self._found or self._noted is None
-            ):  # a list is made and compared faster than bytes
+            ):  # compare lists, which is faster than comparing bytes
                 self._found, self._noted = found, bytes(found) or None
             self._counts = False
         return self._noted
@@ -81,18 +83,18 @@ class Modes:
 
     def give(self) -> tuple[Buffer, ...]:
         """
-        Return the modes at the end of the last step, as a buffer of a shard.
+        Return the modes at the end of the last step, as a buffer that is sent with a shard.
 
-        The buffer is for a replacement of a lost rank, or for a rank that left its loop before the
-        end of that step. Such a rank does not know the modes that the other ranks set at the end of
-        the step.
+        The receiver is a replacement of a lost rank, or a rank that left its loop before the end of
+        that step. Such a rank does not know the modes that the other ranks had at the end of the
+        step.
         """
         noted = self.noted(closing=False)
         return () if noted is None else (Buffer(name=MODES, view=memoryview(noted)),)
 
     def take(self) -> tuple[Buffer, ...]:
         """
-        Reserve memory for the modes of another rank, whose models are the same as here. Return it
+        Reserve memory for the modes of another rank, which has the same modules. Return the memory
         as a buffer.
         """
         self._given, self._counts = bytearray(len(self._modules)), False
@@ -100,8 +102,8 @@ class Modes:
 
     def taken(self) -> None:
         """
-        Note that the modes of another rank have arrived. `put_back` restores them until the next
-        step has ended here.
+        Note that the modes of another rank have arrived. Until the next step ends on this rank,
+        `put_back` restores these modes.
         """
         self._counts = bool(self._given)
 
@@ -116,7 +118,7 @@ class Modes:
         Restore the modes `noted`. If modes of another rank have arrived (see `taken`), restore
         those instead.
 
-        Do nothing if the modes are None, or are those of another number of modules. Raises
+        Do nothing if the modes are None, or if their number is not the number of modules. Raises
         `MalformedMessage` if `noted` cannot be read.
         """
         if self._counts and self._given is not None:
@@ -126,6 +128,6 @@ class Modes:
         if not isinstance(noted, bytes):
             raise MalformedMessage("the rank-local state has modes of modules that cannot be read")
         if len(noted) != len(self._modules):
-            return  # a script that was changed before it was resumed sets the modes itself
+            return  # the script was changed before it was resumed: keep the modes that it sets
         self.set(noted)
         self._noted, self._found = noted, []

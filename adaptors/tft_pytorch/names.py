@@ -1,9 +1,9 @@
 """
-The names of a model's tensors.
+The names of a model's parameters and buffers, without the words that wrappers add.
 
 They are the names in torch's own `get_state_dict`: without the `module.` that each DDP adds to the
-names inside it, and without the `_orig_mod.` that `torch.compile` adds. A checkpoint is loaded into
-models that have no such wrapper.
+names inside it, and without the `_orig_mod.` that `torch.compile` adds. So a checkpoint can be
+loaded into a model that has no such wrapper.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 _COMPILED = "_orig_mod"
-"""The attribute in which `torch.compile` keeps the module that it was given."""
+"""The attribute in which `torch.compile` keeps the original module."""
 ADDED = frozenset({"module", _COMPILED})
-"""The words that wrappers add to names. A module of the user's may also be called `module`."""
+"""The words that wrappers add to names. The user's own modules may have the name `module` too, so a
+word is removed only where a wrapper has added it."""
 
 
 def own_names(model: nn.Module) -> Callable[[str], str]:
@@ -28,7 +29,8 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
     ]
 
     def own(name: str) -> str:
-        for before, word in reversed(added):  # innermost first: `before` has the outer words
+        # The innermost wrapper comes first, because `before` has the words of the outer wrappers.
+        for before, word in reversed(added):
             if name.startswith(before + word):
                 name = before + name.removeprefix(before + word)
         return name
@@ -39,15 +41,14 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
 def _added_by(module: nn.Module) -> Iterator[str]:
     if isinstance(module, DDP):
         yield "module"
-    elif (
-        _COMPILED in module._modules
-    ):  # its class is in torch._dynamo, which takes a second to import
+    elif _COMPILED in module._modules:  # `isinstance` would import torch._dynamo: 1 s
         yield _COMPILED
 
 
 def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
-    Return the parameters by the model's own names; a tied parameter appears once.
+    Return the parameters by name, without the words that wrappers add. A tied parameter appears
+    once.
     """
     own = own_names(model)
     return {own(name): parameter for name, parameter in model.named_parameters()}
@@ -55,14 +56,15 @@ def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def parameter_names(model: nn.Module) -> dict[object, str]:
     """
-    Return the model's own name of each parameter, by parameter.
+    Return the name of each parameter, by parameter, without the words that wrappers add.
     """
     return {parameter: name for name, parameter in named_parameters(model).items()}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """
-    Return the buffers by the model's own names. Buffers that `state_dict` leaves out are included.
+    Return the buffers by name, without the words that wrappers add. Buffers that `state_dict`
+    leaves out are included.
     """
     own = own_names(model)
     return {own(name): buffer for name, buffer in model.named_buffers()}

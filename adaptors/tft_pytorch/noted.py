@@ -1,6 +1,6 @@
 """
-The settings that scripts change at the beginning of an iteration: the settings of parameter groups,
-such as the learning rate, and the state of the scheduler.
+Notes and restores the settings that scripts change at the beginning of an iteration: the settings
+of parameter groups, such as the learning rate, and the state of the scheduler.
 
 A rank that has begun the next step may have other settings than a rank that has not. So after a
 fault tft restores the settings of the end of the last step.
@@ -25,22 +25,23 @@ class Settings:
 
     def __init__(self) -> None:
         self._optimizers: Sequence[Optimizer] = ()
-        self._scheduler: Any = None  # Any: whatever has state_dict and load_state_dict
+        self._scheduler: Any = None  # Any: user's own scheduler, of any class
         self._groups: list[dict[str, Any]] | None = None
         self._scheduled: dict[str, Any] = {}
         self._tells = False
-        """True: the scheduler's state can be read from its attributes. Its `state_dict` returns no
-        more, and takes longer."""
+        """True if the scheduler's state can be read from its attributes, which is faster than a
+        call of its `state_dict`."""
         self._containers: list[str] = []
-        """The keys of lists and dicts in the scheduler's state, which the scheduler may change in
-        place later."""
+        """The keys of lists and dicts in the scheduler's state. They must be copied, because the
+        scheduler may change them in place."""
 
-    def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:  # Any: as above
+    # Any: `scheduler` is the user's own object, of any class
+    def watch(self, optimizers: Sequence[Optimizer], scheduler: Any) -> None:
         """
         Note the settings of these optimizers and of `scheduler` (or None) from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
-        self._scheduled = {}  # the attributes of a scheduler refer to its optimizer
+        self._scheduled = {}  # drop the old scheduler's state, which refers to its optimizer
         self._tells = _is_plain(scheduler)
         self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
         self.forget()
@@ -52,7 +53,8 @@ class Settings:
         groups = [group.copy() for each in self._optimizers for group in each.param_groups]
         for group in groups:
             lr = group.get("lr")
-            if type(lr) is not float and isinstance(lr, Tensor):  # it may be changed in place
+            # the script may change a tensor in place, so clone tensors
+            if type(lr) is not float and isinstance(lr, Tensor):
                 group |= {k: v.clone() for k, v in group.items() if isinstance(v, Tensor)}
         self._groups = groups
         if self._scheduler is not None:
@@ -61,7 +63,8 @@ class Settings:
     def forget(self) -> None:
         """
         Forget the noted settings, so that `put_back` keeps the present settings. Called when a
-        further step is complete, or when the state of this rank now comes from elsewhere.
+        further step is complete, or when the state of this rank now comes from another rank or a
+        checkpoint.
         """
         self._groups = None
 
@@ -74,7 +77,7 @@ class Settings:
         if noted is None:
             return
         present = [group for each in self._optimizers for group in each.param_groups]
-        for group, before in zip(present, noted, strict=False):  # a group that was added stays
+        for group, before in zip(present, noted, strict=False):  # keep groups that were added
             _put_back(group, before)
         if self._scheduler is None or self._told() == self._scheduled:
             return
@@ -92,8 +95,8 @@ class Settings:
         state: Mapping[str, Any] = (
             vars(self._scheduler) if self._tells else self._scheduler.state_dict()
         )
-        # A copy: some schedulers return a dict that they change later, and then nothing could be
-        # restored from it.
+        # Copy the dict, because some schedulers return their own dict from `state_dict` and change
+        # it later.
         told = dict(state)
         for key in self._containers:
             value = told.get(key)
@@ -110,7 +113,7 @@ def _is_plain(scheduler: object) -> bool:
     This is so for torch's schedulers that inherit the common `state_dict`, and for a `LambdaLR`
     whose `lr_lambdas` are all plain functions.
     """
-    kind: Any = type(scheduler)  # Any: `state_dict` exists if it is one of torch's
+    kind: Any = type(scheduler)  # Any: only torch's classes have a `state_dict`
     if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:
         return all(isinstance(each, FunctionType) for each in scheduler.lr_lambdas)
     return isinstance(scheduler, LRScheduler) and kind.state_dict is LRScheduler.state_dict
@@ -123,6 +126,6 @@ def _put_back(group: dict[str, Any], before: Mapping[str, Any]) -> None:
         if key == _MEMBERS:
             continue
         if isinstance(value, Tensor) and isinstance(group.get(key), Tensor):
-            group[key].copy_(value)  # a compiled or captured step refers to this tensor itself
+            group[key].copy_(value)  # in place: compiled code or a captured graph uses this tensor
         else:
             group[key] = value

@@ -1,7 +1,8 @@
 """
-The part of an optimizer's state that is in a shard.
+Reads and writes the part of an optimizer's state that is in a shard.
 
-Parameters have names, as in torch's own `torch.distributed.checkpoint.state_dict.get_state_dict`.
+The state refers to parameters by name, as in torch's own
+`torch.distributed.checkpoint.state_dict.get_state_dict`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,8 @@ from tft_pytorch.names import named_parameters, parameter_names
 from tft_pytorch.replicas import ReplicaOptimizer, set_groups
 
 State = dict[str, Any]
-"""A dict with `state`, by parameter name, and `param_groups`. Any: optimizers keep any values."""
+"""A dict with the keys `state`, by parameter name, and `param_groups`. Any: optimizers keep values
+of any type."""
 
 
 class OptimizerPart(Protocol):
@@ -38,14 +40,14 @@ class OptimizerPart(Protocol):
 
     def settle(self, state: State) -> None:
         """
-        Use `state` from now on. The masters already have their new content.
+        Put `state` into the optimizer. The masters already have their new content when this method
+        is called.
         """
 
 
 class Whole:
     """
-    A whole optimizer.
-    """
+    The state of a whole optimizer."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._parameters = named_parameters(model)
@@ -68,7 +70,7 @@ class Whole:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return an empty dict: the parameters have no masters.
+        Return an empty dict, because an ordinary optimizer has no masters.
         """
         return {}
 
@@ -101,7 +103,7 @@ class Settings:
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return an empty dict: the masters belong to `Share`.
+        Return an empty dict, because the masters belong to `Share`.
         """
         return {}
 
@@ -114,8 +116,7 @@ class Settings:
 
 class Share:
     """
-    This rank's share of a `ReplicaOptimizer`.
-    """
+    The optimizer state of this rank's share of a `ReplicaOptimizer`."""
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
         names = parameter_names(model)
@@ -154,9 +155,10 @@ class Share:
 
 def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]:
     """
-    Return the groups with parameter names, and with `params` as the first key.
+    Return the parameter groups with parameter names in them, and with `params` as the first key.
 
-    torch has `params` as the last key after a state was loaded. Nothing else differs then.
+    After a state was loaded, torch has `params` as the last key. With a fixed order of keys, equal
+    groups have equal digests.
     """
     return [
         {"params": [names[p] for p in group["params"]]}
@@ -167,7 +169,7 @@ def _groups(groups: Iterable[State], names: Mapping[object, str]) -> list[State]
 
 def _ordered(kept: Mapping[Any, Any], groups: Iterable[State]) -> State:
     """
-    Return the state in the order in which the parameters appear in the groups. This order is the
-    same on all ranks.
+    Return the optimizer state, sorted in the order in which the parameters appear in the groups.
+    This order is the same on all ranks.
     """
     return {name: dict(kept[name]) for group in groups for name in group["params"] if name in kept}

@@ -14,7 +14,8 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Plain, expect
 
 _SETTINGS = "optim.param_groups."
-"""The prefix of names of tensors in the settings of parameter groups, such as a learning rate."""
+"""The prefix of the names of those tensors that are settings of parameter groups, such as a
+learning rate."""
 
 
 def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
@@ -23,15 +24,15 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
     `tft_give`.
 
     The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
-    and the others by their names. The part `description` has the rest. Each buffer that is named in
-    `own` is a part by itself. If its value in `own` is True, its digest is empty, because its
-    content belongs to this rank alone.
+    and the others by their names. The part `description` has the rest. Each module buffer that is
+    named in `own` is a separate part. If its value in `own` is True, its digest is an empty text,
+    because its content differs between ranks.
     """
     told = expect(unpack(payload.meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
     settings = optimizer.pop("param_groups")
-    # a rebuild gives all ranks the layouts of one rank; a rebuild that failed may have done so on
-    # some ranks only, so the layouts are not compared
+    # Do not compare the bucket layouts. A rebuild gives all ranks the layouts of one rank, but a
+    # rebuild that failed may have changed the layouts of some ranks only.
     told.pop("layouts", None)
     heads = {
         "description": pack(told),

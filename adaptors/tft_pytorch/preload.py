@@ -1,6 +1,6 @@
 """
 Imports early the modules that torch would import late. A replacement starts while the other ranks
-wait. Once it has joined them, it must not import anything.
+wait. After it has joined the other ranks, an import would delay all of them.
 
 The list of modules was found by comparing `sys.modules` before and after a first step, a first move
 of a shard and a first checkpoint. `tests/adaptors/test_preload.py` makes the same comparison.
@@ -19,9 +19,9 @@ def preload() -> None:
     This takes 0.7 to 1 s in addition to `import torch`, most of it for `torch._dynamo`. It starts
     no thread and touches no device, so the process can be forked.
     """
-    import torch._dynamo  # noqa: F401 (the first `optimizer.step` asks it whether it is compiling)
+    import torch._dynamo  # noqa: F401 (the first `optimizer.step` would import it)
 
-    import tft_pytorch.checkpoints  # noqa: F401 (for its imports, 0.1 s once dynamo is there)
+    import tft_pytorch.checkpoints  # noqa: F401 (takes 0.1 s after torch._dynamo)
 
     _keep_generators_apart()
 

@@ -1,7 +1,7 @@
 """
-The rank-local state. It consists of the random state of a rank, its data position, and the part of
-the model that its forward pass changes. It also has the modes of the modules, and which parameters
-have gradients at the end of a step.
+The rank-local state. It consists of the random state of a rank, its data position, and those module
+buffers and extra states that its forward pass changes. It also has the modes of the modules, and
+says which parameters have gradients at the end of a step.
 
 The rank-local state is captured when an update window opens, and again when the window closes. So a
 capture must cost next to nothing: 3 us for torch's generator and a small data position.
@@ -30,16 +30,18 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
-"""The key of a data position that was taken apart because it has tensors in it."""
+"""The key under which the packed state has a data position that contains tensors, in its plain
+form."""
 
 _FLAT = frozenset({int, str, type(None)})
-"""Types of a data position's values: two values of these types are equal only if they are packed to
-the same bytes."""
+"""Types of values for which Python's `==` suffices to compare data positions: two equal values of
+one of these types are always packed to the same bytes."""
 
 RNGS = ("torch", "python", "numpy")
 """The random generators that can be kept. torch's generator is always kept. Those of Python and
-numpy are kept if the user names them because training draws from them. Each is then read in full
-at every edge of an update window: this takes 8 us for Python's and 26 us for numpy's."""
+numpy are kept if the user names them because training draws from them. A generator is read in full
+whenever an update window opens or closes. This takes 8 us for Python's generator and 26 us for
+numpy's."""
 
 
 class RankLocalState:
@@ -50,7 +52,7 @@ class RankLocalState:
     def __init__(
         self,
         model: nn.Module,
-        data: Any,  # Any: the user's own object
+        data: Any,  # Any: the user's own data object, of any class
         rngs: Sequence[str],
     ) -> None:
         unknown = set(rngs) - set(RNGS)
@@ -58,21 +60,22 @@ class RankLocalState:
             raise UsageError(f"rng does not know {', '.join(unknown)}; it takes {', '.join(RNGS)}")
         self._data = data
         self._simple = True
-        """True: the data position can be packed as it is, which is fast."""
+        """True if the data position can be packed unchanged, because it has plain values only. This
+        is fast."""
         self._rngs = rngs
         self._only_torch = set(rngs) <= {"torch"}
         self._closed = b""
         """The rank-local state that was captured when the last update window closed."""
         self._left: tuple[object, ...] = (None, None, None, None)
         """The values in `_closed` that the tail of the step may change: modes, extra states,
-        running buffers, and which gradients are left."""
+        running buffers, and the kinds of gradients."""
         self._generator = torch.default_generator
         self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
         self._before: dict[str, object] = {}
-        """The last capture whose values cannot be changed in place."""
+        """The last captured state all of whose values cannot be changed in place."""
         self._before_packed = b""
-        """The capture in `_before`, packed."""
+        """The state in `_before`, packed."""
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
         self.modes = Modes()
@@ -101,8 +104,9 @@ class RankLocalState:
 
     def learn(self, model: nn.Module) -> None:
         """
-        Find out, with a model of the same kind, on which devices the model will be and which
-        buffers it will have. The random generators of these devices are kept from now on.
+        Find out on which devices the model will be and which buffers it will have. `model` is a
+        trial model that the user's factory has made. The random generators of these devices are
+        kept from now on.
 
         Raises `UsageError` if the model is on devices that tft cannot handle.
         """
@@ -161,7 +165,7 @@ class RankLocalState:
         elif type(position) is dict and _FLAT.issuperset(map(type, position.values())):
             if state == self._before:
                 return self._before_packed
-            kept = {**state, "data": position.copy()}  # the script may change its own dict later
+            kept = {**state, "data": position.copy()}  # the script may change its own dict
         else:
             return self._packed(state)
         self._before, self._before_packed = kept, self._packed(state)
@@ -174,18 +178,18 @@ class RankLocalState:
         if self._simple:
             try:
                 return pack(state)
-            except UsageError:  # the position has tensors, or values that cannot be kept at all
+            except UsageError:  # it has tensors, or values that cannot be kept
                 self._simple = False
         state["data"] = _apart(position)
         return pack(state)
 
     def end_step(self, *, tail: bool) -> bytes | None:
         """
-        Return the rank-local state at the end of a step, packed. None if nothing has changed since
-        the update window closed.
+        Return the rank-local state at the end of a step, packed. Return None if nothing has changed
+        since the update window closed.
 
         The result is the state that was captured when the update window closed, except for the
-        modes, extra states, running buffers and gradients. These are taken from the present.
+        modes, extra states, running buffers and gradients. For these the present values are used.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Else the loop may
         still drop its gradients, so no gradient is noted.
@@ -213,8 +217,8 @@ class RankLocalState:
             raise MalformedMessage("the rank-local state was not captured by the adaptor pytorch")
         if self._data is not None:
             self._data.load_state_dict(_position(state["data"]))
-            # Here a StatefulDataLoader makes its iterator, and draws random numbers for it. So the
-            # generators are restored after this call.
+            # In this call a StatefulDataLoader makes its iterator, and draws random numbers for it.
+            # So the generators are restored after this call.
             self._data.state_dict()
         self._put_random_back(state)
         with torch.no_grad():
@@ -223,7 +227,7 @@ class RankLocalState:
         self.modes.put_back(state.get("modes"))
         self.gradients.put_back(state.get("gradients"))
 
-    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: as `_random` has it
+    def _put_random_back(self, state: Mapping[str, Any]) -> None:  # Any: unpacked from bytes
         self._generator.set_state(_byte_tensor(state["torch"]))
         self._devices.restore_generators(state.get("devices", ()))
         if "python" in state:
@@ -256,8 +260,8 @@ class RankLocalState:
 
     def forget(self) -> None:
         """
-        Note that the state of this rank now comes from elsewhere. Until the next rollback `rewind`
-        does nothing.
+        Note that the state of this rank now comes from another rank or a checkpoint. Until the next
+        rollback `rewind` does nothing.
         """
         self.running.forget()
         self.extra.forget()
@@ -306,7 +310,7 @@ class RankLocalState:
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()
-        # reading it through numpy would take three times as long
+        # read from memory directly, because numpy would take three times as long
         state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
         on_devices = self._devices.generators()
         if on_devices:
@@ -349,6 +353,6 @@ def _position(kept: object) -> object:
 
 
 def _byte_tensor(content: bytes) -> Tensor:
-    if not content:  # `torch.frombuffer` refuses empty content
+    if not content:  # `torch.frombuffer` takes no empty content
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

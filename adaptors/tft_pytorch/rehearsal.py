@@ -21,26 +21,28 @@ from tft_pytorch.memory import readable
 from tft_pytorch.replicas import ReplicaOptimizer
 
 _KEPT = frozenset({"state", "param_groups", "defaults"})
-"""Attributes of optimizers whose content is moved or never changes."""
+"""Attributes of optimizers that need no check, because their content is moved to the other rank or
+never changes."""
 _PASSING = frozenset({"grad_scale", "found_inf", "_step_count"})
-"""Attributes that GradScaler and schedulers set in an optimizer. Their own state says the same."""
+"""Attributes that GradScaler and schedulers set in an optimizer. They need no check, because the
+state of the GradScaler or scheduler has the same values."""
 _DEPTH = 6
 _PLAIN = (Tensor, nn.Parameter)
 
 Look = dict[str, object]
-"""The values that were found, by the names of the attributes where they were found."""
+"""The values that were found in the attributes of an optimizer, by the path of each attribute."""
 
 
 class Rehearsal:
     """
-    Checks whether the state can be moved to another rank, when update window 1, 2, 4, 8 and so on
-    closes. In the long run this costs next to nothing.
+    Checks whether the state can be moved to another rank, when update windows number 1, 2, 4, 8 and
+    so on close. In a long training this costs next to nothing.
     """
 
     def __init__(self, describe: Callable[[], object]) -> None:
         """
-        `describe` makes the description of the state that another rank would receive. It raises
-        `UsageError` for state that cannot be sent.
+        `describe` is a function that makes the description of the state which another rank would
+        receive. It raises `UsageError` for state that cannot be sent.
         """
         self._describe = describe
         self._closed = 0
@@ -50,16 +52,17 @@ class Rehearsal:
 
     def watch(self, optimizer: Optimizer, others: Mapping[str, object]) -> None:
         """
-        Check `optimizer` from now on. `others` are the objects that are kept in addition to it.
+        Check `optimizer` from now on. `others` are the objects that are kept in addition to the
+        optimizer.
         """
-        # the share of a ReplicaOptimizer is the state of its inner optimizer
+        # the state of a ReplicaOptimizer is in its inner optimizer
         self._optimizer = optimizer.optim if isinstance(optimizer, ReplicaOptimizer) else optimizer
         self._others = others
         self._before = self._look()
 
     def let_go(self) -> None:
         """
-        Drop the references to the optimizer and the others.
+        Drop the references to the optimizer and to the objects that are kept in addition to it.
         """
         self._optimizer, self._others = None, {}
 
@@ -86,8 +89,9 @@ class Rehearsal:
         if strange:
             raise UsageError(
                 f"{kind} keeps state in its attributes, which a replacement would not get: "
-                f"{', '.join(strange)}. Keep it in optimizer.state[parameter] or in a parameter group; or hand over "
-                f"others={{{strange[0]!r}: an object whose state_dict() and load_state_dict() have it}}"
+                f"{', '.join(strange)}. Keep it in optimizer.state[parameter] or in a parameter "
+                f"group; or hand over others={{{strange[0]!r}: an object whose state_dict() and "
+                "load_state_dict() have it}"
             )
 
     def _changed(self, before: Look, now: Look) -> Iterator[str]:
@@ -99,8 +103,8 @@ class Rehearsal:
             if name in before:
                 if before[name] != found:
                     yield name
-            # A new value may be made once and then kept, so it is allowed. A new tensor with the
-            # shape of a parameter belongs to that parameter.
+            # A new attribute is allowed in general, because an optimizer may set it once and never
+            # change it. But a new tensor with the shape of a parameter is state of that parameter.
             elif isinstance(found, tuple) and found[0] in shapes - {"[]"}:
                 yield name
 
@@ -156,8 +160,8 @@ class _Gathered:
 
     def __init__(self, package: str, seen: set[int]) -> None:
         """
-        `package` is the package of the optimizer's class. `seen` has the `id` of each object that
-        is not inspected.
+        `package` is the name of the package of the optimizer's class. `seen` has the `id` of each
+        object that must not be inspected.
         """
         self.found: Look = {}
         self._package = package
@@ -165,7 +169,8 @@ class _Gathered:
 
     def gather(self, name: str, value: object, depth: int) -> None:
         """
-        Gather from `value`, under names that begin with `name`, at most `depth` levels deep.
+        Collect the values in `value`, at most `depth` levels deep. The names of the collected
+        values begin with `name`.
         """
         if isinstance(value, bool | str | bytes | type | nn.Module) or callable(value):
             return
@@ -185,13 +190,15 @@ class _Gathered:
             for key, item in self._items(value):
                 self.gather(f"{name}.{key}", item, depth - 1)
 
-    def _items(self, value: Any) -> Iterable[tuple[object, object]]:  # Any: whatever it refers to
+    # Any: an attribute of an optimizer may have any type
+    def _items(self, value: Any) -> Iterable[tuple[object, object]]:
         if isinstance(value, dict):
             keys = (key if isinstance(key, str | int) else n for n, key in enumerate(value))
             return zip(keys, value.values(), strict=True)
         if isinstance(value, list | tuple | set | frozenset):
             return enumerate(value)
-        # do not look into a trainer to which the optimizer refers: its counters are the script's
+        # Inspect only the optimizer's own helper objects. If the optimizer refers to a trainer, for
+        # example, the counters of the trainer do not belong to the optimizer.
         own = is_dataclass(value) or isinstance(value, Optimizer)
         if own or _package(value) == self._package != "__main__":
             return tuple(vars(value).items()) if hasattr(value, "__dict__") else ()

@@ -57,7 +57,7 @@ class ReplicaOptimizer(Optimizer):
         world: int | None = None,
         group: dist.ProcessGroup | None = None,
         copies: int = 2,
-        **defaults: Any,  # Any: the optimizer's own
+        **defaults: Any,  # Any: arguments of the optimizer
     ) -> None:
         """
         `optimizer` is the class of the optimizer, `defaults` are its arguments.
@@ -95,16 +95,17 @@ class ReplicaOptimizer(Optimizer):
             }
             for group in self.param_groups
         ]
-        # `optim` as in ZeroRedundancyOptimizer, for code that looks for the inner optimizer
+        # named `optim` as in ZeroRedundancyOptimizer, because other code looks for the inner
+        # optimizer there
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        if group is not None and self.shares > 1:  # else `regroup` forms the group
+        if group is not None and self.shares > 1:  # without `group`, `regroup` forms it
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
-        """True: the parameters that other ranks own are, on this rank, of the same step as those
-        that this rank owns."""
+        """True if all parameters on this rank are of the same step: those that other ranks own, and
+        those that this rank owns."""
         self._ready = True
 
     # ---------------------------------------------------------------- the interface of an optimizer
@@ -130,10 +131,10 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some count steps there
+        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps there
         self.refresh()
 
-    def state_dict(self) -> dict[str, Any]:  # Any: as in torch
+    def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
         """
         Raise `UsageError`, because this rank has only its share of the state.
         """
@@ -142,7 +143,8 @@ class ReplicaOptimizer(Optimizer):
             "one checkpoint, which plain torch can read"
         )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # Any: as in torch
+    # Any: the type that torch's class declares
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
         Load this rank's share from the state of an optimizer that has the whole state, in the form
         of that optimizer's `state_dict`.
@@ -171,10 +173,11 @@ class ReplicaOptimizer(Optimizer):
         self.optim.load_state_dict({"state": state, "param_groups": groups})
         self.reread()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # Any: as in torch
+    # Any: the type that torch's class declares
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
         """
-        Add a parameter group, during construction only: the parameters are divided among the ranks
-        once.
+        Add a parameter group. This is possible only during construction, because the parameters are
+        divided among the ranks only once.
 
         Raises `UsageError` after construction.
         """
@@ -201,14 +204,14 @@ class ReplicaOptimizer(Optimizer):
 
     def kept_for(self, parameter: Tensor) -> Tensor:
         """
-        Return the tensor under which `state` has the state of an owned parameter. It is the master
-        of the parameter if there is one, else the parameter itself.
+        Return the tensor that is the key of an owned parameter in the optimizer's `state`. This is
+        the master of the parameter if there is one, else the parameter itself.
         """
         return self._masters.get(parameter, parameter)
 
     def refresh(self) -> None:
         """
-        Set the owned 16-bit parameters to their masters, rounded.
+        Set each owned 16-bit parameter to the rounded value of its master.
         """
         with torch.no_grad():
             for parameter, master in self._masters.items():
@@ -216,8 +219,8 @@ class ReplicaOptimizer(Optimizer):
 
     def taken(self) -> None:
         """
-        Note that this rank's share now comes from another rank or a checkpoint. Set the owned
-        16-bit parameters to their masters, rounded.
+        Note that this rank's share now comes from another rank or a checkpoint. Set each owned
+        16-bit parameter to the rounded value of its master.
 
         From now on the masters are never made from the parameters.
         """
@@ -227,15 +230,16 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Note that new state was loaded into `optim`. Use its new state object, and copy the settings
-        of its parameter groups to `param_groups`.
+        Note that new state was loaded into the inner optimizer. Use its new state object, and copy
+        the settings of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
         set_groups(self.param_groups, self.optim.param_groups)
 
     def replaced(self, *, everything: bool) -> None:
         """
-        Note that the script has loaded new content into `optim` and the masters.
+        Note that the script has loaded new content into the inner optimizer `optim` and into the
+        masters.
 
         Pass `everything=True` if the script has loaded the parameters of all owners. Masters and
         parameters keep the loaded content: neither is made from the other.
@@ -252,8 +256,8 @@ class ReplicaOptimizer(Optimizer):
 
     def regroup(self) -> None:
         """
-        Form the replica groups within the default group, and give every rank the parameters of
-        their owners. All ranks call this at the same time.
+        Form the replica groups within the default group, and copy each parameter from its owner to
+        the other ranks. All ranks call this method at the same time.
 
         The owned 16-bit parameters are first rounded from their masters, except before the first
         step.
@@ -270,8 +274,8 @@ class ReplicaOptimizer(Optimizer):
 
     def settled(self) -> None:
         """
-        Make the masters from the parameters, if no step has been done yet. Called when the wrapper
-        has been built, because building it makes the parameters equal on all ranks.
+        Copy the parameters into their masters, if no step has been done yet. Called after the
+        wrapper was built, because a DDP makes the parameters equal on all ranks when it is built.
         """
         if self._fresh:
             with torch.no_grad():
@@ -324,7 +328,8 @@ def _place(
     rank: int | None, world: int | None, group: dist.ProcessGroup | None
 ) -> tuple[int, tuple[int, ...]]:
     """
-    Return the index of this rank among the ranks that have the same parameters, and these ranks.
+    Return the ranks that have the same parameters as this rank, and the index of this rank among
+    them. The index comes first.
 
     Raises `UsageError` if neither `group` alone nor both of `rank` and `world` are given.
     """
@@ -357,7 +362,7 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
 
 def _dealt(parameters: Iterable[Tensor], shares: int) -> Mapping[Tensor, int]:
     """
-    Assign each parameter to an owner. Return the number of the owner's share by parameter.
+    Assign each parameter to a share. Return the number of the share by parameter.
 
     The parameters are assigned from the largest to the smallest. Each goes to the share with the
     fewest elements so far.
@@ -375,8 +380,9 @@ class _Bucket:
     """
     One contiguous piece of memory for the parameters of one owner, type and device.
 
-    Ordinary parameters are moved into the bucket, so they can be sent without a copy. The memory of
-    a distributed parameter belongs to its framework, so this rank's part of it is copied.
+    Ordinary parameters are moved into the bucket, so they can be sent without a copy. A distributed
+    parameter cannot be moved, because a framework such as FSDP manages its memory. So this rank's
+    part of the parameter is copied.
     """
 
     def __init__(self, alike: list[Tensor]) -> None:
@@ -398,14 +404,14 @@ class _Bucket:
 
     def fill(self) -> None:
         """
-        Copy the parts of the distributed parameters into the bucket.
+        Copy this rank's parts of the distributed parameters into the bucket, before an exchange.
         """
         for room, part in self._copied:
             room.copy_(part)
 
     def empty(self) -> None:
         """
-        Copy the content of the bucket into the distributed parameters.
+        Copy the content of the bucket into the distributed parameters, after an exchange.
         """
         for room, part in self._copied:
             part.copy_(room)
@@ -426,14 +432,16 @@ def _as(part: Tensor, room: Tensor) -> Tensor:
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """
-    Return whether two 16-bit tensors have the same bits. So NaN is equal to the same NaN.
+    Return whether two 16-bit tensors have the same bits. Unlike with `==`, a NaN is equal to a NaN
+    with the same bits.
     """
     return torch.equal(one.detach().view(torch.int16), other.detach().view(torch.int16))
 
 
 def set_groups(groups: Iterable[dict[str, Any]], told: Iterable[dict[str, Any]]) -> None:
     """
-    Copy the settings of each parameter group in `told` into the group in `groups`, except `params`.
+    Copy the settings of each parameter group in `told` into the corresponding group in `groups`. Do
+    not copy `params`.
     """
     for group, values in zip(groups, told, strict=True):
         group.update({key: value for key, value in values.items() if key != "params"})
@@ -471,7 +479,7 @@ def _give_back(parameter: Tensor, master: Tensor) -> None:
     """
     Drop the gradient of a master if it is the gradient tensor of the parameter itself.
 
-    If the master kept it, this tensor would still exist next to the gradient of the next step.
+    Otherwise this tensor would stay in memory while the gradient of the next step is computed.
     """
     if parameter.grad is not None and parameter.grad.dtype == master.dtype:
         master.grad = None

@@ -1,6 +1,6 @@
 """
-The content of one shard on this rank at one moment, and its description. The description is sent to
-another rank before the tensors.
+The content of one shard on this rank at one moment, and the description of this content, which is
+sent to another rank before the tensors.
 
 The tensors have the names of torch's own distributed checkpoints (`model.…`, `optim.state.…`),
 because a shard is saved under these names. The master (32-bit copy) of a 16-bit parameter is named
@@ -18,7 +18,8 @@ from tft_pytorch.tensor_metadata import listed
 from tft_pytorch.trees import Plain, expect
 
 Span = tuple[list[int], list[int]]
-"""Where a part of a tensor lies: the shape of the whole tensor, and the part's offset in it."""
+"""The position of a part in a tensor: the shape of the whole tensor, and the offset of the part in
+the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +35,22 @@ class ShardContent:
     optimizer: Plain
     others: dict[str, Plain]
     """The shard's part of the scheduler and similar objects, by name."""
-    layouts: Any = None  # Any: as `Wrappers.layouts` has them
-    """The layouts of the DDPs whose parameters are in the shard."""
+    layouts: Any = None  # Any: plain values from `Wrappers.layouts`
+    """The bucket layouts of the DDPs whose parameters are in the shard."""
     groups: list[list[str]] | None = None
-    """The parameters of each parameter group by name; None if the description has no such list."""
+    """The names of the parameters in each parameter group; None if the description has no such
+    list."""
     spans: dict[str, Span] | None = None
-    """The spans of the tensors that are parts of larger tensors, by name; None if the description
-    has no spans."""
-    extra: dict[str, Any] = field(default_factory=dict)  # Any: whatever modules keep
-    """Extra states of modules, by torch's names for them. They are for checkpoints only: a rank
-    itself continues from the extra states in its rank-local state."""
+    """The positions of those tensors that are parts of larger tensors, by name. None if the
+    description has no positions."""
+    extra: dict[str, Any] = field(default_factory=dict)  # Any: values of any type
+    """Extra states of modules, by torch's names for them. They are used for checkpoints only: after
+    an incident a rank uses the extra states in its rank-local state."""
 
     def meta(self) -> bytes:
         """
-        Return the description of the shard: all values that are not tensors, and for each tensor
-        the data that is needed to make room for it.
+        Return the description of the shard, packed: all values that are not tensors, and for each
+        tensor the data that is needed to reserve memory for it.
         """
         told: dict[str, object] = {"form": self.form, "tensors": listed(self.tensors)}
         if self.spans is not None:
@@ -70,21 +72,21 @@ class ShardContent:
 
     def bare(self) -> "ShardContent":
         """
-        Return a copy without content: its tensors are on the meta device.
+        Return a copy whose tensors have no content: they are on torch's meta device.
         """
         return replace(self, tensors={name: t.to("meta") for name, t in self.tensors.items()})
 
     def named(self, prefix: str) -> dict[str, Tensor]:
         """
-        Return the tensors whose names begin with `prefix` and a point.
+        Return the tensors whose names begin with `prefix` and a dot.
         """
         return {n: tensor for n, tensor in self.tensors.items() if n.startswith(f"{prefix}.")}
 
 
 def spans_of(meta: bytes) -> dict[str, Span]:
     """
-    Return where the tensors of a shard lie in larger tensors, by name. `meta` is the description of
-    the shard.
+    Return the positions of those tensors of a shard that are parts of larger tensors, by name.
+    `meta` is the description of the shard.
 
     A span is the shape of the whole tensor and the offset of the part. A shard whose tensors are
     not parts of larger tensors has no spans.

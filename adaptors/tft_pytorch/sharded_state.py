@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.nn.modules.batchnorm import _NormBase  # of BatchNorm, InstanceNorm, SyncBatchNorm
+from torch.nn.modules.batchnorm import _NormBase  # base of BatchNorm and InstanceNorm
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
@@ -42,7 +42,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
     optimizer = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
     settings: dict[str, Any] = {}
     if optimizer["param_groups"]:
-        # a group without parameters in this shard has no `params`: another shard names them
+        # leave out `params` of groups without parameters here: another shard has their parameters
         settings["optim"] = {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params" or value}
@@ -51,7 +51,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
         }
     settings |= {name: put_together(tree, held.tensors) for name, tree in held.others.items()}
     settings |= held.extra
-    # a tensor that is already in the settings does not appear a second time
+    # find the tensors that `settings` has already, to leave them out of the result
     known, _ = flatten_state_dict(settings)
     return {name: t for name, t in held.tensors.items() if name not in known} | settings
 
@@ -124,7 +124,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    if ours:  # a shard without settings may get more later, of an average that begins empty
+    # Without settings, the received shard may have more objects: an average may begin empty here.
+    if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:
         raise OrderRefused(
@@ -135,19 +136,19 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
 
 def _settled(held: ShardContent) -> list[int]:
     """
-    Return the numbers of the parameter groups whose settings are in the shard.
+    Return the indices of the parameter groups whose settings are in the shard.
     """
     return [number for number, group in enumerate(_groups(held)) if group.keys() - {"params"}]
 
 
 def _group_numbers(held: ShardContent) -> dict[str, int]:
     """
-    Return the number of the parameter group of each parameter in the shard, by parameter name.
+    Return the index of the parameter group of each parameter in the shard, by parameter name.
     """
     return {name: n for n, group in enumerate(_groups(held)) for name in group["params"]}
 
 
-def _groups(held: ShardContent) -> list[dict[str, Any]]:  # Any: as optimizers have it
+def _groups(held: ShardContent) -> list[dict[str, Any]]:  # Any: optimizers keep values of any type
     tree = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
     groups: list[dict[str, Any]] = tree["param_groups"]
     return groups
@@ -159,15 +160,15 @@ def _group(number: int | None) -> str:
 
 class _Draft:
     """
-    The content of one shard while it is gathered.
+    The content of one shard while the tensors and values for it are collected.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
         self.spans: dict[str, Span] = {}
-        self.state: dict[str, Any] = {}  # Any: what optimizers keep
+        self.state: dict[str, Any] = {}  # Any: optimizers keep values of any type
         self.groups: list[dict[str, Any]] = []
-        self.others: dict[str, Any] = {}  # Any: each has its own type
+        self.others: dict[str, Any] = {}  # Any: states of objects of any class
         self.layouts: dict[str, Any] = {}
         self.extra: dict[str, Any] = {}
 
@@ -214,7 +215,8 @@ class Parts:
             for name, module in model.named_modules()
             if isinstance(module, DDP)
         }
-        """The holders of the parameters of each DDP, by its name, in the order of `Wrappers`."""
+        """The ranks that hold the parameters of each DDP, by the name of the DDP, in the order in
+        which `Wrappers` has the DDPs."""
         self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
         self._dealt: frozenset[str] = frozenset()
         """The names of the parameters that a `ReplicaOptimizer` divides into shares; `_owned` has
@@ -242,12 +244,13 @@ class Parts:
 
     def held(
         self, layouts: Sequence[Any] | None = None
-    ) -> list[ShardContent]:  # Any: as in `ShardContent`
+    ) -> list[ShardContent]:  # Any: plain values from `Wrappers.layouts`
         """
         Return the content of this rank's shards, in the order of `shards`.
 
-        The tensors are those in use, not copies. State that belongs to no parameter, such as the
-        scheduler's, is in the first shard. `layouts` is the result of `Wrappers.layouts`.
+        The tensors in the result are the tensors in use, not copies. State that belongs to no
+        parameter, such as the scheduler's, is in the first shard. `layouts` is the result of
+        `Wrappers.layouts`.
         """
         kinds = {holders: _Draft() for holders in self._kinds.all}
         share = _Draft()
@@ -261,7 +264,8 @@ class Parts:
         for group in optimizer.param_groups:
             names = [self._names[p] for p in group["params"]]
             for kind, draft in kinds.items():
-                # only this kind's parameters: not all holders of the shard have the same others
+                # list only parameters of this shard: the holders of a shard may differ in their
+                # other shards
                 own_names = [name for name in names if self._kinds[name] == kind]
                 draft.groups.append({**(group if draft is first else {}), "params": own_names})
             for name in names:
@@ -280,7 +284,7 @@ class Parts:
         drafts = [*kinds.values(), *([share] if self._replicas is not None else [])]
         return [draft.finished() for draft in drafts]
 
-    def layouts(self, held: Sequence[ShardContent]) -> list[Any]:  # Any: as in `ShardContent`
+    def layouts(self, held: Sequence[ShardContent]) -> list[Any]:  # Any: from `Wrappers.layouts`
         """
         Return the bucket layout of each DDP from the shards `held`, in the order of the DDPs in
         `Wrappers`. None for a DDP without a layout.
@@ -298,7 +302,8 @@ class Parts:
 
     def fill(self, held: Sequence[ShardContent]) -> None:
         """
-        Put the content of `held` into the model, the optimizer and the others.
+        Put the content of the shards `held` into the model, the optimizer, the scheduler and the
+        user's other objects.
 
         Raises `OrderRefused` if the content comes from another model.
         """
@@ -341,14 +346,15 @@ class Parts:
                     or own.get(name) != spans.get(name)
                 ):
                     raise OrderRefused(
-                        f"make has returned a {name} that differs from the one before"
+                        f"make has returned {name} with another shape or distribution than before: "
+                        "it must build the same model each time"
                     )
                 part.copy_(known[name])
 
     def _fill_other(
         self,
         name: str,
-        other: Any,  # Any: the user's own object
+        other: Any,  # Any: the user's own object, of any class
         held: Sequence[ShardContent],
         known: Mapping[str, Tensor],
         spans: Mapping[str, Span],
@@ -366,7 +372,8 @@ class Parts:
                 return tensor
             if key not in placed:
                 raise OrderRefused(
-                    f"make has returned no {key} with the same distribution as before"
+                    f"make has returned no distributed tensor {key}, but returned one before: it "
+                    "must build the same objects each time"
                 )
             return _whole(tensor, placed[key])
 
@@ -374,7 +381,7 @@ class Parts:
         parts = [put_together(part.others[name], known) for part in held if name in part.others]
         other.load_state_dict(mapped(joined(parts, fresh), name, whole))
 
-    def _others(self) -> dict[str, Any]:  # Any: each has its own type
+    def _others(self) -> dict[str, Any]:  # Any: the user's own objects, of any class
         scheduler = self.made.scheduler
         return {**({} if scheduler is None else {"scheduler": scheduler}), **self.made.others}
 
@@ -383,7 +390,8 @@ class Parts:
             for name, tensor in named.items():
                 yield f"model.{name}", tensor
 
-    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:  # Any: what they keep
+    # Any: optimizers keep values of any type
+    def _state_of(self, name: str, spans: dict[str, Span]) -> dict[str, Any]:
         return {
             key: _part(f"optim.state.{name}.{key}", value, spans)
             if isinstance(value, Tensor)
@@ -400,9 +408,10 @@ class Parts:
             )
 
 
-def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: as in `others.py`
+def _local(state: Any, name: str, spans: dict[str, Span]) -> Any:  # Any: state of any type
     """
-    Return `state` with this rank's part in place of each distributed tensor.
+    Return `state` with each distributed tensor replaced by this rank's part of the tensor. Note the
+    position of each part in `spans`.
     """
     return mapped(state, name, lambda key, t: _part(key, t, spans) if isinstance(t, DTensor) else t)
 
@@ -439,8 +448,8 @@ def _check(made: Made) -> None:
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:
     """
-    Return this rank's part of a tensor. If the tensor is distributed, store the position of the
-    part in `spans`.
+    Return this rank's part of the tensor `name`. If the tensor is distributed, note the position of
+    the part in `spans`.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach()

@@ -1,5 +1,5 @@
 """
-The shards of objects that the script made itself. Every rank has the whole model.
+The shards of objects that the script made itself, where every rank has the whole model.
 
 This module decides which shards exist and which tensor is in which shard. It reads the content of a
 shard from the user's objects, and puts content into these objects.
@@ -37,7 +37,7 @@ _FORM = 3
 
 class Shard:
     """
-    One shard of the state of this rank.
+    One shard of the training state of this rank, in the user's own objects.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Shard:
         *,
         holders: tuple[int, ...] = (),
         belongs: Callable[[str], bool] = lambda name: True,
-        others: Mapping[str, Any] = MappingProxyType({}),  # Any: each has its own type
+        others: Mapping[str, Any] = MappingProxyType({}),  # Any: objects of any class
         wrappers: Wrappers | None = None,
     ) -> None:
         """
@@ -86,7 +86,7 @@ class Shard:
             groups=_group_members(optimizer),
         )
 
-    def written(self) -> dict[str, Any]:  # Any: as torch has it
+    def written(self) -> dict[str, Any]:  # Any: values of any type
         """
         Return the present content in the form that plain torch expects in a checkpoint.
         """
@@ -95,15 +95,15 @@ class Shard:
             content["master"] = dict(self.part.masters())
         return content | {name: other.state_dict() for name, other in self.others.items()}
 
-    def _entries(self) -> dict[str, Any]:  # Any: modules keep extra states of any kind
+    def _entries(self) -> dict[str, Any]:  # Any: tensors, and extra states of any type
         """
         Return the entries of the model that a checkpoint has for this shard: parameters, buffers
         and extra states.
 
-        Plain torch expects a tied parameter under each of its names, and leaves out buffers that
-        are not persistent. The adaptor needs these buffers, and a tied parameter under one name
-        only. So the result has all of these. The extra states are for plain torch only, since the
-        adaptor keeps them in the rank-local state.
+        The result serves plain torch and this adaptor. Plain torch expects a tied parameter under
+        each of its names, and extra states. This adaptor needs a tied parameter under one name
+        only, and also the buffers that are not persistent. It keeps extra states in the rank-local
+        state.
         """
         own = {name.removeprefix("model."): tensor for name, tensor in self._named().items()}
         parts = (named_parameters(self.model), named_buffers(self.model))
@@ -140,9 +140,10 @@ class Shard:
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """
         Return the tensors into which the content of a shard is to be copied, by name. They are in
-        the order of the rank that sends the shard.
+        the order in which the sending rank sends them.
 
-        No state is changed yet. Raises `OrderRefused` if the shard `meta` is not one of this model.
+        No state is changed yet. Raises `OrderRefused` if the shard with the description `meta` does
+        not belong to this model.
         """
         told = read(meta, _FORM)
         here = self.content()
@@ -152,8 +153,8 @@ class Shard:
         theirs = {name.partition(".")[2]: device for name, _, _, device in tensors if _weight(name)}
         room: dict[str, Tensor] = {}
         for name, dtype, shape, device in tensors:
-            # Copy into this rank's own tensor, on whatever device it is, because the model keeps
-            # using it. The sending rank may use another kind of device.
+            # Copy into this rank's existing tensor, because the model keeps using that tensor. The
+            # sending rank may have it on another kind of device.
             known = here.tensors.get(name)
             if known is None or not _same(known, dtype, shape):
                 owner = named.get(_owner(name))
@@ -161,15 +162,16 @@ class Shard:
                     theirs.get(_owner(name)),
                     list(owner.shape),
                 ):
-                    device = owner.device.type  # beside its parameter there, and so here
+                    # on the sending rank, both are on the same kind of device
+                    device = owner.device.type
                 known = _new(dtype, shape, device, owner)
             room[name] = known
         return room
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Make the optimizer, the wrappers and the others use `tensors`, and the values that `meta`
-        has in addition.
+        Put `tensors`, and the values in the description `meta`, into the optimizer, the wrappers
+        and the user's other objects.
         """
         told = read(meta, _FORM)
         self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
@@ -182,8 +184,8 @@ class Shard:
 
     def beside(self) -> bytes:
         """
-        Return, as bytes, the state of the shard that is not in the user's objects: the order in
-        which gradients are reduced.
+        Return that state of the shard which the script cannot save itself, because it is not in the
+        user's objects: the order in which gradients are reduced. The result is packed.
         """
         return pack({"form": _FORM, "layouts": self._layouts()})
 
@@ -224,14 +226,15 @@ class Shard:
         differing = sorted(told["others"].keys() ^ self.others.keys())
         if differing:
             raise OrderRefused(
-                f"only one of this rank and the received shard {self.name!r} has a {differing[0]}"
+                f"the received shard {self.name!r} does not fit this rank: only one of the two has "
+                f"a {differing[0]}"
             )
 
 
 def shards_of(
     model: nn.Module,
     optimizer: Optimizer,
-    others: Mapping[str, Any],  # Any: each has its own type
+    others: Mapping[str, Any],  # Any: objects of any class
     wrappers: Wrappers,
 ) -> list[Shard]:
     """
@@ -270,7 +273,7 @@ def shards_of(
 # ---------------------------------------------------------------- descriptions of shards
 
 
-def _group_members(optimizer: Mapping[str, Any]) -> list[list[str]]:  # Any: as optimizers have it
+def _group_members(optimizer: Mapping[str, Any]) -> list[list[str]]:  # Any: values of any type
     return [group["params"] for group in optimizer["param_groups"]]
 
 

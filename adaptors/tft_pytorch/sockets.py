@@ -2,11 +2,12 @@
 Finds the connections of this process's process groups among all its file descriptors, and cuts
 them.
 
-gloo has no other way to end a collective whose peer does not answer. After `shutdown(2)` from any
-thread the waiting call raises within milliseconds. Only the sockets of gloo and of the store's
-clients may be cut. gloo's sockets use TCP, and are younger than the process group. Python, ZeroMQ
-and most libraries set close-on-exec on their sockets, but gloo does not. A client of the store sets
-close-on-exec too, so its socket is found by the port to which the socket is connected.
+gloo has no other way to end a collective whose peer does not answer. After any thread has called
+`shutdown(2)` on the socket, the waiting call raises an exception within milliseconds. Only the
+sockets of gloo and of the store's clients may be cut. gloo's sockets use TCP, and were opened after
+the process group began to form. Python, ZeroMQ and most libraries set close-on-exec on their
+sockets, but gloo does not. A client of the store sets close-on-exec too, so its socket is found by
+the port to which the socket is connected.
 """
 
 import fcntl
@@ -29,7 +30,8 @@ def census() -> frozenset[int]:
 def cut(spared: frozenset[int], store_port: int) -> int:
     """
     Shut down the connections of process groups, and of clients of the store at `store_port`, except
-    those in `spared`. Return the number of connections that were shut down.
+    the sockets whose inode numbers are in `spared`. Return the number of connections that were shut
+    down.
 
     Can be called on any thread, and repeatedly.
     """
@@ -40,7 +42,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
     for entry in os.listdir("/proc/self/fd"):
         try:
             found = os.stat(f"/proc/self/fd/{entry}")
-        except OSError:  # closed after the listing
+        except OSError:  # closed since the directory was listed
             continue
         if stat.S_ISSOCK(found.st_mode):
             yield int(entry), found.st_ino
@@ -49,7 +51,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # from here on the number cannot refer to another socket
+        duplicate = os.dup(fd)  # the duplicate stays the same socket
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:
@@ -59,7 +61,7 @@ def _cut_one(fd: int, inode: int, store_port: int) -> bool:
             if close_on_exec and connection.getpeername()[1] != store_port:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # not connected, or no longer
+        except OSError:  # the socket is not connected
             return False
     return True
 

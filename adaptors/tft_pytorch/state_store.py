@@ -2,9 +2,10 @@
 The training state of this process. The `StateStore` owns the content of the shards and the
 rank-local state, and works on them between incidents and during incidents.
 
-A `Maker` knows the user's objects: where the state is in them, how the wrapper is made, and which
-tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for objects that
-the script makes itself. `factory_maker.py` has the maker that calls a factory of the script.
+A `Maker` has the user's objects. It knows where the state is in them, how the wrapper is made, and
+which tensor is in which shard. There are two makers. `adopted_maker.py` has the maker for objects
+that the script makes itself. `factory_maker.py` has the maker that calls the user's factory
+function.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +39,7 @@ class Maker(Protocol):
     """
 
     wrappers: Wrappers
-    """The DDP instances over the present groups, and their layouts."""
+    """The DDP instances over the present process groups, and their bucket layouts."""
 
     @property
     def made(self) -> Made | None:
@@ -65,9 +66,9 @@ class Maker(Protocol):
 
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
-        Find out which shards exist. A maker that makes trial objects for this purpose calls
-        `learned` with the trial model. Raises `UsageError` if the objects were made for another
-        rank or world size.
+        Find out which shards exist. If the maker has to make trial objects for this purpose, it
+        calls `learned` with the trial model. Raises `UsageError` if the objects were made for
+        another rank or world size.
         """
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
@@ -95,19 +96,18 @@ class Maker(Protocol):
     def room(self, shard: str, meta: bytes) -> Mapping[str, Tensor]:
         """
         Return the tensors into which the content of a shard is to be copied, in the order of its
-        description `meta`. Raises `OrderRefused` if the shard is not one of this model.
+        description `meta`. Raises `OrderRefused` if the shard does not belong to this model.
         """
 
     def settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> ShardContent | None:
         """
-        Copy the received content into the user's objects, and return None. If the user's factory
-        is about to make new objects, return the content instead: the `StateStore` keeps it.
+        Put the received content into the user's objects, and return None. If the user's factory
+        will make new objects, return the content instead: the `StateStore` keeps it until then.
         """
 
     def beside(self, shard: str) -> bytes:
         """
-        Return, as bytes, the state of the shard that is not in the user's objects.
-        """
+        Return that state of the shard which is not in the user's objects, packed."""
 
     def replaced(self, shard: str, beside: bytes) -> None:
         """
@@ -117,13 +117,13 @@ class Maker(Protocol):
 
     def release(self) -> None:
         """
-        Drop all references to the process groups, and all objects that refer to them.
+        Drop all references to the process groups, and to objects that refer to process groups.
         """
 
-    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: whatever the user's code makes
+    def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: the user's own objects
         """
-        Make the wrapper, or all objects, over the present process groups, with the content `kept`
-        in them. Return what was made.
+        Make the wrapper, or all of the user's objects, over the present process groups, with the
+        content `kept` in them. Return the made objects.
         """
 
 
@@ -132,12 +132,13 @@ class StateStore:
     The training state of this process: the hooks of the adaptor call its methods.
     """
 
-    def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:  # Any: user's object
+    # Any: `data` is the user's own object, of any class
+    def __init__(self, maker: Maker, data: Any, rngs: Sequence[str]) -> None:
         """
-        Take charge of the objects of `maker`, if they exist already.
+        Watch the objects of `maker`, if they exist already.
 
-        Raises `UsageError` now for state that cannot be moved to another rank, so that no incident
-        fails because of it. None of the user's objects is changed before this check.
+        Raises `UsageError` for state that cannot be moved to another rank, because otherwise the
+        first incident would fail. This check comes before any change of the user's objects.
         """
         self._maker = maker
         self._wrappers = maker.wrappers
@@ -146,7 +147,8 @@ class StateStore:
         self._settings = Settings()
         self._trained = Trained()
         self._kept: dict[str, ShardContent] = {}
-        """The content by shard while the user's objects do not exist."""
+        """The content of each shard, while the user's objects do not exist. Empty while they
+        exist."""
         self._awaited: dict[str, Awaited] = {}
         if maker.made is not None:
             self._describe()
@@ -190,7 +192,7 @@ class StateStore:
         another rank. Raises `UsageError` if the state cannot be moved.
         """
         if closing:
-            self._trained.closing()  # first: the wrappers count the trained parameters
+            self._trained.closing()  # before `note`, which counts the trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -248,17 +250,17 @@ class StateStore:
         another rank. Drop the wrappers and all references to the process groups.
         """
         self._wrappers.drop()
-        self._trained.put_back()  # before another wrapper is built
+        self._trained.put_back()  # the next wrapper reads `requires_grad`
         self._local_state.rewind()
         self._settings.put_back()
         self._detach()
 
-    def rebuild(self) -> Any:  # Any: whatever the user's code makes
+    def rebuild(self) -> Any:  # Any: the user's own objects
         """
-        Let the maker build the wrapper, or all objects, over the present process groups. Return
-        what was built.
+        Let the maker build the wrapper, or all of the user's objects, over the present process
+        groups. Return the built objects.
 
-        The content, and the order in which gradients are reduced, are the same as before.
+        They have the same content as before, and reduce gradients in the same order.
         """
         self._wrappers.drop()
         if self._passing():
@@ -267,7 +269,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._local_state.running.rest()  # DDP's constructor broadcasts all buffers
+        self._local_state.running.rest()  # the constructor of DDP writes to all buffers
         return built
 
     def _detach(self) -> None:
@@ -282,7 +284,7 @@ class StateStore:
 
     def _passing(self) -> bool:
         """
-        Return whether the user's objects exist and cannot outlive the process groups.
+        Return whether the user's objects exist now and must be dropped with the process groups.
         """
         return not self._maker.lasting and self._maker.made is not None
 
@@ -292,7 +294,7 @@ class StateStore:
         """
         Return the shards of this rank, each with all ranks that hold it.
 
-        Raises `UsageError` if the user's objects are those of another rank or world size.
+        Raises `UsageError` if the user's objects were made for another rank or world size.
         """
         self._maker.learn(rank, world, self._local_state.learn)
         return [
@@ -339,7 +341,8 @@ class StateStore:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Use the content of a shard whose buffers have all been filled.
+        Put the received content of a shard into use. All buffers that `take` returned have been
+        filled.
         """
         self._refuse_other(shard)
         tensors = self._awaited.setdefault(shard, Awaited()).filled(shard, meta)
@@ -351,14 +354,15 @@ class StateStore:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_pytorch.checkpoints import write  # late import: 1 s, see preload.py
+        from tft_pytorch.checkpoints import write  # late: takes 1 s (see preload.py)
 
         content = self.content(shard)
         return write(directory, shard, content.meta(), self._maker.written(shard, content))
 
     def stage(self, shard: str) -> Callable[[Path], list[str]]:
         """
-        Copy the shard. Return a function that writes the copy later.
+        Copy the shard into host memory. Return a function that writes the copy into a directory
+        later.
         """
         from tft_pytorch.checkpoints import stage
 
@@ -377,7 +381,7 @@ class StateStore:
 
     def beside(self, shard: str) -> bytes:
         """
-        Return, as bytes, the state of the shard that is not in the user's objects.
+        Return that state of the shard which is not in the user's objects, packed.
 
         Raises `OrderRefused` if the user's objects do not have the whole shard now.
         """
@@ -404,7 +408,8 @@ class StateStore:
             if self._passing():
                 self._detach()
             known = {**self._kept, shard: content}
-            # in the order of the shards: the first one has the settings of the parameter groups
+            # keep the order of the shards, because the first shard has the settings of the
+            # parameter groups
             self._kept = {name: known[name] for name in self._maker.shards() if name in known}
 
     def _forget(self) -> None:
@@ -423,7 +428,7 @@ class StateStore:
         """
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
-        # without the modes: they may differ between ranks, since one rank may evaluate for all
+        # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
         payload = self.content(shard).payload()
         return shard_parts(payload, self._local_state.running.own(payload))
 
@@ -465,7 +470,7 @@ class StateStore:
             raise OrderRefused(f"this rank has no shard {shard!r}; it has {list(known)}")
 
 
-def others_of(made: Made) -> dict[str, Any]:  # Any: each has its own type
+def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects, of any class
     """
     Return the scheduler, if there is one, and the others by name.
     """

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, as mypy sees it
+from torch._C._distributed_c10d import TCPStore  # the class torch.distributed.TCPStore
 
 from tft.errors import AddressTaken, UsageError
 
 _ANSWER = timedelta(minutes=1)
-"""The limit for an answer of torchrun's store, which is there before the processes are."""
+"""The time limit for an answer of torchrun's store, which exists before the training processes
+start."""
 _PATIENCE = timedelta(hours=1)
-"""The limit for a value of another process, which first runs its script up to `tft.init`. `tft run`
-gives nodes the same limit."""
+"""The time limit for a value that another process stores, because that process first runs its
+script up to `tft.init`. `tft run` has the same limit for nodes to join."""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
@@ -45,8 +46,8 @@ def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
 
 class TorchrunStore:
     """
-    The store of torchrun: see `tft.spi.LauncherStore`. It survives torchrun's restarts, with all
-    its keys.
+    The store of torchrun, as a `tft.spi.LauncherStore`. When torchrun restarts the training
+    processes, the store keeps all its keys.
 
     Every method raises `UsageError` if the store does not answer.
     """
@@ -77,7 +78,7 @@ class TorchrunStore:
     def _answering(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # the only class that torch raises
+        except RuntimeError as error:  # torch raises no other class for a store
             raise UsageError(
                 f"the store that torchrun serves at {self._address} does not answer: {error}"
             ) from None

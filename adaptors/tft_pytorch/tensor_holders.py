@@ -28,13 +28,14 @@ DENSE = "dense"
 """The name of the shard that every rank holds."""
 
 _SPELT_OUT = 16
-"""The most holders that are listed in the name of a shard. The name of a file has room for a few
-times as many."""
+"""The most holders that are listed in the name of a shard. More would make the name, which is also
+a file name, too long."""
 
 
 class TensorHolders:
     """
-    The holders of each parameter and buffer of a model, by name, as this rank sees them.
+    The holders of each parameter and buffer of a model, by name: the ranks that hold the same part
+    of the tensor as this rank.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class TensorHolders:
                 )
             self._of[name] = tuple(sorted(found | {rank}))
         self.everything = self._common(self._of)
-        """The ranks that hold the same part as this rank of all its parameters."""
+        """The ranks that hold the same part of every parameter as this rank."""
         for name, buffer in buffers.items():
             self._of[name] = (
                 tuple(sorted(same_part(buffer) | {rank}))
@@ -72,15 +73,16 @@ class TensorHolders:
             )
         self._shapes = {name: _shapes(t) for name, t in (dict(parameters) | dict(buffers)).items()}
         self._called: dict[str, list[str]] = {}
-        """The names of parameters and buffers, by the name without the words that wrappers add.
-        If several names are then equal, the one with the most words comes first."""
+        """The full names of parameters and buffers, by the name without the words that wrappers
+        add. If several full names belong to one such name, the one with the most words comes
+        first."""
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # This order is the same on all ranks: so the holders of one shard have the same content in
+        # The order is the same on all ranks. So all holders of a shard put the same content into
         # it, in the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
-        """All kinds of this rank; the kind with the most holders comes first."""
+        """The holders of each shard of this rank. The shard with the most holders comes first."""
 
     def __getitem__(self, name: str) -> Holders:
         """
@@ -106,8 +108,8 @@ class TensorHolders:
 
     def within(self, holders: Iterable[int]) -> Holders | None:
         """
-        Return the largest set of ranks that is in `holders` and that holds a shard. None if there
-        is no such set.
+        Return the holders of the shard with the most holders, among the shards that are held only
+        by ranks in `holders`. Return None if there is no such shard.
         """
         most = set(holders)
         return next((kind for kind in self.all if most.issuperset(kind)), None)

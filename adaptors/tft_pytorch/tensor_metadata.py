@@ -23,7 +23,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
     """
-    Return name, type, shape and kind of device of each tensor, as plain values.
+    Return the name, type, shape and kind of device of each tensor, as plain values.
     """
     return [
         [name, dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type]
@@ -31,7 +31,7 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
     ]
 
 
-def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: checked where it is used
+def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     """
     Unpack the description `meta` of a shard. Raises `MalformedMessage` if its version is not
     `form`.

@@ -1,5 +1,5 @@
 """
-Which parameters are trained (`requires_grad`).
+Checks that the set of trained parameters (`requires_grad`) does not change during training.
 
 The wrapper is built for these parameters. After an incident it is built again, in processes that
 start as the script does. So the trained parameters must stay the same during the whole training.

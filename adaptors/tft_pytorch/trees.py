@@ -1,10 +1,11 @@
 """
-State as plain values and tensors. This module takes apart the state of an optimizer or a scheduler,
-so that it can be packed without pickle. It puts the state together again with the same types.
+Converts state to plain values and tensors, and back. This module takes apart the state of an
+optimizer or a scheduler, so that the state can be packed without pickle. It puts the state together
+again with the same types.
 
-In the plain form a list represents a list. Every other container is represented by a map with one
-key, which names the type of the container. So a dict of the user can never be mistaken for such a
-map.
+In the plain form a list stays a list. Every other container, also a dict, becomes a dict with one
+key, which names the type of the container. So a dict of the user can never be mistaken for another
+type.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from tft.errors import MalformedMessage, UsageError
 
 Plain = None | bool | int | float | str | bytes | list["Plain"] | dict[str, "Plain"]
-"""The values that `tft.protocol.codec.pack` takes."""
+"""A value that `tft.protocol.codec.pack` can pack."""
 
 _Shape = TypeVar("_Shape")
 
@@ -26,9 +27,9 @@ _SCALARS = (bool, int, float, str, bytes)
 _MAPS = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _MAP_NAMES: dict[type, str] = {
     dict: "dict",
-    defaultdict: "dict",  # the default factory is left to the receiver
+    defaultdict: "dict",  # the default factory is not sent
     OrderedDict: "ordered",
-    Counter: "counter",  # MultiStepLR looks up epochs that are not in its milestones
+    Counter: "counter",  # MultiStepLR needs a Counter, which returns 0 for a missing key
 }
 
 
@@ -93,7 +94,7 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
     if isinstance(plain, list):
         return [put_together(item, tensors) for item in plain]
     if not isinstance(plain, dict) or len(plain) != 1:
-        raise MalformedMessage(f"a {type(plain).__name__} that cannot be part of a packed state")
+        raise MalformedMessage(f"the packed state has a {type(plain).__name__}, which is not valid")
     [(kind, content)] = plain.items()
     if kind == "tensor" and content in tensors:
         return tensors[content]
@@ -104,7 +105,7 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
         for key, value in content:
             made[put_together(key, tensors)] = put_together(value, tensors)
         return made
-    raise MalformedMessage(f"a {kind!r} that cannot be part of a packed state")
+    raise MalformedMessage(f"the packed state has an entry of kind {kind!r}, which is not valid")
 
 
 def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
@@ -129,4 +130,4 @@ def copied(tree: _Shape) -> _Shape:
             made[where] = tensor.detach().to("cpu", copy=True)
         return made[where]
 
-    return tree_map_only(torch.Tensor, copy, tree)  # type: ignore[no-any-return]  # same structure
+    return tree_map_only(torch.Tensor, copy, tree)  # type: ignore[no-any-return]  # same structure as `tree`

@@ -2,7 +2,7 @@
 Watches the collectives that this process enters, and counts its messages to single ranks.
 
 torch has no hook for this. So this module replaces methods of torch's process groups, and of groups
-that are written in Python. It does so whatever the backend of the groups is.
+that are written in Python. This works for groups of every backend.
 """
 
 from collections.abc import Callable
@@ -13,37 +13,41 @@ import torch.distributed as dist
 from tft_pytorch.interruptible import OPERATIONS
 
 _MESSAGES = ("send", "recv", "recv_anysource")
-"""The operations between two ranks. Some backends do not count them among the collectives."""
+"""The operations between two ranks. Some backends do not include them in their count of
+collectives."""
 
 
 class _Watch:
     """
-    What is watched, and the methods that are replaced for it.
+    Replaces torch's methods by methods that report collectives and count messages, and can restore
+    torch's methods.
     """
 
     def __init__(self) -> None:
-        self._native: dict[tuple[type, str], Any] = {}  # Any: methods of a class in C++
+        self._native: dict[tuple[type, str], Any] = {}  # Any: methods with different signatures
         self._entered: Callable[[], None] | None = None
         self._counts = False
         self.messages = 0
 
     def watch(self, entered: Callable[[], None] | None) -> None:
         """
-        Call `entered` for each collective, or for none.
+        Call `entered` whenever a collective is about to begin. If `entered` is None, report no
+        collectives.
         """
         self._entered = entered
         self._replace()
 
     def count(self) -> None:
         """
-        Count messages too.
+        Count the messages to and from single ranks from now on.
         """
         self._counts = True
         self._replace()
 
     def _replace(self) -> None:
         """
-        Restore torch's own methods, and replace those that are watched now.
+        Restore torch's own methods, and then replace those methods that have to report or count
+        now.
         """
         for (owner, name), method in self._native.items():
             setattr(owner, name, method)
@@ -57,7 +61,8 @@ class _Watch:
                     self._native[group, name] = method
                     setattr(group, name, self._watched(method, is_message=name in _MESSAGES))
 
-    def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:  # Any: as above
+    # Any: the methods of torch have different signatures
+    def _watched(self, method: Any, *, is_message: bool) -> Callable[..., Any]:
         def operation(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if self._entered is not None:
                 self._entered()
@@ -88,6 +93,6 @@ def count_messages() -> None:
 
 def messages() -> int:
     """
-    Return how many messages were begun since they are counted.
+    Return the number of messages that have begun since `count_messages` was called.
     """
     return _watch.messages

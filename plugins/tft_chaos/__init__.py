@@ -1,7 +1,8 @@
 """
-Chaos: deliberate faults for tests and demonstrations. `tft run --chaos SPEC`, see `docs/reference/chaos.md`.
+Chaos: deliberate faults for tests and demonstrations, which `tft run --chaos SPEC` makes (see
+`docs/reference/chaos.md`).
 
-It is a plugin like any other, and reaches a job only through the hooks of `tft.spi`.
+This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`.
 """
 
 import json
@@ -38,7 +39,7 @@ def tft_options() -> Sequence[click.Option]:
 
 
 @hookimpl
-def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: as `tft run` has them
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of any type
     texts = list(options["chaos"])
     nodes = options["nnodes"]
     for text in texts:
@@ -72,6 +73,6 @@ def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) ->
     return Ledger(run_dir).moment(kind, rank, seen)
 
 
-@cache  # an agent calls this after every step
+@cache  # cached, because an agent calls this after every step
 def _specs(carried: str) -> tuple[Spec, ...]:
     return tuple(parse(text) for text in json.loads(carried))

@@ -1,5 +1,6 @@
 """
-The actions of chaos on the process in which they are carried out.
+Carries out the actions of chaos in the process that gets the fault, such as killing it or raising
+an exception.
 """
 
 import ctypes
@@ -10,18 +11,19 @@ from typing import Any, NoReturn, assert_never
 from tft.spi import TrainingFault
 from tft_chaos.spec import Hang, Kill, Raise, Stop
 
-Theirs = Any  # an object of the framework, used by its methods: no framework is imported
+Theirs = Any  # Any: an object of a framework, which this package does not import
 
 
 class ImitatedFault(TrainingFault, RuntimeError):
     """
-    Imitates a fault of a device or a connection, for which frameworks raise `RuntimeError`.
+    The exception that imitates a fault of a device or a connection, for which frameworks raise
+    `RuntimeError`.
     """
 
 
 class ChaosMissed(RuntimeError):
     """
-    Raised when the fault could not be made at the place that the spec names, because the spec does
+    Raised when chaos cannot make the fault at the place that the spec names, because the spec does
     not fit the job.
     """
 
@@ -30,8 +32,8 @@ def act(action: Kill | Stop | Hang | Raise) -> None:
     """
     Carry out the action on the calling thread or on its process.
 
-    Returns only for a `Stop`, after another process has continued this one. Raises the exception of
-    a `Raise`.
+    Return only for a `Stop`, after another process has sent SIGCONT to this process. For a `Raise`,
+    raise its exception.
     """
     match action:
         case Kill():
@@ -51,12 +53,13 @@ def _hang(*, gil: bool) -> NoReturn:
     """
     Block for ever in C, on a mutex that this thread itself holds.
 
-    A thread that hangs in a driver waits in the same way: no signal handler, exception or timeout
-    ends the wait. `pause` cannot be used, because it returns after every signal. With `gil` the
-    thread keeps Python's global interpreter lock.
+    This imitates a thread that hangs in a driver: no signal handler, exception or timeout ends the
+    wait. The C function `pause` cannot be used, because it returns after every signal. With
+    `gil=True` the thread keeps Python's global interpreter lock.
     """
-    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)  # CDLL releases the GIL
-    mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros: initialised
+    # PyDLL keeps the GIL, CDLL releases the GIL
+    library = ctypes.PyDLL(None) if gil else ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(64)  # larger than any pthread_mutex_t; zeros initialise it
     library.pthread_mutex_lock(mutex)
     library.pthread_mutex_lock(mutex)
     raise AssertionError("a mutex was taken twice")

@@ -1,6 +1,6 @@
 """
-Marker files in the run directory. With them the ranks of a job tell each other how far they are.
-Chaos needs this to make a fault at the right moment.
+Marker files in the run directory, with which each rank tells the other ranks how far it is in a
+step. Chaos needs this to make a fault at the right moment.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 class BarrierFiles:
     """
-    The marker files of all ranks. A rank writes only its own.
+    The marker files of all ranks. A rank writes only its own files, and reads those of all ranks.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -32,13 +32,15 @@ class BarrierFiles:
 
     def wait(self, firing: str) -> None:
         """
-        Record that this process is where the spec strikes, and waits for the other victims.
+        Record that this process has reached the place of the fault `firing`, and waits there for
+        the other ranks that get the fault.
         """
         self._write(f"waits-rank{self._rank}", firing)
 
     def waits(self, rank: int) -> str | None:
         """
-        Return the firing for which the process of `rank` waits. None if it waits for none.
+        Return the firing (one fault of a spec) for which the process of `rank` waits. Return None
+        if it waits for none.
         """
         try:
             return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))
@@ -47,8 +49,8 @@ class BarrierFiles:
 
     def inside(self, rank: int, step: int) -> int | None:
         """
-        Return the pid of the process of `rank` that has called `enter` for this step. None if no
-        process has.
+        Return the pid of the process of `rank` that has called `enter` for this step. Return None
+        if no process has called it.
         """
         try:
             mark = json.loads((self._directory / f"inside-rank{rank}").read_text())
@@ -58,13 +60,14 @@ class BarrierFiles:
 
     def met(self, incident: int, step: int) -> None:
         """
-        Record the step of this rank in an incident.
+        Record the step that this rank had reached when an incident stopped it.
         """
         self._write(f"met-{incident}-rank{self._rank}", step)
 
     def furthest(self, incident: int) -> int:
         """
-        Return the highest step that any rank has recorded in an incident; 0 if none has.
+        Return the highest step that any rank has recorded for an incident. Return 0 if no rank has
+        recorded a step.
         """
         met = self._directory.glob(f"met-{incident}-rank*")
         return max((int(path.read_text()) for path in met), default=0)

@@ -1,6 +1,6 @@
 """
-The phase `collective`: chaos makes a fault when every peer is inside a collective that the victim
-has not entered.
+The phase `collective` of a fault: every other rank (peer) is inside a collective that the victim,
+the rank that gets the fault, has not entered.
 
 A peer writes a marker file at its last gradient, starts its last collective, and sleeps until all
 ranks have entered that collective. The victim waits at its first gradient, before it enters a
@@ -16,13 +16,15 @@ from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.proc import MainThread, main_thread
 
 PATIENCE = 30.0
-"""Seconds for the peers to come: a step of the slowest model in use."""
+"""Seconds within which all peers must enter the collective. This is longer than a step of the
+slowest model in the tests."""
 
 GLANCES = 6
-"""The number of successive looks that must find every peer asleep. No peer may run between them."""
+"""The number of successive checks that must find every peer asleep. No peer may run between two of
+these checks."""
 
 PAUSE = 0.005
-"""Seconds between two looks; longer than a thread takes to fall asleep."""
+"""Seconds between two checks. This is longer than a thread takes to fall asleep."""
 
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
@@ -31,7 +33,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
 
     Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
-    pause = threading.Event()  # never set: waiting on it lets other threads run
+    pause = threading.Event()  # never set: its `wait` lets other threads run
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:
@@ -45,7 +47,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
         if any(seen is None or seen.state != "S" for seen in glance.values()):
             glances = []
         elif glances and glance != glances[-1]:
-            glances = [glance]  # all sleep, but one peer has run since the last look
+            glances = [glance]  # all peers sleep, but one has run since the last check: start again
         else:
             glances.append(glance)
         pause.wait(PAUSE)

@@ -1,6 +1,6 @@
 """
-Specs that are aimed at several ranks. All victims wait for each other at the place of the fault, so
-that they are struck at the same time and tft sees one incident.
+Makes the faults of one spec on several ranks at the same time. All these ranks (victims) wait for
+each other at the place of the fault, so that tft sees one incident.
 """
 
 import threading
@@ -12,43 +12,46 @@ from tft_chaos.barrier_files import BarrierFiles
 from tft_chaos.record import Ledger
 
 PATIENCE = 30.0
-"""Seconds for the other victims to come: a step of the slowest model in use."""
+"""Seconds within which all victims must reach the place of the fault. This is longer than a step of
+the slowest model in the tests."""
 
 PAUSE = 0.001
-"""Seconds between two looks. It bounds the time between the first and the last fault."""
+"""Seconds between two checks for the other victims. The times of the first and the last fault
+differ by at most this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
     """
-    One rank of the target of a spec.
+    One of the ranks at which a spec is aimed.
     """
 
     index: int
     """The number of the spec on the command line, counted from 0."""
     ranks: tuple[int, ...]
-    """All ranks of the target."""
+    """All ranks at which the spec is aimed."""
     rank: int
 
     @property
     def name(self) -> str:
         """
-        The name of the spec in the ledger of this rank.
+        The name of the spec in the ledger, for this rank.
         """
         return str(self.index) if len(self.ranks) == 1 else f"{self.index}.rank{self.rank}"
 
     def await_others(self, time_number: int, ledger: Ledger, marks: BarrierFiles) -> None:
         """
-        Wait until every other victim waits for the same firing, or has got its fault.
+        Wait until every other victim waits for the same firing, or has already got its fault.
 
-        Return at once if the spec has one victim. Raises `ChaosMissed` after `PATIENCE` seconds.
+        Return at once if the spec has only one victim. Raises `ChaosMissed` after `PATIENCE`
+        seconds.
         """
         others = [Victim(self.index, self.ranks, r) for r in self.ranks if r != self.rank]
         if not others:
             return
         firing = f"{self.index}-{time_number}"
         marks.wait(firing)
-        pause = threading.Event()  # never set: waiting on it lets other threads run
+        pause = threading.Event()  # never set: its `wait` lets other threads run
         deadline = time.monotonic() + PATIENCE
         while missing := [
             each.rank

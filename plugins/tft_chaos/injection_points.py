@@ -1,11 +1,11 @@
 """
 The places in a step where chaos makes a fault.
 
-Each function watches the objects that the user has passed to tft, so that the fault happens in the
-phase of the spec. Each also records the evidence that the process was in that phase.
+Each function hooks into the objects that the user has passed to tft, so that the fault happens in
+the phase of the spec. It also records evidence that the process was in that phase.
 
-The objects are assumed to be torch's, but torch is not imported: only their methods are called.
-`mindspore_hooks.py` handles the objects of MindSpore.
+The functions expect objects of torch, but torch is not imported: only methods of the objects are
+called. `mindspore_hooks.py` handles the objects of MindSpore.
 """
 
 import time
@@ -24,8 +24,8 @@ from tft_chaos.spec import Hang, Kill, Raise, Slow, Spec, Stop
 
 class Blow:
     """
-    One spec of chaos, in the process of the rank at which the spec is aimed. Decides when the fault
-    is due, and makes the fault.
+    Carries out one spec of chaos in the process of the rank at which the spec is aimed: decides
+    when the fault is due, and makes the fault.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has made as many faults as it should.
+        True if the spec has made all its faults.
         """
         return self._fired >= self.spec.count
 
@@ -58,11 +58,11 @@ class Blow:
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Record the firing of the spec. Return True if the fault must be made now, False if this
-        firing is recorded already.
+        Record the firing of the spec. Return True if the fault must be made now. Return False if
+        this firing is recorded already.
 
-        If the spec is aimed at several ranks, wait until all of them are here. Raises `ChaosMissed`
-        if one of them does not come.
+        If the spec is aimed at several ranks, wait until all of them have reached this place.
+        Raises `ChaosMissed` if one of them does not reach it in time.
         """
         self._fired += 1
         self.victim.await_others(self._fired, self._ledger, self._marks)
@@ -82,7 +82,7 @@ class Blow:
         Record the firing of the spec, and make the fault. Make no fault if this firing is recorded
         already.
 
-        Returns only if the process is to continue.
+        Return only if the process continues after the fault.
         """
         if self.enter(step, evidence) and isinstance(self.spec.action, Kill | Stop | Hang | Raise):
             act(self.spec.action)
@@ -108,7 +108,7 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
     def computed(name: str) -> Callable[..., None]:
         def fall(*_: object) -> None:
-            step = session.step - evaluates  # an evaluation runs after the previous step
+            step = session.step - evaluates  # an evaluation belongs to the previous step
             if inside and session.evaluating == evaluates and blow.due(step):
                 blow.fall(step, {"computed": name})
 
@@ -119,14 +119,14 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
         cells.watch_calls(model, enter, leave)
         return
     model.register_forward_pre_hook(enter)
-    for name, module in model.named_modules():  # includes the model, which may have no submodule
+    for name, module in model.named_modules():  # includes the model itself
         module.register_forward_hook(computed(name))
     model.register_forward_hook(leave, always_call=True)
 
 
 def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     """
-    Make every forward pass slower by the factor of `action`, from the step of the spec on.
+    From the step of the spec on, make every forward pass take longer by the factor of `action`.
     """
     began = 0.0
     slow = False
@@ -140,7 +140,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # busy, like a slow processor
+            pass  # use the processor, like slow code
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -151,7 +151,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Call `seen(number, of)` in the hook of each gradient of a backward pass.
+    Call `seen(number, of)` whenever a gradient is computed in a backward pass.
 
     `number` counts the gradients from 1 in the order in which they are computed. `of` is the number
     of trained parameters.
@@ -179,8 +179,8 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Make the fault in the hook of the second gradient of the backward pass. If the model has only
-    one gradient, use the first.
+    Make the fault when the second gradient of a backward pass is computed. If the model has only
+    one gradient, make the fault at the first.
     """
 
     def seen(number: int, of: int) -> None:
@@ -192,8 +192,8 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Make the fault at the first gradient of this rank, when all ranks that are not victims are
-    inside their last collective of the step.
+    Make the fault at the first gradient of this rank, after waiting until all ranks that get no
+    fault are inside their last collective of the step.
 
     At that time this rank has not started a collective of this step.
     """
@@ -212,8 +212,9 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Help a spec of phase `collective` that is aimed at another rank. In the steps of such specs,
-    write a marker file at the last gradient of this rank.
+    For specs of phase `collective` that are aimed at other ranks: in the steps of these specs,
+    write a marker file at the last gradient of this rank. The ranks at which the specs are aimed
+    wait for these files.
     """
 
     def seen(number: int, of: int) -> None:
@@ -226,12 +227,12 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Make the fault inside the optimizer's step, when some parameters are changed and the others are
-    not.
+    Make the fault inside the optimizer's step, when some parameters are changed and other
+    parameters are not.
 
-    If the optimizer is sharded, its attribute `optim`, the optimizer of this rank's share, is
-    watched. torch's ZeroRedundancyOptimizer has such an attribute. Raises `ChaosMissed` during the
-    step if the optimizer changes all parameters at once.
+    If the optimizer is sharded, hook into its attribute `optim`, the optimizer of this rank's
+    share, as torch's ZeroRedundancyOptimizer has it. Raises `ChaosMissed` during the step if the
+    optimizer changes all parameters at once.
     """
     if cells.is_cell(optimizer):
 
@@ -241,7 +242,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-    whole = optimizer.step  # a scheduler may have replaced the method
+    whole = optimizer.step  # the present method, which a scheduler may have replaced
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:
@@ -276,8 +277,8 @@ def own_part(parameter: Theirs) -> Theirs:
     """
     Return this rank's part of a parameter.
 
-    Comparing whole distributed parameters would need all ranks, but the other ranks do not take
-    part here.
+    Whole distributed parameters cannot be compared here, because that would need a collective with
+    the other ranks.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -285,9 +286,9 @@ def own_part(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    A list of parameter groups that calls `on_the_way` each time the optimizer has finished a group.
+    A list of parameter groups that calls `on_the_way` whenever the optimizer has finished a group.
 
-    If only one group has parameters, the group is split in the middle.
+    If only one group has parameters, that group is split into two.
     """
 
     def __init__(self, groups: Sequence[dict[str, Theirs]], on_the_way: Callable[[], None]) -> None:

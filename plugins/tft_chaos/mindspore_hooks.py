@@ -1,11 +1,11 @@
 """
-The places in a step where chaos makes a fault, for the Cells of MindSpore.
+The places in a step where chaos makes a fault, for models and optimizers (Cells) of MindSpore.
 
-MindSpore is not imported: only the methods of the Cells are called.
+MindSpore is not imported: only methods of the Cells are called.
 
 MindSpore compiles its optimizers, so a call changes all parameters at once and cannot be
-interrupted. So a partial update is imitated: the call is completed, and then half of the parameters
-get back their earlier values. The result is the same as after an interrupted call.
+interrupted. So chaos imitates a partial update: it lets the call complete, and then gives half of
+the parameters their earlier values back. The result is the same as after an interrupted call.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ _KEPT = {
     "exp_avg": ("exp_avg.", "moment1.", "adam_m.", "moments."),
     "exp_avg_sq": ("exp_avg_sq.", "moment2.", "adam_v."),
 }
-"""The prefixes that MindSpore's optimizers put before a parameter's name for the state that they
-keep."""
+"""The prefixes in the names of optimizer state: MindSpore's optimizers put them before the name of
+the parameter."""
 
 
 def is_cell(model: Theirs) -> bool:
@@ -37,8 +37,8 @@ def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., 
 
 def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -> None:
     """
-    Install `computed(name)` as a hook of each cell of the model. MindSpore calls the hook each time
-    that the cell has been computed.
+    Install `computed(name)` as a hook of each Cell in the model. MindSpore calls the hook each time
+    that the Cell has been computed.
     """
     for name, cell in model.cells_and_names():
         cell.register_forward_hook(computed(name))
@@ -46,9 +46,10 @@ def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -
 
 def watch_gradients(model: Theirs, begin: Callable[..., None], came: Callable[..., None]) -> int:
     """
-    Call `begin` when a forward pass begins, and `came` at each gradient of its backward pass.
+    Call `begin` when a forward pass begins, and `came` when a gradient is computed in its backward
+    pass.
 
-    Return the number of gradients.
+    Return the number of gradients in a backward pass.
     """
     model.register_forward_pre_hook(begin)
     parameters = list(model.trainable_params())
@@ -61,8 +62,9 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    Call `halfway(changed, of)` after a step of the optimizer, with only some of its parameters
-    changed. Half of the parameters get back their earlier values first.
+    After a step of the optimizer, give half of its parameters their earlier values back, and call
+    `halfway(changed, of)`. `changed` is the number of parameters that the step has changed then,
+    and `of` the number of all parameters.
 
     This is done only in steps for which `due()` is True. Raises `ChaosMissed` during the step if
     there are fewer than two parameters.
@@ -81,7 +83,7 @@ def watch_halfway(
         for parameter, old in zip(
             parameters[len(parameters) // 2 :], before[len(parameters) // 2 :], strict=True
         ):
-            parameter.asnumpy()[...] = old  # a view: writes to the parameter's own memory
+            parameter.asnumpy()[...] = old  # `asnumpy` returns a view of the parameter's memory
         changed = sum(
             p.asnumpy().tobytes() != old.tobytes()
             for p, old in zip(parameters, before, strict=True)

@@ -1,6 +1,6 @@
 """
-Faults of tft's own processes, which hold no rank. The agent of the node of such a process sends the
-signals.
+Makes faults in tft's own processes, such as the broker, which have no rank. The agent of the node
+on which such a process runs sends the signals.
 """
 
 import os
@@ -16,7 +16,7 @@ from tft_chaos.spec import Process, Spec, Stop
 
 def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int) -> None:
     """
-    Send signals to processes of this node, for each spec whose step is complete.
+    Send the signal of each spec whose step is complete to its process on this node.
 
     A process that does not run at that time gets its signal at a later step.
     """
@@ -49,7 +49,7 @@ def _living(path: Path) -> int | None:
     """
     try:
         pid = int(path.read_text())
-    except (FileNotFoundError, ValueError):  # the file does not exist yet, or is being written
+    except (FileNotFoundError, ValueError):  # no file yet, or it is being written
         return None
     thread = main_thread(pid)
     return pid if thread is not None and thread.state != "Z" else None

@@ -1,5 +1,5 @@
 """
-The state of another process's main thread, read from the kernel.
+Reads the state of the main thread of another process from the kernel.
 """
 
 from dataclasses import dataclass
@@ -13,15 +13,17 @@ class MainThread:
     """
 
     state: str
-    """`R` runs or can run, `S` sleeps, `T` is stopped, `Z` has ended and is not reaped yet."""
+    """The state of the thread as one letter: `R` runs or can run, `S` sleeps, `T` is stopped, `Z`
+    has ended and is not reaped yet."""
     switches: int
-    """How many times the thread has left a processor. While this number stays the same, it has not
-    run."""
+    """The number of times that the thread has left a processor. While this number does not change,
+    the thread does not run."""
 
 
 def main_thread(pid: int) -> MainThread | None:
     """
-    Return the state of a process's main thread; None when there is no such process.
+    Return the state of the main thread of the process `pid`. Return None if there is no such
+    process.
     """
     try:
         text = Path(f"/proc/{pid}/task/{pid}/status").read_text()

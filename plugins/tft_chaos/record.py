@@ -1,5 +1,6 @@
 """
-The record of chaos: a file for every firing of a spec, written before the fault is made.
+The record of the faults that chaos has made: one file for each fault (each firing of a spec),
+written before the fault is made.
 
 The files outlive every process of the job. So no fault is made twice: neither in the process that
 replaces the victim, nor after `--resume`.
@@ -26,12 +27,12 @@ class Firing:
     at: float
     """The time of CLOCK_MONOTONIC in seconds, just before the fault."""
     rank: int | None
-    """The rank that gets the fault; None where the target is a process of tft."""
+    """The rank that gets the fault. None if a process of tft gets the fault."""
     incarnation: int | None
     step: int
     phase: str | None
     evidence: Mapping[str, object]
-    """The evidence that the victim was at the place that the spec names."""
+    """The evidence that the rank which gets the fault was at the place that the spec names."""
 
 
 class Ledger:
@@ -61,7 +62,7 @@ class Ledger:
         draft = self.directory / f".{name}-{time}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(firing)) + "\n")
         try:
-            os.link(draft, self.directory / f"{name}-{time}.json")  # atomic
+            os.link(draft, self.directory / f"{name}-{time}.json")  # atomic; fails if it exists
         except FileExistsError:
             return False
         finally:
@@ -77,8 +78,8 @@ class Ledger:
 
     def moment(self, kind: str, rank: int | None, seen: float) -> float | None:
         """
-        Return when chaos made the fault that was first detected at the time `seen`, as a fault of
-        this kind and rank. None if chaos did not make the fault.
+        Return the time at which chaos made a fault. tft first detected this fault at the time
+        `seen`, as a fault with the kind `kind` on `rank`. Return None if chaos did not make it.
 
         Both times are in seconds of CLOCK_MONOTONIC.
         """
@@ -107,7 +108,7 @@ def _seen_as(action: Action) -> tuple[str, ...]:
         case Kill():
             return ("process",)
         case Stop() | Hang():
-            return ("hang", "process")  # it is killed for hanging; its end may be detected first
+            return ("hang", "process")  # tft kills a hanging process, and may detect its end first
         case Raise(kind=kind):
             return ("software" if kind == "bug" else kind,)
         case Bitflip():

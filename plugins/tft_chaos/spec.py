@@ -1,6 +1,5 @@
 """
-The argument of `--chaos`, `ACTION:TARGET[,key=value...]`: its parser and its checks. Pure
-functions.
+Parses and checks the argument of `--chaos`, `ACTION:TARGET[,key=value...]`:
 
     kill:rank=2,step=30,phase=update
     kill:ranks=0+2,step=12
@@ -26,35 +25,32 @@ Part = Literal["param", "exp_avg", "exp_avg_sq", "master", "gradient", "buffer"]
 @dataclass(frozen=True, slots=True)
 class Kill:
     """
-    Send SIGKILL.
-    """
+    The action `kill`: send SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     """
-    Send SIGSTOP.
-    """
+    The action `stop`: send SIGSTOP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     """
-    Block the training thread for ever.
-    """
+    The action `hang`: block the training thread for ever."""
 
     gil: bool
-    """The thread keeps the GIL as well: no other thread of the process runs Python any more."""
+    """True if the blocked thread keeps the GIL, so that no other thread of the process can run
+    Python code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
     """
-    Raise an exception out of the training loop.
-    """
+    The action `raise`: raise an exception in the training loop."""
 
     kind: FaultName
-    """The kind of fault that the exception stands for; `bug`: a bug in the user's code."""
+    """The kind of fault that the exception stands for, or `bug` for a bug in the user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +79,7 @@ class Bitflip:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
     """
-    Make every forward pass slower from the step of the spec on.
-    """
+    The action `slow`: make every forward pass slower, from the step of the spec on."""
 
     factor: float
 
@@ -95,21 +90,22 @@ Action = Kill | Stop | Hang | Raise | Bitflip | Slow
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """
-    The target of a spec: the processes that hold these ranks. They are struck at the same time.
+    The target of a spec: the processes of these ranks. All of them get the fault at the same time.
     """
 
     ranks: tuple[int, ...]
-    """At least one, without repetition, in the order of the spec."""
+    """One rank or several different ranks, in the order of the spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """
-    The target of a spec: a process of tft that holds no rank.
+    The target of a spec: a process of tft that has no rank, such as the broker.
     """
 
     name: str
-    """The name in `pids/NAME.pid`: `broker`, `controller`, `agent-1`, `store-0`."""
+    """The name of the process in `pids/NAME.pid`, such as `broker`, `controller`, `agent-1` or
+    `store-0`."""
     node: int
     """The node whose agent sends the signal."""
 
@@ -120,20 +116,20 @@ Target = Ranks | Process
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """
-    One `--chaos` argument.
+    One parsed `--chaos` argument: which fault to make, where and when.
     """
 
     text: str
     action: Action
     target: Target
     step: int
-    """The first step at which it fires."""
+    """The first step at which the fault is made."""
     phase: Phase
-    """The place in the step; without meaning for a `Process`."""
+    """The place in the step at which the fault is made. It has no meaning for a `Process`."""
     count: int
-    """How many times it fires, at successive occasions."""
+    """The number of faults that the spec makes, one at each following occasion."""
     order: OrderName
-    """For phase `repair`: it fires just before this order is carried out."""
+    """For phase `repair`: the order of the controller before which the fault is made."""
 
 
 _BITS = 64
@@ -151,12 +147,13 @@ _ORDERS: Mapping[str, OrderName] = {
     "stop": "stop", "load": "load", "fetch": "fetch", "restore": "restore", "regroup": "regroup",
     "reload": "reload", "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
 }  # fmt: skip
-"""The orders that a training thread carries out. The other orders are only messages."""
+"""The orders that a training thread carries out. Other orders are handled without the training
+thread."""
 
 
 def parse(text: str) -> Spec:
     """
-    Read one spec.
+    Parse one `--chaos` argument.
 
     Raises `UsageError` with a message that names the mistake and the allowed values.
     """
@@ -256,7 +253,7 @@ def _target(aim: str, keys: "_Keys") -> Target:
 
 def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
     """
-    Return the phase, which must suit the action.
+    Return the phase of a spec. Raises `UsageError` if the phase does not suit the action.
 
     A bit of the state can only be flipped in a complete state, and a gradient exists only during the
     backward pass. Only a forward pass can be made slower. A bug in the user's code can only occur
@@ -297,7 +294,8 @@ class _Keys:
 
     def choice(self, key: str, allowed: Mapping[str, T], default: T | None = None) -> T:
         """
-        Take one of the allowed values. Without a default the key must be given.
+        Return the value of `key`, which must be one of the allowed values. Without a default the
+        key must be given.
         """
         value = self._take(key)
         if value is None and default is not None:
@@ -308,7 +306,7 @@ class _Keys:
 
     def whole(self, key: str, default: int, least: int) -> int:
         """
-        Take a whole number, `least` or more.
+        Return the value of `key`, which must be a whole number of `least` or more.
         """
         number = self.optional(key, least)
         return default if number is None else number
@@ -348,7 +346,7 @@ class _Keys:
 
     def factor(self, key: str) -> float:
         """
-        Take a number greater than 1, which must be given.
+        Return the value of `key`, which must be a number greater than 1. The key must be given.
         """
         value = self._take(key)
         if value is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", value) or float(value) <= 1.0:
@@ -357,7 +355,7 @@ class _Keys:
 
     def end(self) -> None:
         """
-        Check that every pair was taken. Raises `UsageError` otherwise.
+        Raise `UsageError` if a pair is left, which no method has returned.
         """
         for key in self._values:
             self.refuse(

@@ -1,5 +1,6 @@
 """
-Chaos in one rank: carries out the specs that concern the rank, in hooks of the session.
+Carries out chaos in one rank: makes the faults of the specs that concern the rank, in hooks of the
+session.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
     """
     Return the object that carries out the specs in this process.
 
-    None if no spec concerns this process, or if all such specs have fired as often as they should.
+    Return None if no spec concerns this process, or if all such specs have made all their faults.
     """
     ledger = Ledger(session.run_dir)
     marks = BarrierFiles(session.run_dir, session.rank)
@@ -52,7 +53,7 @@ def open_striker(specs: Sequence[Spec], session: SessionView) -> "Striker | None
 
 class Striker:
     """
-    Carries out the specs of one process. All of its methods run on the training thread.
+    Carries out the specs that concern one process. All of its methods run on the training thread.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Striker:
         marks: BarrierFiles,
     ) -> None:
         """
-        `blows` are the specs that are aimed at this rank. The specs in `joining` are aimed at other
-        ranks, which need the marker files of this rank.
+        `blows` carry out the specs that are aimed at this rank. The specs in `joining` are aimed at
+        other ranks, which need marker files of this rank.
         """
         self._session = session
         self._blows = blows
@@ -79,7 +80,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install the watches of all specs on the user's model and optimizer.
+        Install, on the user's model and optimizer, the hooks that make the faults of all specs.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         self._model = model
@@ -105,7 +106,7 @@ class Striker:
             case "update":
                 watch_update(blow, self._optimizer)
             case "between" | "tail" | "repair":
-                pass  # the session's hooks fire these
+                pass  # the other hooks of this class make the faults of these phases
             case _:
                 assert_never(blow.spec.phase)
 
@@ -149,8 +150,9 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # a replacement knows no step before it has its state; the other ranks have stopped
-        # by the time of its first order, and have written their steps
+        # A replacement does not know its step before it has its state. When it gets its first
+        # order, the other ranks have stopped and have recorded their steps, so the highest recorded
+        # step is used.
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent

@@ -233,7 +233,7 @@ def test_ranks_with_contradicting_groups_do_not_train(tmp_path: Path) -> None:
     alone = {"rank_list": [1], "replica_cnt": 1, "replica_shift": 0}
     outcome = run(tmp_path, groups=[both, alone])
     assert outcome.codes == [4]
-    assert "rank 0 has told of 1 kinds of groups, rank 1 of 2" in came_of(outcome)
+    assert "rank 0 has set 1 kinds of groups, rank 1 has set 2" in came_of(outcome)
     assert outcome.called("train") == []
 
 

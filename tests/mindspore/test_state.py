@@ -345,7 +345,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
         ({"data": object()}, r"data must have state_dict"),
         ({"scheduler": object()}, r"scheduler must have state_dict"),
         ({"others": {"average": 3}}, r"others\['average'\] must have state_dict"),
-        ({"rng": ("torch",)}, "torch is not known"),
+        ({"rng": ("torch",)}, "rng does not know torch"),
         ({"shards": {"dense": Part(names=["0.weight"], ranks=(0,))}}, "name must not be 'dense'"),
         ({"shards": {"x": ["0.weight"]}}, r"must be a tft_mindspore\.Part"),
         (

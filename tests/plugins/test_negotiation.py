@@ -105,7 +105,7 @@ def test_scheduler_can_report_a_fault_before_the_job() -> None:
     assert [said[0] for said in talk.news()] == [
         "fault_ranks", "stop_complete", "strategies", "result",
     ]  # fmt: skip
-    assert [k.cause for k in talk.job.orders(Kill)] == ["the cluster reports it"]
+    assert [k.cause for k in talk.job.orders(Kill)] == ["the cluster has reported this fault"]
     assert strategies(talk) == ["recover"]
 
 

@@ -1,9 +1,10 @@
 """
-`mindio_ttp` on tft: the functions that programs written for MindIO TFT call.
+A replacement for the package `mindio_ttp` of MindIO TFT: its functions, for programs that are
+written for MindIO TFT.
 
-tft's bus, controller and workers carry them out. `mindio_ttp.framework_ttp` is for training
-processes, `mindio_ttp.controller_ttp` for the manager of a cluster. The differences from MindIO are
-in `docs/reference/mindio_differences.md`.
+tft's bus, controller and workers do the work of these functions. `mindio_ttp.framework_ttp` is for
+training processes, `mindio_ttp.controller_ttp` for the manager of a cluster. The differences from
+MindIO are in `docs/reference/mindio_differences.md`.
 """
 
 from mindio_ttp.package_conflicts import refuse_another

@@ -1,6 +1,6 @@
 """
-The adaptor for programs written for MindIO. It implements tft's hooks with the functions that the
-program has registered.
+The hooks of the adaptor for programs that are written for MindIO. The hooks call the functions that
+the program has registered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,12 @@ from tft.errors import UsageError
 from tft.spi import Buffer, FaultKind, ShardCopies, ShardPayload, hookimpl
 
 _programs: list[Program] = []
-"""The program of this process, at most one. It is set by `announce`."""
+"""The program of this process, in a list of at most one entry. `announce` sets it."""
 
 
 def announce(program: Program) -> None:
     """
-    Set the program whose functions answer the hooks.
+    Set the program whose functions the hooks call.
     """
     _programs[:] = [program]
 
@@ -59,7 +59,7 @@ def tft_watch(contributing: Callable[[], None]) -> None:
 
 
 @hookimpl
-def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: see the specification
+def tft_adopt(parts: Mapping[str, Any]) -> None:  # Any: objects of any class
     if parts.get("program") is not _program():
         raise UsageError(
             "the adaptor `mindio` takes no objects: the state is kept by the functions that the "
@@ -104,7 +104,7 @@ def tft_taken(shard: str, meta: bytes) -> bool:
 
 @hookimpl
 def tft_compare() -> Mapping[str, str]:
-    return {}  # the state belongs to the program
+    return {}  # tft cannot read the state of the program
 
 
 @hookimpl
@@ -119,7 +119,7 @@ def tft_quiesce() -> None:
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return True  # tft does not know where a program may wait
+    return True  # a program may wait for other ranks anywhere
 
 
 @hookimpl
@@ -133,7 +133,7 @@ def tft_regroup(name: str, host: str, port: int, rank: int, world: int) -> None:
 
 
 @hookimpl
-def tft_rebuild() -> Any:  # Any: see the specification
+def tft_rebuild() -> Any:  # Any: the hook may return any object
     _program().rebuild()
     return _program()
 
@@ -161,4 +161,4 @@ def tft_reload() -> Callable[[int | None], int] | None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    return None  # the program reports the kind of its errors
+    return None  # the program itself reports the kinds of its errors

@@ -1,8 +1,8 @@
 """
-The certificates that MindIO accepts.
+Checks the certificate of this process as MindIO does.
 
-A certificate must be valid now, signed by a trusted certificate, and not revoked. Its key must be
-long enough, and must belong to the private key given with it.
+The certificate must be valid now, signed by a trusted certificate, and not revoked. Its key must be
+long enough, and must belong to the private key of this process.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ log = logs.get_logger()
 LEAST_BITS = 3072
 """The least number of bits of an RSA key."""
 LEAST_CURVE_BITS = 256
-"""The least number of bits of a key on an elliptic curve, which is as strong as such an RSA key.
-MindIO requires 3072 bits of both, and so accepts no elliptic key."""
+"""The least number of bits of an elliptic-curve key. It is as strong as an RSA key with the least
+number of bits. MindIO requires 3072 bits for both kinds, and so accepts no elliptic-curve key."""
 LONGEST_CHAIN = 8
 
 
@@ -34,9 +34,10 @@ class PrivateKey:
     """
 
     content: bytes = field(repr=False)
-    """The key without its password, in the one form that the same key always has (DER)."""
+    """The private key without its password, in DER form. Equal keys have equal bytes in this
+    form."""
     public: bytes
-    """The public key that belongs to the private key, in DER form, too."""
+    """The public key that belongs to the private key, in DER form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,9 @@ class Identity:
 
     def check(self, key: PrivateKey) -> int:
         """
-        Return for how many days the certificate is still valid.
+        Check the certificate. Return for how many days it is still valid.
 
-        Raises `Refused`, with the name of the file, where it is not valid.
+        Raises `Refused`, with the name of the file, if the certificate is not valid.
         """
         mine = _certificates(self.certificate)[0]
         now = datetime.now(UTC)
@@ -88,7 +89,7 @@ class Identity:
             for certificate, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
                 if revoked.issuer != issuer.subject:
                     continue
-                if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # any key that can sign
+                if not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type] # a key that can sign
                     raise Refused(f"{path} is not signed by {issuer.subject.rfc4514_string()}")
                 number = certificate.serial_number
                 if revoked.get_revoked_certificate_by_serial_number(number) is not None:
@@ -101,8 +102,8 @@ def private_key(text: str, password: str | None) -> PrivateKey:
     """
     Read a private key from PEM.
 
-    Raises `Refused` where the text is no key, cannot be read with the password, or the package
-    cryptography is missing.
+    Raises `Refused` if the text is no key or cannot be read with the password. Also raises
+    `Refused` if the package cryptography is not installed.
     """
     try:
         from cryptography.hazmat.primitives import serialization
@@ -121,7 +122,7 @@ def private_key(text: str, password: str | None) -> PrivateKey:
                 raise
             key = serialization.load_pem_private_key(pem, None)  # the key has no password
     except (ValueError, TypeError) as wrong:
-        # the text of the library only: no message contains the key
+        # this message has the text of the library, which never contains the key
         raise Refused(
             f"tlsPk of tls_info is not a private key, or its password is wrong: {wrong}"
         ) from None

@@ -1,5 +1,6 @@
 """
-The checks of arguments. An invalid argument is refused with a message, before anything is changed.
+Checks the arguments of MindIO's functions. Each check raises an exception for an invalid argument,
+before a call changes anything.
 """
 
 import ipaddress
@@ -20,13 +21,14 @@ from mindio_ttp.constants import (
 
 class Refused(Exception):
     """
-    Raised for a call that cannot be carried out.
+    Raised for a call of a MindIO function that tft cannot carry out.
 
-    Programs for MindIO expect an `Exception`, without a type of its own.
+    It is a direct subclass of `Exception`, because programs for MindIO expect a plain `Exception`.
     """
 
 
-def number(function: str, name: str, value: Any, least: int, most: int) -> int:  # Any: as given
+# Any: `value` is not yet checked
+def number(function: str, name: str, value: Any, least: int, most: int) -> int:
     """
     Check that `value` is a whole number from `least` to `most`, and return it.
     """
@@ -37,7 +39,7 @@ def number(function: str, name: str, value: Any, least: int, most: int) -> int: 
     return value
 
 
-def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
+def flag(function: str, name: str, value: Any) -> bool:  # Any: not yet checked
     """
     Check that `value` is True or False, and return it.
     """
@@ -46,7 +48,7 @@ def flag(function: str, name: str, value: Any) -> bool:  # Any: as given
     return value
 
 
-def text(function: str, name: str, value: Any) -> str:  # Any: as given
+def text(function: str, name: str, value: Any) -> str:  # Any: not yet checked
     """
     Check that `value` is a text that is not empty, and return it.
     """
@@ -55,18 +57,18 @@ def text(function: str, name: str, value: Any) -> str:  # Any: as given
     return value
 
 
-def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: as given; any function
+def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: not yet checked
     """
     Check that `value` can be called, and return it. Raises `TypeError` if not, as MindIO does.
     """
     if not callable(value):
         raise TypeError(f"{caller} takes a function, not {value!r}")
-    return value  # type: ignore[no-any-return] # any function
+    return value  # type: ignore[no-any-return]  # of any signature
 
 
 def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> None:
     """
-    Check a world of at most 100,000 ranks, and a rank of that world.
+    Check that `world` is at most 100,000, and that `rank` is a rank of that world.
     """
     number(function, "world_size", world, 1, LARGEST_WORLD)
     number(function, "rank", rank, least, world - 1)
@@ -74,14 +76,14 @@ def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> N
 
 def port(function: str, value: Any) -> int:
     """
-    Check a port that needs no privileges and has a port after it. Return it.
+    Check that `value` is a port which needs no privileges and is not the last port. Return it.
     """
     return number(function, "port", value, LOWEST_PORT, HIGHEST_PORT - 1)
 
 
 def address(function: str, name: str, value: Any) -> str:
     """
-    Check an address or the name of a known host. Return the address.
+    Check that `value` is an address or a host name that can be resolved. Return the address.
     """
     if not isinstance(value, str) or not value:
         raise Refused(f"{function}: {name} must be an address or a host name, but is {value!r}")
@@ -103,7 +105,7 @@ def address(function: str, name: str, value: Any) -> str:
 
 def step(function: str, value: Any, *, least: int) -> int:
     """
-    Check that `value` is a step of training from `least` on, and return it.
+    Check that `value` is the number of a training step, `least` or more. Return it.
     """
     return number(function, "step", value, least, LARGEST_STEP)
 
@@ -130,7 +132,8 @@ def error(value: Any, code: Any) -> ReportState:
 
 def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
     """
-    Check a list of ranks of the world in which each rank occurs once. Return the ranks, sorted.
+    Check that `value` is a list of ranks of the world in which no rank occurs twice. Return the
+    ranks, sorted.
     """
     if not isinstance(value, list | tuple) or not value:
         raise Refused(f"{function}: {name} must be a list of ranks, but is {value!r}")
@@ -143,8 +146,8 @@ def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
 
 def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     """
-    Check the outer form of `replica_info`, which describes the copies of an optimizer's state.
-    Return it.
+    Check that `value` is a list of dicts with the keys that the argument `replica_info` needs.
+    Return it. The argument describes the groups of ranks that hold copies of optimizer state.
     """
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:

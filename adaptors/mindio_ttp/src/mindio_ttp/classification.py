@@ -1,5 +1,6 @@
 """
-The classification of exceptions by their text. MindIO looks for substrings, in this order.
+Classifies exceptions by their text, as MindIO does: it searches the text for patterns in a fixed
+order.
 """
 
 import re
@@ -11,7 +12,7 @@ from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
 
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
-"""Names with one wait only: the device is clean already."""
+"""Names of errors after which the program waits only once, because the device needs no cleaning."""
 OTHER = "OTHER"
 CUT_OFF = (
     *("FORCE STOP", "ForceStopError", "STEP FINISH"),
@@ -19,11 +20,11 @@ CUT_OFF = (
     *("HCCEError", "SuspectRemoteError"),
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
 )
-"""Texts in errors of a rank that was stopped, or whose link to another rank broke: the texts of
-MindIO, of MindSpore and of sockets."""
+"""Texts in errors of a rank that was stopped, or that has lost its connection to another rank. They
+come from MindIO, MindSpore and sockets."""
 
 Handle = Callable[[str], str]
-"""Takes the text of an error and returns the name of the error."""
+"""A function that takes the text of an error and returns the name of the error."""
 
 HBM = "HBM MULTI BIT ECC"
 REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
@@ -31,8 +32,8 @@ REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
 
 def is_cut_off(said: str) -> bool:
     """
-    Return True if the text of an error says that the rank was stopped, or that a link to another
-    rank broke.
+    Return True if the text of an error says that the rank was stopped, or that its connection to
+    another rank was lost.
     """
     return any(text in said for text in CUT_OFF)
 
@@ -40,13 +41,12 @@ def is_cut_off(said: str) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """
-    The classification of an error.
-    """
+    The result of the classification of an error."""
 
     name: str
     state: ReportState
     code: str
-    """The error code of the device; empty if the error has none."""
+    """The error code of the device. Empty if the error has no code."""
     said: str = ""
     """The type and the text of the error, on one line."""
 
@@ -54,10 +54,10 @@ class Found:
 @dataclass(slots=True)
 class Patterns:
     """
-    The patterns that are searched for in the text of an error, each with the state that it means.
+    The patterns to search for in the text of an error, each with the `ReportState` of such errors.
 
-    `can_repair` returns whether memory lost at a time (microseconds of the device) can still be
-    restored from the copies on other ranks.
+    `can_repair` takes the time of a memory error, in microseconds of the device. It returns whether
+    the lost memory can still be restored from the copies on other ranks.
     """
 
     can_repair: Callable[[int], bool]
@@ -65,7 +65,7 @@ class Patterns:
     types: dict[str, str] = field(default_factory=dict)
     """Maps the name of an error to the name of its `ReportState`."""
     guarded: frozenset[str] = frozenset()
-    """Names that are replaced by `OTHER` where devices must not be repaired."""
+    """Names of errors that are replaced by `OTHER` if devices must not be repaired."""
 
     def __post_init__(self) -> None:
         for text, state in (
@@ -96,10 +96,10 @@ class Patterns:
 
     def classify(self, error: RuntimeError, *, repairs: bool) -> Found:
         """
-        Return the classification by the first pattern in the text.
+        Classify `error` by the first pattern that its text contains.
 
-        `repairs`: devices that have lost memory or links are to be repaired. Raises `KeyError` if
-        the handler of the pattern returns an unknown name.
+        `repairs` is True if devices that have lost memory or links are to be repaired. Raises
+        `KeyError` if the handler of the pattern returns an unknown name.
         """
         text = str(error)
         code = match[1][:15] if (match := ERROR_CODE.search(text)) else ""
@@ -121,8 +121,8 @@ class Patterns:
 
     def hbm(self, text: str) -> str:
         """
-        Return the name of an HBM error: whether the lost memory can be restored from other ranks'
-        copies.
+        Return the name of an HBM error. The name says whether the lost memory can be restored from
+        the copies on other ranks.
         """
         time = get_l2_hbm_error_time(text)
         return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE

@@ -7,8 +7,7 @@ from enum import Enum
 
 class Action(Enum):
     """
-    The next action of a rank.
-    """
+    The next action of a rank, as `tft_wait_next_action` returns it."""
 
     RETRY = 0
     EXIT = 1
@@ -16,7 +15,8 @@ class Action(Enum):
 
 class OptimizerType(Enum):
     """
-    The kind of a rank's group of copies: its place in the list for `tft_set_optimizer_replica`.
+    The kind of a group of ranks that hold copies. The value is the index of the group in the list
+    for `tft_set_optimizer_replica`.
     """
 
     ATTENTION = 0
@@ -25,7 +25,7 @@ class OptimizerType(Enum):
 
 class ReportState(Enum):
     """
-    How a rank has left its training loop.
+    The reason for which a rank has left its training loop.
     """
 
     RS_NORMAL = 0
@@ -55,7 +55,8 @@ class RepairType(Enum):
 
 class MindXAction(Enum):
     """
-    The reports for which an orchestrator registers functions with `tft_register_mindx_callback`.
+    The reports of the controller for which an orchestrator can register a function with
+    `tft_register_mindx_callback`.
     """
 
     REPORT_FAULT_RANKS = "report_fault_ranks"
@@ -67,7 +68,7 @@ class MindXAction(Enum):
 RET_OK = 0
 RET_ERROR = 1
 RET_K8S = 2
-"""The exit code that makes a cluster start a process again."""
+"""The exit code of a process after which a cluster starts the process again."""
 RET_PASS = 3
 RET_EXCEPTION = 4
 EXIT_WAIT_TIME = 10
@@ -76,7 +77,7 @@ EXIT_WAIT_TIME = 10
 
 class PauseType(Enum):
     """
-    How training pauses: the loop waits, or the loop is left by an error.
+    How training pauses: the loop waits, or an error ends the loop.
     """
 
     PAUSE = 1

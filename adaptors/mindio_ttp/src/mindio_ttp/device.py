@@ -1,8 +1,8 @@
 """
 The accelerator of this process, for a program that has imported `torch_npu` or MindSpore.
 
-This module imports no framework: without one of them the program has no device. torch_npu keeps the
-current device for each thread, so a new thread begins at device 0.
+This module imports no framework. If the program has imported neither, it has no device. torch_npu
+has a current device for each thread, so a new thread begins at device 0.
 """
 
 import gc
@@ -14,7 +14,7 @@ from typing import Any
 
 def current(*, mindspore: bool) -> int | None:
     """
-    Return the number of the device that this thread uses; None where there is no device.
+    Return the number of the device that this thread uses. Return None if there is no device.
     """
     if mindspore:
         framework = sys.modules.get("mindspore")
@@ -25,8 +25,9 @@ def current(*, mindspore: bool) -> int | None:
 
 def use(device: int | None) -> None:
     """
-    Make `device` the current device of the calling thread. Source: `set_device` of `ttp_decorator.py` (line
-    123 at mind-cluster 22bb3d98), which does nothing for MindSpore either.
+    Make `device` the current device of the calling thread. Do nothing for MindSpore.
+
+    Source: `set_device` of `ttp_decorator.py` (line 123 at mind-cluster 22bb3d98).
     """
     npu = _npu()
     if npu is not None and device is not None:
@@ -49,11 +50,11 @@ def own_stream() -> Iterator[None]:
         yield
 
 
-def new_stream() -> Any:  # Any: torch_npu has no types
+def new_stream() -> Any:  # Any: torch_npu ships no types
     """
-    Return a new stream of the current device; None without torch_npu.
+    Return a new stream of the current device. Return None without torch_npu.
 
-    It is a stream that runs its operations at once, where torch_npu has such streams.
+    If torch_npu has streams that run their operations at once, return such a stream.
     """
     npu = _npu()
     if npu is None:
@@ -63,15 +64,15 @@ def new_stream() -> Any:  # Any: torch_npu has no types
 
 def version() -> str:
     """
-    Return the version of torch_npu; empty where the program has not imported it.
+    Return the version of torch_npu. Return an empty text if the program has not imported torch_npu.
     """
     return str(getattr(sys.modules.get("torch_npu"), "__version__", ""))
 
 
 def release_memory() -> None:
     """
-    Free the device memory that the frames of a training loop have used, so that received state
-    fits.
+    Free the device memory that the frames of the interrupted training loop have used, to make room
+    for received state.
     """
     gc.collect()
     npu = _npu()
@@ -81,7 +82,8 @@ def release_memory() -> None:
 
 def time_now() -> int:
     """
-    Return the time of the device in microseconds, from an event; 0 where the device cannot tell it.
+    Return the present time of the device in microseconds, from an event. Return 0 if the device has
+    no clock.
 
     Source: `get_event_time` of `uce_utils.py`, line 66.
     """
@@ -93,5 +95,5 @@ def time_now() -> int:
     return int(event.recorded_time()) if hasattr(event, "recorded_time") else 0
 
 
-def _npu() -> Any:  # Any: torch_npu has no types
+def _npu() -> Any:  # Any: torch_npu ships no types
     return getattr(sys.modules.get("torch"), "npu", None)

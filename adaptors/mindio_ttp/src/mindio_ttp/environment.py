@@ -1,7 +1,7 @@
 """
-The environment variables of programs for MindIO, each with its range (MindIO TFT 7.3.0).
+Reads the environment variables of programs for MindIO, and checks their ranges (MindIO TFT 7.3.0).
 
-A value out of its range counts as not set, as in MindIO, but is logged.
+A value out of its range is ignored, as in MindIO, and logged.
 """
 
 import json
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CARRIED = "TFT_MINDIO_LAUNCHED"
-"""The variable that carries the launcher's variables to the process that a tft agent starts."""
+"""The variable in which the launcher's variables are passed to the process that a tft agent
+starts."""
 ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
 """The variable with the path of the socket where the controller listens for an orchestrator."""
 _OVERWRITTEN = (
@@ -30,39 +31,44 @@ _OVERWRITTEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
     """
-    The values of the variables. Each line gives the range and the default in parentheses.
+    The values of the variables. The description of each has the range and the default in
+    parentheses.
     """
 
     mindspore: bool
-    """MINDIO_FOR_MINDSPORE: the program is one for MindSpore (true or 1)."""
+    """MINDIO_FOR_MINDSPORE: True if the program uses MindSpore (true or 1)."""
     task: str
-    """MINDX_TASK_ID: the orchestrator's name of the job; empty where there is no orchestrator."""
+    """MINDX_TASK_ID: the name that the orchestrator gave to the job. Empty without an
+    orchestrator."""
     wait_orchestrator: int
-    """MINDIO_WAIT_MINDX_TIME: seconds that an orchestrator may take to answer (1 to 3600, 30)."""
+    """MINDIO_WAIT_MINDX_TIME: the seconds that an orchestrator may take to answer (1 to 3600,
+    30)."""
     action_limit: int
-    """TTP_NORMAL_ACTION_TIME_LIMIT: seconds that a function may take (30 to 1800, 180)."""
+    """TTP_NORMAL_ACTION_TIME_LIMIT: the seconds that a function of the program may take (30 to
+    1800, 180)."""
     retries: int
-    """TTP_RETRY_TIMES: how often a connection is tried (1 to 300, 10)."""
+    """TTP_RETRY_TIMES: the number of attempts to connect (1 to 300, 10)."""
     clean_before_dump: bool
-    """TTP_STOP_CLEAN_BEFORE_DUMP: stop and clean before a last checkpoint (0 or 1, 0)."""
+    """TTP_STOP_CLEAN_BEFORE_DUMP: True if the program is stopped and cleaned before it saves a last
+    checkpoint (0 or 1, 0)."""
     framework: int
-    """TTP_FRAMEWORK_TYPE: 0, or 1 for X1 (0)."""
+    """TTP_FRAMEWORK_TYPE: the framework of the program, 1 for X1 (0 or 1, 0)."""
     certificate_period: int
     """TTP_ACCLINK_CHECK_PERIOD_HOURS: hours between two checks of certificates (24 to 720, 168)."""
     certificate_ahead: int
-    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: days before their end from which certificates are warned
-    of (7 to 180, 30)."""
+    """TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS: the number of days before the end of a certificate at
+    which warnings begin (7 to 180, 30)."""
     enters_again: bool = True
-    """MS_ENABLE_TFT: MindSpore's loop is entered again after a fault. This needs UCE, HCCE or ARF.
-    Without these MindSpore reports every error that leaves its loop as unknown, and ends."""
+    """MS_ENABLE_TFT: True if MindSpore enters its loop again after a fault, which needs UCE, HCCE
+    or ARF. Without these, MindSpore reports every error that leaves its loop as unknown, and
+    ends."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each value that was ignored."""
+    """A sentence for each value that was ignored because it is out of its range."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
     """
-    Read the variables.
-    """
+    Read the variables from `environ`."""
     ignored: list[str] = []
 
     def within(name: str, least: int, most: int, default: int) -> int:
@@ -87,14 +93,14 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
         certificate_period=within("TTP_ACCLINK_CHECK_PERIOD_HOURS", 24, 720, 168),
         certificate_ahead=within("TTP_ACCLINK_CERT_CHECK_AHEAD_DAYS", 7, 180, 30),
         enters_again=_enters_again(environ.get("MS_ENABLE_TFT", "")),
-        ignored=tuple(ignored),  # last, since arguments are evaluated in their order
+        ignored=tuple(ignored),  # last, because the arguments before it fill the list
     )
 
 
 def _enters_again(enabled: str) -> bool:
     """
-    Return whether the loop is entered again, by the same substring tests as MindSpore's
-    `Model.train`.
+    Return whether MindSpore's `Model.train` enters its loop again after a fault. This uses the same
+    substring tests as `Model.train`.
     """
     is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
     return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
@@ -110,19 +116,19 @@ class Logging:
     """
 
     directory: Path | None = None
-    """TTP_LOG_PATH: the directory of the log file (default `logs`). None: lines go to standard
-    output and no file is kept, since TTP_LOG_STDOUT is 1."""
+    """TTP_LOG_PATH: the directory of the log file (default `logs`). None if TTP_LOG_STDOUT is 1:
+    then lines go to standard output, and there is no file."""
     level: str = "INFO"
     """TTP_LOG_LEVEL: the lowest level of a line that is written."""
     shared: bool = False
-    """TTP_LOG_MODE is ONLY_ONE: all processes write to one file. Else each process has its own
-    file."""
+    """True if TTP_LOG_MODE is ONLY_ONE: then all processes write to one file. Otherwise each
+    process has its own file."""
 
 
 def logging(environ: Mapping[str, str] = os.environ) -> Logging:
     """
-    Read the variables of logging. An invalid value counts as not set: no log exists yet to report
-    it.
+    Read the variables of logging. An invalid value is ignored without a message, because no log
+    exists yet.
     """
     level = environ.get("TTP_LOG_LEVEL", "").upper()
     printed = environ.get("TTP_LOG_STDOUT") == "1"
@@ -135,7 +141,7 @@ def logging(environ: Mapping[str, str] = os.environ) -> Logging:
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """
-    Return the value of a variable; None where it is not set.
+    Return the value of the variable `name`. Return None if the variable is not set.
     """
     return environ.get(name)
 
@@ -150,7 +156,8 @@ def clean_before_dump(environ: MutableMapping[str, str] = os.environ) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """
-    The place of this process, as the launcher of the job has set it.
+    The place of this process among the processes of its machine, as the launcher of the job has set
+    it.
     """
 
     local_rank: int
@@ -160,10 +167,10 @@ class Place:
 
 def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
     """
-    Return the place of this process from the variables of launchers.
+    Read the place of this process from the variables of launchers.
 
-    Where they are not set: `alone` means that all ranks are on one machine, else each rank has its
-    own.
+    If the variables are not set, `alone=True` means that all ranks are on one machine. With
+    `alone=False`, each rank is on another machine.
     """
     local_rank, local_world = (rank, world) if alone else (0, 1)
     local_rank = int(environ.get("LOCAL_RANK", local_rank))
@@ -178,7 +185,7 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Copy the launcher's variables to other names, because an agent sets its own values.
+    Save the launcher's variables under other names, because an agent overwrites them.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)
@@ -186,9 +193,9 @@ def carry(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """
-    Return the address of the hub, where the program has no store of its own.
+    Return the address of the hub that serves the rendezvous store of the program.
 
-    None where the launcher's process serves a store, as torchrun's does. To be called before
+    Return None if the launcher serves a store, as torchrun does. Call this function before
     `restore`.
     """
     launcher = json.loads(environ.get(_CARRIED, "{}"))
@@ -199,8 +206,8 @@ def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
 
 def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set the variables of torch.distributed's `env://` to a store at this address, which no rank
-    serves.
+    Set the variables that torch.distributed reads for `env://` to the store at this address. No
+    rank serves this store.
     """
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -208,7 +215,8 @@ def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ
 
 def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Restore the launcher's variables: the program meets the other ranks at the usual address.
+    Restore the launcher's variables, so that the program meets the other ranks at the launcher's
+    address.
     """
     if _CARRIED not in environ:
         return
@@ -220,7 +228,8 @@ def restore(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def orchestrator_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
-    Return the path where the controller listens; None where no orchestrator is expected.
+    Return the path of the socket at which the controller listens for an orchestrator. Return None
+    if no orchestrator is expected.
     """
     return Path(environ[ORCHESTRATOR]) if environ.get(ORCHESTRATOR) else None
 

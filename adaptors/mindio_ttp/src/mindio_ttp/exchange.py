@@ -1,9 +1,9 @@
 """
-The all-gather of facts, independent of the program's own process groups.
+An all-gather of facts among all ranks, independent of the program's own process groups.
 
-A process that an agent keeps alive is the hub. Each rank sends the hub one line of JSON, and gets
-back the lines of all ranks. A client that speaks the protocol of torch's store is connected to such
-a store.
+One process, the hub, serves the all-gathers. An agent keeps it alive. Each rank sends one line of
+JSON to the hub, and gets back the lines of all ranks. The hub also serves a store of torch: it
+forwards clients that speak the protocol of torch's store.
 """
 
 import json
@@ -21,9 +21,9 @@ from typing import Any
 from mindio_ttp import torch_groups
 
 _HUB = "hub-"
-"""Prefix of the files that name the hub of all nodes."""
+"""The prefix of the files that have the address of the hub that all nodes use."""
 _ANSWER = 5.0
-"""Seconds for a hub to answer: it only looks up its token."""
+"""Seconds within which a hub must answer the question for its token."""
 _BLOCK = 2**16
 
 Body = Mapping[str, Any]
@@ -38,21 +38,21 @@ class Hub(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
     allow_reuse_address = True
-    request_queue_size = 1024  # all ranks connect at once
+    request_queue_size = 1024  # all ranks may connect at the same time
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Member)
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Any = None
-        """A store of torch's, opened when a program first needs it."""
+        """A store of torch. It is opened when a program first needs it."""
         self.token = secrets.token_hex(16)
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
         """
-        Record that one more rank has come. When `world` ranks have come, send each the facts of
-        all.
+        Record that one more rank takes part in the all-gather `name`. When `world` ranks take part,
+        send the facts of all ranks to each of them.
         """
         with self._turn:
             members = self._members.setdefault(name, {})
@@ -65,8 +65,7 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def torch_store(self) -> tuple[str, int]:
         """
-        Return the address of a store for `torch.distributed`. It is opened when its first client
-        comes.
+        Return the address of a store for `torch.distributed`. The first call opens the store.
         """
         host = str(self.server_address[0])
         with self._opening:
@@ -102,7 +101,7 @@ class _Member(socketserver.StreamRequestHandler):
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
-            pass  # the process of the rank was killed
+            pass  # the rank's process was killed
         finally:
             self.server.part(name, rank, self)
 
@@ -122,7 +121,7 @@ class _Member(socketserver.StreamRequestHandler):
 
     def tell(self, said: Body) -> None:
         """
-        Send a line. A member whose connection has ended does not get it.
+        Send a line to the member. Do nothing if the connection of the member has ended.
         """
         with suppress(OSError):
             self.wfile.write(json.dumps(said).encode() + b"\n")
@@ -130,7 +129,7 @@ class _Member(socketserver.StreamRequestHandler):
 
 class Gathering:
     """
-    One all-gather, as one rank takes part in it.
+    The participation of one rank in one all-gather.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -139,9 +138,10 @@ class Gathering:
 
     def join(self, name: str, rank: int, world: int, facts: Body) -> dict[int, Body]:
         """
-        Wait until `world` ranks have come under this name. Return the facts of each rank.
+        Take part in the all-gather `name` with `facts`. Wait until `world` ranks take part. Return
+        the facts of each rank.
 
-        Raises `ConnectionError` when the hub has ended, or `abort` was called.
+        Raises `ConnectionError` if the hub has ended, or `abort` was called.
         """
         said = {"name": name, "rank": rank, "world": world, "facts": facts}
         with self._socket, self._socket.makefile("rwb") as line:
@@ -158,7 +158,7 @@ class Gathering:
         """
         Make a waiting `join` raise `ConnectionError`. May be called from any thread.
         """
-        with suppress(OSError):  # ended already
+        with suppress(OSError):  # the connection may have ended
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -166,11 +166,12 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     """
     Return the address of the hub that all ranks of a job use before their first order.
 
-    Each node may have a hub. The hub of all is the newest one named in `directory`, if it still
-    answers; else the hub of this node, which this call then names there. All nodes see the
-    directory. `host` and `port` are the hub of this node.
+    Each node may have a hub. All ranks use the newest hub that has a file in `directory`, if it
+    still answers. Otherwise they use the hub of this node, and this call writes a file with its
+    address. All nodes can read the directory. `host` and `port` are the address of the hub of this
+    node.
 
-    Raises `ConnectionError` where the hub of this node is needed and does not answer.
+    Raises `ConnectionError` if the hub of this node is needed and does not answer.
     """
     while True:
         known = sorted(directory.glob(f"{_HUB}*"), key=lambda path: int(path.name[len(_HUB) :]))
@@ -198,7 +199,8 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
 
 def token_of(host: str, port: int) -> str:
     """
-    Return the token that identifies the hub at this address; empty where no hub answers.
+    Return the token that identifies the hub at this address. Return an empty text if no hub
+    answers.
     """
     try:
         with socket.create_connection((host, port), timeout=_ANSWER) as hub:
@@ -212,7 +214,7 @@ def token_of(host: str, port: int) -> str:
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:
     """
-    Run the hub until this process is ended. `opened` is called with the port.
+    Run the hub until this process ends. Call `opened` with the port at which the hub listens.
     """
     with Hub(host, port) as hub:
         opened(int(hub.server_address[1]))

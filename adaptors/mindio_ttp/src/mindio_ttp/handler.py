@@ -1,5 +1,5 @@
 """
-The decorator of a training function, which calls the function again after every incident.
+The decorator for a training function. It calls the training function again after every incident.
 """
 
 import functools
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 patterns = Patterns(can_repair=utils.tft_can_do_uce_repair)
-"""The table that classifies errors by their text, for this process."""
+"""The patterns with which this process classifies errors by their text."""
 
 
 def tft_register_exception_handler(
@@ -29,10 +29,10 @@ def tft_register_exception_handler(
     Classify errors whose text contains `fault_pattern` as `fault_type`, the name of a
     `ReportState`.
 
-    `fault_handle` gets the text of the error and returns the name of the error.
+    `fault_handle` is a function that takes the text of the error and returns the name of the error.
     """
     call = "tft_register_exception_handler"
-    pattern = checks.text(call, "fault_pattern", fault_pattern)  # the empty text would match all
+    pattern = checks.text(call, "fault_pattern", fault_pattern)  # an empty text matches every error
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
         raise Refused(f"{call}: fault_type must be one of {names}, not {fault_type!r}")
@@ -44,9 +44,10 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
     """
     Return a function that calls the training function `func` again after every incident.
 
-    The positional arguments are one list for the whole job. Every function of the program receives
-    this list and may change it: the training function is called next with the entries of the list.
-    Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at mind-cluster 22bb3d98.
+    The positional arguments are kept in one list for the whole job. Every registered function of
+    the program receives this list and may change it. The next call of the training function gets
+    the entries of the list. Source: `wrapper` of `ttp_decorator.py`, lines 926 to 939 at
+    mind-cluster 22bb3d98.
 
     Raises `TypeError` if `func` cannot be called. The returned function raises `JobEnded` when the
     job ends before it has returned.
@@ -75,8 +76,8 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 _leave_if_over()
                 if processor.completed:
                     return result
-                continue  # the other ranks have not finished: train on with them
-            # here no traceback holds the frames of the loop any more
+                continue  # other ranks must train earlier steps again
+            # call `report` here, where no traceback keeps the frames of the loop alive
             processor.report(found.state, found.code, found.said)
             processor.wait()
             device.release_memory()
@@ -86,7 +87,8 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
 
 def _loses_memory(error: RuntimeError) -> bool:
     """
-    Return whether an error of one of the program's functions says that the device has lost memory.
+    Return whether an error in a registered function of the program says that the device has lost
+    memory.
     """
     found = patterns.classify(error, repairs=processor.told.uce)
     return found.state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
@@ -94,8 +96,8 @@ def _loses_memory(error: RuntimeError) -> bool:
 
 def _found(error: RuntimeError) -> Found:
     """
-    Classify an error. Raises the error of a handler that fails, and a fault from before training
-    began.
+    Classify an error. Raises the exception of a handler that fails. Raises `error` itself if
+    training had not begun.
     """
     try:
         found = patterns.classify(error, repairs=processor.told.uce)
@@ -112,10 +114,10 @@ def _found(error: RuntimeError) -> Found:
 
 def _give_up(error: Exception) -> None:
     """
-    Report an error after which this process cannot go on.
+    Report an error after which this process cannot continue.
 
-    Before training has begun nothing is reported: the process ends with the error, which the agent
-    sees.
+    Before training has begun, report nothing: the process ends with the error, and the agent sees
+    the end.
     """
     if processor.begun:
         log.error("loop_left", state=ReportState.RS_UNKNOWN.name, exc_info=error)

@@ -1,5 +1,5 @@
 """
-The functions that a program registers, and how each of them is called.
+Stores the functions that a program registers, and calls them with the arguments that MindIO passes.
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ class Handlers:
 
     mindspore: bool = False
     limit: float = 180.0
-    """Seconds that a function may take. A function that takes longer is logged."""
+    """The seconds that a function may take. A warning is logged if a function takes longer."""
     device: int | None = None
-    """The device of this process for its torch_npu. It is made current before each call, since a
-    function may be called on any thread."""
+    """The torch_npu device of this process. It becomes the current device before each call, because
+    functions are called on several threads."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
     clock: Clock = field(default_factory=SystemClock)
 
-    def register(self, name: str, function: Any, context: Any) -> None:  # Any: the program's own
+    def register(self, name: str, function: Any, context: Any) -> None:  # Any: not yet checked
         """
         Register a function of the program under `name`. Raises `TypeError` if it cannot be called.
         """
@@ -57,7 +57,7 @@ class Handlers:
         """
         return name in self._known
 
-    def call(self, name: str, *told: Any) -> Any:  # Any: the program's own
+    def call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         """
         Call the function `name` with the arguments `told`. Add its context if functions of this
         name get one.
@@ -70,7 +70,7 @@ class Handlers:
             if took > self.limit:
                 log.warning("function_slow", name=name, took_s=round(took, 1), limit_s=self.limit)
 
-    def _call(self, name: str, *told: Any) -> Any:  # Any: the program's own
+    def _call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         function, context = self._known[name]
         device.use(self.device)
         if name in ("stream_sync", "decrypt") or name.startswith("zit_"):

@@ -1,9 +1,10 @@
 """
-The functions for an adaptor of tft that knows the program's framework.
+Functions for another adaptor of tft, which knows the framework of the program and uses this package
+only as an interface.
 
-Such an adaptor keeps and moves the state, and the program calls `framework_ttp` as usual. Of the
-functions that the program registers, only those that save and rename are called, when the adaptor
-asks for it.
+That adaptor captures the state and sends it to other ranks, and the program calls `framework_ttp`
+as usual. Of the functions that the program registers, only the functions that save and rename a
+checkpoint are called, and only when the adaptor requests it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +18,9 @@ from tft.errors import JobEnded, OrderRefused
 
 def for_mindspore() -> None:
     """
-    Treat the program as one for MindSpore, as MINDIO_FOR_MINDSPORE does.
+    Treat the program as a program for MindSpore, as if MINDIO_FOR_MINDSPORE were set.
 
-    Call it before anything is registered.
+    Call this function before the program registers functions.
     """
     processor.for_mindspore()
 
@@ -28,8 +29,8 @@ def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
     """
     Join the job as `tft_start_processor` does, with the named adaptor of tft. Return the session.
 
-    The caller then gives the session the parts of the training state. Raises an `Exception` where
-    the job uses another adaptor.
+    The caller must then pass the objects of the training state to `session.adopt`. Raises an
+    `Exception` if the job uses another adaptor.
     """
     processor.start(master_ip, port, "", adaptor)
     session = processor.session
@@ -43,16 +44,17 @@ def start(master_ip: str, port: int, adaptor: str) -> tft.Session:
 
 def count_by(position: Callable[[], int]) -> None:
     """
-    Set the function that returns the step of the state, as the program counts.
+    Set the function `position`, which returns the step of the program to which the state belongs.
 
-    It is called when the loop is entered.
+    tft calls `position` when the training loop is entered.
     """
     processor.position = position
 
 
 def enter() -> None:
     """
-    Enter the loop. Returns when all ranks have. Raises `JobEnded` where the job ends instead.
+    Report that this rank enters its training loop. Return when all ranks have entered their loops.
+    Raises `JobEnded` if the job ends instead.
     """
     processor.enter()
     if processor.exit_code is not None:
@@ -70,11 +72,12 @@ def in_window() -> bool:
 
 def finish() -> bool:
     """
-    Report that the program has trained all its steps. Returns True when all ranks have.
+    Report that the program has trained all its steps. Return True when all ranks have trained all
+    their steps.
 
-    False: the program must train on, since the others were brought back to an earlier step. The
-    program then reports that it has left its loop, and waits for the next action. Raises `JobEnded`
-    where the job ends instead.
+    Return False if this rank must train further, because the other ranks were set back to an
+    earlier step. The program must then report that it has left its loop, and wait for the next
+    action. Raises `JobEnded` if the job ends instead.
     """
     processor.finish()
     if processor.exit_code is not None:
@@ -84,7 +87,7 @@ def finish() -> bool:
 
 def exit_code() -> int:
     """
-    Return the exit code of the job for this rank; 0 also while the job has not ended.
+    Return the exit code of the job for this rank. Return 0 while the job has not ended.
     """
     return processor.exit_code or 0
 
@@ -98,10 +101,10 @@ def program_step(step: int) -> int:
 
 def save(step: int, ranks: Sequence[int]) -> None:
     """
-    Have the program save its state of `step`, as the program counts. `ranks` are the ranks that
-    save.
+    Call the program's function that saves a checkpoint. `step` is the step by the program's count.
+    `ranks` are the ranks that save.
 
-    Raises `OrderRefused` where the program has no function that saves.
+    Raises `OrderRefused` if the program has registered no such function.
     """
     if not processor.handlers.has("save_ckpt"):
         raise OrderRefused(
@@ -113,7 +116,8 @@ def save(step: int, ranks: Sequence[int]) -> None:
 
 def rename(step: int) -> None:
     """
-    Have the program give the checkpoint its final name, when all ranks have saved.
+    Call the program's function that gives the checkpoint its final name. Called when all ranks have
+    saved.
     """
     if processor.handlers.has("rename"):
         processor.handlers.call("rename", step)

@@ -1,8 +1,9 @@
 """
-The `tft lead` process of a job, as a manager sees it.
+Starts and finds the `tft lead` process of a job, which is its controller, on behalf of a manager of
+a cluster.
 
-There is one process for an address and a job. It outlives the manager that has started it. The next
-manager finds it by two files in a directory of this user:
+There is one such process for each address and job. It outlives the manager that has started it. The
+next manager finds the process by two files in a directory of this user:
 
     NAME.lock     locked by the `tft lead` as long as it lives; the text is its pid
     NAME          the socket of its controller
@@ -27,34 +28,33 @@ _MODE = 0o700
 
 class Lead:
     """
-    The `tft lead` of one job at one address, whether its process lives or not.
+    The `tft lead` process of one job at one address. The process may not exist yet, or may have
+    ended.
     """
 
     def __init__(self, job: str, world: int, host: str, port: int) -> None:
         mark = hashlib.sha256(f"{job} {world}".encode()).hexdigest()[:12]
         self.desk = _room() / f"{host}-{port}-{mark}"
-        """The path of the controller's socket."""
+        """The path of the socket at which the controller listens."""
         self._lock = self.desk.with_name(f"{self.desk.name}.lock")
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, words: Sequence[str]) -> bool:
         """
-        Start `tft lead` with these arguments, and return True. Return False where one lives
-        already.
+        Start `tft lead` with the arguments `words`, and return True. Return False if a `tft lead`
+        of this job runs already.
         """
         lock = self._take()
         if lock is None:
             if self.code() is not None:
-                self._process = None  # the living process was started elsewhere
+                self._process = None  # another process has started the running `tft lead`
             return False
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tft", "lead", *words],
                 env=environment.with_orchestrator(self.desk),
                 stdin=subprocess.DEVNULL,
-                pass_fds=(
-                    lock,
-                ),  # keeps the file locked until the child process ends, however it ends
+                pass_fds=(lock,),  # the child keeps the file locked until it ends
                 start_new_session=True,
             )
             os.truncate(lock, 0)
@@ -65,7 +65,8 @@ class Lead:
 
     def lives(self) -> bool:
         """
-        Return True if a `tft lead` of this job lives, started by this process or another one.
+        Return True if a `tft lead` of this job is running. This process or another one may have
+        started it.
         """
         lock = self._take()
         if lock is None:
@@ -75,7 +76,7 @@ class Lead:
 
     def tidy(self) -> None:
         """
-        Remove the files of a `tft lead` that no longer lives.
+        Remove the files of a `tft lead` that has ended.
         """
         lock = self._take()
         if lock is not None:
@@ -85,9 +86,9 @@ class Lead:
 
     def code(self) -> int | None:
         """
-        Return the exit status of the process that was started here.
+        Return the exit status of the `tft lead` that this object has started.
 
-        None where the process lives, or where none was started here.
+        Return None if it is still running, or if this object has started none.
         """
         return None if self._process is None else self._process.poll()
 
@@ -101,7 +102,7 @@ class Lead:
 
     def _take(self) -> int | None:
         """
-        Lock the file and return its descriptor; None where a `tft lead` has the file locked.
+        Lock the file and return its descriptor. Return None if a `tft lead` has locked the file.
         """
         while True:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -113,15 +114,15 @@ class Lead:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock), self._lock.stat()):
                     return lock
-            os.close(lock)  # `tidy` of another process has removed the file meanwhile
+            os.close(lock)  # another process has removed the file in `tidy` meanwhile
 
 
 def _room() -> Path:
     """
-    Return the directory of this user. It is made if it does not exist.
+    Return the directory of this user for the files. Create it if it does not exist.
 
-    Raises `Refused` for a directory that another user may open: a user who can use the socket
-    decides about the job.
+    Raises `Refused` if another user can open the directory, because a user who can open the socket
+    can control the job.
     """
     room = Path(tempfile.gettempdir()) / f"tft-mindio-{os.getuid()}"
     with suppress(FileExistsError):

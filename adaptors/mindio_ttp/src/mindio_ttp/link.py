@@ -1,9 +1,9 @@
 """
 The connection between the controller's process and the process of the orchestrator.
 
-The negotiation runs in the controller's process, and the orchestrator's functions are called in its
-own process. They exchange lines of JSON over a socket of this machine. The controller does not wait
-for an orchestrator that is not connected: it then decides by itself.
+The negotiation runs in the process of the controller. The functions of the orchestrator run in the
+process of the orchestrator. The two processes exchange lines of JSON over a socket of this machine.
+If no orchestrator is connected, the controller decides without one.
 """
 
 import json
@@ -20,32 +20,34 @@ import structlog
 log = structlog.get_logger()
 
 ANSWER_LIMIT = 10.0
-"""Seconds for the controller's process to answer a call, which it only passes on."""
+"""Seconds within which the process of the controller must answer a call. It does not wait for the
+effect of the call."""
 PAUSE = 0.1
-"""Seconds between two attempts to reach a controller that is starting."""
+"""Seconds between two attempts to connect to a controller that is starting."""
 
 ENDS, NOBODY, STAYS = 0, 1, 2
-"""The result of a release of the controller: it ends, it cannot be asked, or it stays until its job
-is over."""
+"""The answers of a controller to the report that no manager leads it any more: the controller ends,
+does not answer, or runs on until its job is over."""
 
 
 class Call(Protocol):
     """
-    Carries out a call by name with its arguments. Returns 0, or 1 for a call it cannot carry out.
+    Carries out a call of an orchestrator, by name and arguments. Returns 0, or 1 if the call cannot
+    be carried out.
 
-    `speaks`: the call comes from the orchestrator that decides.
+    `speaks` is True if the call comes from the orchestrator that decides at present.
     """
 
     def __call__(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
-        """Return the answer."""
+        """Carry out the call `name`, and return 0 or 1."""
 
 
 class Desk:
     """
-    The controller's end of the connection: the orchestrator, as the negotiation sees it.
+    The controller's end of the connection to orchestrators.
 
-    If several orchestrators are connected, the latest one decides and gets the reports, until it
-    leaves.
+    If several orchestrators are connected, the one that has connected last decides and gets the
+    reports, until it disconnects.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,11 +59,10 @@ class Desk:
 
     def open(self, call: Call, changed: Callable[[], None]) -> None:
         """
-        Listen for orchestrators. A controller that is started again takes the place of the one
-        before.
+        Listen for orchestrators. A new controller may use the path of an earlier controller.
 
-        `call` carries out the calls. `changed` is called when another orchestrator decides from now
-        on, or none.
+        `call` carries out the calls of orchestrators. `changed` is called whenever another
+        orchestrator decides from now on, or no orchestrator does.
         """
         self._call, self._changed = call, changed
         self._path.unlink(missing_ok=True)
@@ -78,7 +79,7 @@ class Desk:
         """
         return bool(self._guests)
 
-    def hear(self, name: str, *facts: Any) -> None:  # Any: JSON
+    def hear(self, name: str, *facts: Any) -> None:  # Any: values that JSON can represent
         """
         Send a report to the orchestrator that decides.
         """
@@ -105,27 +106,27 @@ class Desk:
             was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            if was_heard:  # otherwise the deciding orchestrator stays, and has the reports
+            if was_heard:  # otherwise the same orchestrator decides, and has all reports
                 self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
         try:
             return self._call(name, arguments, speaks=guest in self._guests[-1:])
-        except Exception:  # a call from outside must not end this thread
+        except Exception:  # an error in a call must not end this thread
             log.exception("orchestrator_not_followed", call=name)
             return 1
 
     def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
-        with self._writing, suppress(OSError):  # a closed connection is noticed by its reader
+        with self._writing, suppress(OSError):  # the reader of a connection notices its end
             guest.sendall(json.dumps(said).encode() + b"\n")
 
 
 class Line:
     """
-    The orchestrator's end of the connection.
+    The orchestrator's end of the connection to the controller.
 
-    `heard` is called with the name of a report and its facts, on a thread of its own. The line
-    connects again whenever the controller is there.
+    `heard` is called with the name and the facts of each report, on a separate thread. If the
+    connection ends, the object connects again as soon as a controller listens.
     """
 
     def __init__(self, path: Path, heard: Callable[[str, list[Any]], None]) -> None:
@@ -139,12 +140,12 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # not on the thread that reads: the callback may call, and wait for the answer
+        # a separate thread, because the callback may call the controller and wait for the answer
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
         """
-        Call the controller and return its answer; 1 where it does not answer.
+        Call the controller and return its answer. Return 1 if the controller does not answer.
         """
         with self._calling, self._turn:
             line = self._socket
@@ -161,19 +162,20 @@ class Line:
                 lambda: number in self._answers or self._socket is not line, timeout=ANSWER_LIMIT
             )
             answer = self._answers.get(number, 1)
-            self._answers.clear()  # other answers are of calls that have timed out
+            self._answers.clear()  # other answers belong to calls that have timed out
             return answer
 
     def there(self, limit: float) -> bool:
         """
-        Return True if the line is connected to the controller within `limit` seconds.
+        Wait up to `limit` seconds for a connection to the controller. Return True if it is
+        connected.
         """
         with self._turn:
             return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
 
     def close(self) -> None:
         """
-        Close the line: the orchestrator leaves.
+        Close the connection, because the orchestrator no longer takes part.
         """
         self._closed.set()
         self._reports.put(None)
@@ -217,7 +219,7 @@ class Line:
 
     def _report(self) -> None:
         """
-        Pass the reports on, one after another in their order.
+        Call `heard` with the reports, one after another in their order.
         """
         while (report := self._reports.get()) is not None:
             self._heard(*report)
@@ -231,9 +233,9 @@ def _lines(line: socket.socket) -> Iterator[Any]:
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:
     """
-    Return the values with each dict as a list of pairs, since JSON has no numbers as keys.
+    Return the values with each dict replaced by a list of pairs.
 
-    The keys of these dicts are ranks.
+    The keys of these dicts are ranks, and JSON does not allow numbers as keys.
     """
     return [
         {"ranks": sorted(value.items())} if isinstance(value, dict) else value for value in values
@@ -242,7 +244,8 @@ def _plain(values: tuple[Any, ...]) -> list[Any]:
 
 def ranks(value: Any) -> Any:
     """
-    Return the dict that `_plain` has written as pairs; any other value unchanged.
+    Convert the list of pairs that `_plain` has made back to a dict. Return any other value
+    unchanged.
     """
     if isinstance(value, dict) and "ranks" in value:
         return {int(rank): what for rank, what in value["ranks"]}

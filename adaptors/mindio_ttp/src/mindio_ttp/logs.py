@@ -1,5 +1,6 @@
 """
-The log of this package: a file in the working directory, or the place that MindIO's variables name.
+The log of this package. It is a file in the working directory, or in the place that MindIO's
+environment variables name.
 """
 
 import errno
@@ -17,16 +18,16 @@ from mindio_ttp import environment
 DIRECTORY_MODE, FILE_MODE = 0o750, 0o640
 
 Event = MutableMapping[str, Any]
-"""Any: the facts of a log line."""
+"""The facts of a log line. Any: facts may have any type."""
 
 _line = structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"])
 
 
 class Lines:
     """
-    Writes each line to the log. A process that is forked has a file of its own.
+    Writes each line to the log. A forked process writes to another file than its parent.
 
-    `printed`: where there is a file, lines are written to standard output as well.
+    With `printed=True`, lines are written to standard output in addition to the file.
     """
 
     def __init__(self, wanted: environment.Logging, *, printed: bool = False) -> None:
@@ -35,7 +36,7 @@ class Lines:
 
     def msg(self, line: str) -> None:
         """
-        Write a line at once: the process may be killed.
+        Write a line without buffering, because the process may be killed at any time.
         """
         path = self.path()
         written = path is not None and self._append(path, line)
@@ -47,14 +48,14 @@ class Lines:
 
     def _append(self, path: Path, line: str) -> bool:
         """
-        Append a line to the file. Return whether it was written: no rank is lost because of a log
-        line.
+        Append a line to the file. Return whether it was written. Raise no exception, so that no
+        process fails because of a log line.
         """
         try:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # one appending write: other processes may share the file
+            # a single write in append mode, because other processes may write to the same file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:
@@ -68,7 +69,7 @@ class Lines:
 
     def path(self) -> Path | None:
         """
-        Return the path of the file; None where there is no file.
+        Return the path of the log file. Return None if there is no file.
         """
         if self._wanted.directory is None:
             return None
@@ -77,8 +78,7 @@ class Lines:
 
 
 _said: set[tuple[int, Path]] = set()
-"""The files that each process has reported as not writable. A forked process reports this
-itself."""
+"""The files that this process has reported as not writable. A forked process reports them again."""
 
 
 def _say_once(path: Path, error: OSError) -> None:
@@ -93,13 +93,13 @@ def _say_once(path: Path, error: OSError) -> None:
 
 def get_logger(
     wanted: environment.Logging | None = None, *, printed: bool = False
-) -> Any:  # Any: as structlog types it
+) -> Any:  # Any: the return type of structlog's own functions
     """
-    Return a logger of events with facts. `wanted`: the settings; None takes those of the
+    Return a logger for events with facts. `wanted` has the settings. None means the settings of the
     environment.
 
-    `printed`: the lines are written to standard output as well as to the file, for lines that are
-    looked for in the output of the process.
+    With `printed=True`, lines are written to standard output in addition to the file, because
+    operators look for these lines in the output of the process.
     """
     wanted = wanted or environment.logging()
     return structlog.wrap_logger(

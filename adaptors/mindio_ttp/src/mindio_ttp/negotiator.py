@@ -2,8 +2,9 @@
 A recovery plugin that lets the manager of a cluster take part in a recovery: MindIO's negotiation.
 
 MindIO's controller sends four reports (`report_fault_ranks`, `report_stop_complete`,
-`report_strategies`, `report_result`), and an orchestrator answers with calls of its own. Here the
-controller of tft decides, and asks the plugin. The plugin translates this into MindIO's dialogue.
+`report_strategies`, `report_result`), and an orchestrator, the manager of the cluster, answers by
+calling the controller. In tft the controller decides, and asks its plugins for advice. This plugin
+turns each question into MindIO's reports, and the orchestrator's calls into advice.
 """
 
 import re
@@ -30,30 +31,30 @@ MEMORY, PROCESS, NETWORK = 0, 1, 2
 KIND_TO_TYPE: dict[str, int] = {
     "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
 }  # fmt: skip
-"""Maps a kind of fault to a type of fault. The orchestrator knows three types; all other kinds are
-`PROCESS`."""
+"""Maps a kind of fault in tft to a type of fault for the orchestrator. There are only three types.
+A kind that is not in this table has the type `PROCESS`."""
 TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
 OURS_TO_THEIRS = {
     "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
-"""Maps tft's strategies to MindIO's, in the order in which they are offered: the last is the
-best."""
+"""Maps the names of tft's strategies to those of MindIO. Strategies are offered to the orchestrator
+in this order, the best one last."""
 TAKEN_AWAY = frozenset({"straggler", "node", "process"})
-"""The kinds of fault of ranks whose hardware is taken away, after an announcement."""
+"""The kinds of fault of ranks whose hardware the cluster takes away after an announcement."""
 TAKING_OVER = ("migrate", "recover")
-"""tft's strategies that move such a rank to another process. Where the old process has ended
-already, `recover` does the same as `migrate`."""
+"""tft's strategies that move a rank to its prepared second process. If the old process has already
+ended, `recover` has the same effect as `migrate`."""
 GIVE_UP = ("dump", "exit")
-"""The strategies that may be chosen while another one is being carried out."""
+"""The strategies that the orchestrator may choose while another strategy is being carried out."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
 
 OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
 BLOCK = 25.0
-"""Seconds to wait for an answer on the thread that was asked: less than the controller waits for
-that thread."""
+"""Seconds for which a hook waits for an answer of the orchestrator. The controller waits longer for
+the hook."""
 WAIT = 30.0
-"""Seconds after which an orchestrator that has not answered is checked again."""
+"""Seconds after which the controller asks again, if the orchestrator has not answered."""
 CODE = re.compile(r"device error ([0-9A-Za-z]+)")
 
 Ranks = dict[int, int]
@@ -64,20 +65,21 @@ log = logs.get_logger()
 
 class Orchestrator(Protocol):
     """
-    The orchestrator as the negotiation sees it.
+    The orchestrator: can be asked whether it is connected, and gets reports.
     """
 
     def present(self) -> bool:
         """Return whether an orchestrator is connected."""
 
-    def hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
-        """Send a report of the controller."""
+    def hear(self, name: str, *facts: Any) -> None:  # Any: facts of various types
+        """Send the report `name` with its facts to the orchestrator."""
 
 
 @dataclass
 class Negotiator:
     """
-    The plugin. Between two calls of the controller it stores the state of the dialogue.
+    The recovery plugin. Between two calls of the controller it stores the state of the dialogue
+    with the orchestrator.
 
     `limit` is the time in seconds that the orchestrator has for an answer.
     """
@@ -89,25 +91,27 @@ class Negotiator:
     faults: Ranks = field(default_factory=dict)
     incident: int = 0
     seen_whole: bool = False
-    """The orchestrator has sent its view of all faults of the cluster."""
+    """True if the orchestrator has reported all faults that the cluster knows."""
     joining: bool = False
-    """Some of these faults were new: the incident is about to grow."""
+    """True if some of these faults were new to the job, so that they join the incident."""
     offered: list[str] = field(default_factory=list)
     wanted: str = ""
-    """The strategy that the orchestrator has chosen, until it is followed."""
+    """The strategy that the orchestrator has chosen. Empty again once the plugin has passed it
+    on."""
     followed: str = ""
     switching: frozenset[int] = frozenset()
     """The ranks that move to other processes because the orchestrator has requested it."""
     staying: frozenset[int] = frozenset()
     """The ranks whose move to another process the orchestrator has cancelled."""
     fewer: bool = False
-    """The job goes on with fewer ranks because the orchestrator has chosen that."""
+    """True if the job continues with fewer ranks because the orchestrator has chosen that."""
     growing: bool = False
-    """The orchestrator has chosen that the ranks that left return as soon as they can."""
+    """True if the orchestrator has chosen that the ranks which left come back as soon as
+    possible."""
     _opened: int = 0
-    """The number of the incident whose faults were reported last."""
+    """The number of the incident whose faults were last reported to the orchestrator."""
     _silent: float = 0.0
-    """Seconds for which the orchestrator has not answered."""
+    """The time in seconds for which the orchestrator has not answered."""
     _asked: int = 0
     _turn: threading.Condition = field(
         default_factory=lambda: threading.Condition(threading.RLock())
@@ -117,7 +121,7 @@ class Negotiator:
 
     def changed(self) -> None:
         """
-        Handle a change of the orchestrator: another one is connected, or none.
+        Handle a change of the orchestrator: another orchestrator is connected, or none.
 
         The new orchestrator gets the reports of an open incident when it has to decide.
         """
@@ -129,20 +133,22 @@ class Negotiator:
 
     def stop_train(self, faults: Ranks) -> None:
         """
-        Report faults that the cluster has seen, possibly before the job has.
+        Tell the controller about faults that the cluster has detected, possibly before the job has
+        detected them.
         """
         with self._turn:
             for rank, kind in faults.items():
                 if rank not in self.faults:
-                    self._notice(rank, TYPE_TO_KIND[kind], "the cluster reports it")
+                    self._notice(rank, TYPE_TO_KIND[kind], "the cluster has reported this fault")
             self._news()
 
     def on_global_rank(self, faults: Ranks, seconds: float = 0.0) -> None:
         """
-        Report all faults that the cluster knows. A fault that the job has not seen becomes one of
-        its faults.
+        Handle the orchestrator's report of all faults that the cluster knows. A fault that the job
+        has not detected joins the incident.
 
-        Links may need `seconds` to settle before the cluster can choose.
+        `seconds` is the time that links may need to settle before the cluster can choose a
+        strategy.
         """
         with self._turn:
             self.seen_whole = True
@@ -153,46 +159,46 @@ class Negotiator:
 
     def change_strategy(self, strategy: str) -> None:
         """
-        Choose the strategy. While another strategy is being carried out, only the end of the job
-        can be chosen.
+        Accept the strategy that the orchestrator has chosen. While another strategy is being
+        carried out, the orchestrator can only choose to end the job.
         """
         with self._turn:
             if strategy == "continue":
                 self.continue_train()
             elif self.followed and strategy in GIVE_UP:
-                self.followed = "dump"  # what can be saved is saved before the end
+                self.followed = "dump"  # with `exit` too, a last checkpoint is saved if possible
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
                 self.wanted = strategy
             elif strategy == "upgrade" and self.fewer and not self.followed:
                 self.growing = True
             else:
-                log.warning("choice_ignored", strategy=strategy, why="nothing is offered")
+                log.warning("choice_ignored", strategy=strategy, why="no strategy is offered now")
             self._news()
 
     def prepare_action(self, action: str, ranks: Ranks) -> None:
         """
-        Start or cancel the preparation of other processes.
+        Start or cancel the preparation of second processes for `ranks`.
 
-        `hot switch`: ranks whose hardware is about to fail get a second process. `stop switch`:
-        they do not.
+        With the action `hot switch`, a second process is prepared for each of these ranks, because
+        its hardware is about to fail. With `stop switch`, this preparation is cancelled.
         """
         with self._turn:
             stops = action == "stop switch"
             self.staying = self.switching if stops else frozenset()
             self.switching = frozenset() if stops else frozenset(ranks)
-            why = "the cluster has called it off" if stops else "its pod is to be switched"
+            why = "the cluster has cancelled the move" if stops else "the cluster moves the pod"
             asked = tuple(sorted(self.switching))
             self._say(SwitchRequested(ranks=asked, why=why, at=0.0))
             self._news()
 
     def pause_train(self, seconds: float | None = None) -> None:
         """
-        Pause training at a step boundary, for `seconds` at most. None: without a limit.
+        Pause training between two steps, for at most `seconds`. None means no limit.
         """
         with self._turn:
             self._forget_pause()
-            self._say(PauseRequested(why="a link is switched over", check="", at=0.0))
+            self._say(PauseRequested(why="the cluster switches a link", check="", at=0.0))
             if seconds is not None:
                 self._pauses += 1
                 told = (self._pauses, seconds)
@@ -231,7 +237,7 @@ class Negotiator:
 
     def _say(self, message: OutsideReport) -> None:
         if self.report is None:
-            raise RuntimeError("nobody leads yet")
+            raise RuntimeError("no controller leads the job yet: call this after `tft_on_leader`")
         self.report(message)
 
     def _news(self) -> None:
@@ -243,14 +249,14 @@ class Negotiator:
     @hookimpl
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Keep `report`, which sends messages that the controller has not asked for.
+        Store the function `report`, which sends the controller messages that it has not asked for.
         """
         self.report = report
 
     @hookimpl
     def tft_on_event(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Pass on the progress of the job to the orchestrator.
+        Report the progress of the job to the orchestrator.
         """
         with self._turn:
             match event:
@@ -280,10 +286,11 @@ class Negotiator:
     @hookimpl
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Carry on the dialogue about one incident, as far as the orchestrator has answered.
+        Continue the dialogue with the orchestrator about one incident, and return advice that
+        follows from its answers.
 
-        Returns the advice. None where no orchestrator is connected, or where the controller has
-        asked again about more faults.
+        Return None if no orchestrator is connected, or if the controller has meanwhile asked again
+        because further faults have joined.
         """
         with self._turn:
             self._asked += 1
@@ -304,7 +311,7 @@ class Negotiator:
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
-                    return None  # a later call asks about more faults
+                    return None  # a newer call handles more faults
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -333,13 +340,14 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            self.offered, self.wanted = [], ""  # the choice was made for fewer faults
+            # The orchestrator chose before it knew of all faults, so ask again.
+            self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:
             self.joining = False
-            return Advice(wait=WAIT, why="the faults that the cluster has seen are added")
+            return Advice(wait=WAIT, why="faults that the cluster has reported are being added")
         if not self.seen_whole:
-            return Advice(wait=WAIT, why="the cluster's view of the faults is awaited")
+            return Advice(wait=WAIT, why="the cluster has not yet reported all faults it knows")
         if self.followed:
             self._failed(possible)
         theirs = [theirs for ours, theirs in OURS_TO_THEIRS.items() if ours in possible]
@@ -349,10 +357,11 @@ class Negotiator:
 
     def _is_switch(self, incident: IncidentView, possible: set[str]) -> bool:
         """
-        Return whether all ranks have stopped only so that other processes can take over.
+        Return whether all ranks have stopped only because second processes are to take over some
+        ranks.
 
-        True also where that was cancelled meanwhile. The old processes may have ended: the cluster
-        ends them before it chooses.
+        The result is also True if the orchestrator has cancelled this meanwhile. The old processes
+        may already have ended, because the cluster ends them before it chooses.
         """
         kinds = {fault.kind for fault in incident.faults}
         if "straggler" not in kinds or not kinds <= TAKEN_AWAY:
@@ -364,13 +373,13 @@ class Negotiator:
 
     def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
         """
-        Offer the orchestrator to move the ranks to the other processes. There is no other fault to
-        report.
+        Offer the orchestrator to move the ranks to their second processes. In this case there is no
+        fault to report.
 
-        Vetoes `migrate` if the move was cancelled.
+        Veto `migrate` if the move was cancelled.
         """
         if not self.switching:
-            return Advice(veto=("migrate",), why="nothing is wrong, and no rank is to be switched")
+            return Advice(veto=("migrate",), why="there is no fault, and no rank has to move")
         if incident.number != self.incident:
             self._forget()
             self.incident, self.faults = incident.number, faults
@@ -381,7 +390,8 @@ class Negotiator:
 
     def _grow(self, incident: IncidentView) -> Advice:
         """
-        Bring back the ranks that left and are ready. The orchestrator has chosen this already.
+        Advise to bring back the ranks that left the job and are ready. The orchestrator has already
+        chosen this.
         """
         self._forget()
         self.incident = self._opened = incident.number
@@ -393,7 +403,7 @@ class Negotiator:
             self.offered, self.wanted = possible, ""
             self._hear("strategies", self.faults, possible)
         if not self.wanted:
-            return Advice(wait=WAIT, why="the cluster's choice is awaited")
+            return Advice(wait=WAIT, why="the cluster has not chosen a strategy yet")
         if self.wanted not in possible:
             why = f"{self.wanted} was not offered"
             self._hear("result", NOTHING_LEFT, why, self.faults, self.wanted)
@@ -408,7 +418,8 @@ class Negotiator:
 
     def _failed(self, possible: set[str]) -> None:
         """
-        Report that the last strategy has failed, because the controller asks again.
+        Report to the orchestrator that the last strategy has failed. Called when the controller
+        asks again about the same incident.
         """
         code = NOTHING_LEFT
         if self.followed == "retry" and "recover" in possible:
@@ -418,7 +429,7 @@ class Negotiator:
         failed, self.followed, self.offered = self.followed, "", []
         self._hear("result", code, "it did not help", self.faults, failed)
 
-    def _hear(self, name: str, *facts: Any) -> None:  # Any: each report's own
+    def _hear(self, name: str, *facts: Any) -> None:  # Any: facts of various types
         self.orchestrator.hear(name, *(dict(f) if isinstance(f, dict) else f for f in facts))
 
     def _forget(self) -> None:

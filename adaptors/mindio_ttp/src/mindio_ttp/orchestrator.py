@@ -1,8 +1,8 @@
 """
-The controller as the process of an orchestrator sees it.
+The connection to the controller in the process of an orchestrator.
 
-The functions that the orchestrator has registered get the controller's reports. The orchestrator's
-calls are passed on to the controller.
+Reports of the controller go to the functions that the orchestrator has registered. Calls of the
+orchestrator go to the controller.
 """
 
 import atexit
@@ -22,44 +22,47 @@ log = structlog.get_logger()
 
 REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
 START_LIMIT = 60
-"""Seconds for a controller to lead: it is a new process on a busy machine."""
+"""Seconds within which a new controller must begin to lead. This is long, because it is a new
+process on a busy machine."""
 END_LIMIT = 1860.0
-"""Seconds for a controller to end: the state of its job may have to be saved."""
+"""Seconds within which a controller must end. This is long, because the state of its job may have
+to be saved first."""
 PAUSE = 0.1
-"""Seconds between two checks whether a controller lives."""
+"""Seconds between two checks whether a controller is still running."""
 FOLLOWED = 1.0
-"""Seconds between two checks whether a controller that another process has started still lives."""
+"""Seconds between two checks whether a controller that another process has started is still
+running."""
 
 
 class Orchestrator:
     """
-    The orchestrator's side in this process. There is one object in a process.
+    The orchestrator's side of the connection to the controller. There is one object in a process.
     """
 
     def __init__(self) -> None:
         self.world = 0
         self._rank: int | None = None
         self._started = False
-        self._functions: dict[str, Callable[..., Any]] = {}  # Any: the program's own
+        self._functions: dict[str, Callable[..., Any]] = {}  # Any: any signature
         self._line: Line | None = None
         self._lead: Lead | None = None
-        """The controller of a process without a rank."""
+        """The `tft lead` process that this process uses, if this process has no rank."""
         self._over = threading.Event()
-        """Set when the controller was destroyed here."""
+        """Set when this process has called `tft_destroy_controller`."""
         self._follower: threading.Thread | None = None
         self._exits = False
-        """`destroy` is registered to run at the exit of this process."""
+        """True if `destroy` is registered to run at the exit of this process."""
 
     @property
     def registered(self) -> bool:
         """
-        Whether functions are registered for all reports of the controller.
+        True if functions are registered for all reports of the controller.
         """
         return all(name in self._functions for name in REPORTS)
 
-    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: the program's own
+    def register(self, name: str, function: Callable[..., Any]) -> None:  # Any: any signature
         """
-        Register the function that gets the reports of this name.
+        Register the function that is called with the reports of this name.
         """
         self._functions[name] = function
 
@@ -73,8 +76,8 @@ class Orchestrator:
 
     def start(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
         """
-        Start the controller (rank -1), or connect to the one that was started with the job (other
-        ranks).
+        Start the controller if this process has rank -1. Otherwise connect to the controller that
+        was started with the job.
 
         A rank connects only if functions for all reports are registered. A second call has no
         effect.
@@ -91,10 +94,10 @@ class Orchestrator:
 
     def destroy(self) -> None:
         """
-        End what `start` has begun.
+        End the controller and the connection to it.
 
-        A controller that leads ranks goes on by itself until their job is over. A later `start`
-        finds it.
+        A controller that leads ranks runs on until their job is over. A later call of `start` finds
+        this controller.
         """
         self._started, self._rank = False, None
         self._over.set()
@@ -109,9 +112,9 @@ class Orchestrator:
             self._lead.tidy()
         line.close()
 
-    def call(self, name: str, *arguments: Any) -> int:  # Any: JSON
+    def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
         """
-        Pass a call on to the controller and return its answer; 1 where there is no controller.
+        Send a call to the controller and return its answer. Return 1 if there is no controller.
         """
         return 1 if self._line is None else self._line.call(name, *arguments)
 
@@ -123,7 +126,7 @@ class Orchestrator:
                     "tft_register_mindx_callback was called, but this job was started without an "
                     "orchestrator: add --orchestrated to the command `tft run`"
                 )
-            return  # this process becomes the launcher; its rank finds the controller
+            return  # this process becomes the launcher; the process of its rank connects
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
@@ -140,13 +143,13 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # after an answer, this manager has replaced the previous one
+            # an answer means that this manager has replaced the previous manager
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
-                found = not lead.start(words)  # the controller may have been about to end
+                found = not lead.start(words)  # the found controller may have ended
             elif lead.code() is not None:
-                break  # the controller has logged why
+                break  # the controller has logged the reason
         else:
             self._give_up(f"`tft lead` (process {lead.pid()}) does not answer for {START_LIMIT} s")
         if not found and lead.code() is not None:
@@ -167,10 +170,10 @@ class Orchestrator:
 
     def _follow(self, lead: Lead, words: Sequence[str], over: threading.Event) -> None:
         """
-        Start a controller when the one that was found has ended.
+        Start a new controller when the controller that `start` has found ends.
 
-        That controller's job may have been ending. The ranks that are started again for the next
-        job need another controller.
+        The job of the found controller may have been ending. Ranks that are started for the next
+        job need a new controller.
         """
         while not over.wait(FOLLOWED):
             if lead.code() == 0:
@@ -181,7 +184,8 @@ class Orchestrator:
 
     def _release(self, lead: Lead, line: Line) -> None:
         """
-        Tell the controller that no manager leads it any more. If it ends then, wait for its end.
+        Tell the controller that no manager leads it any more. If the controller ends therefore,
+        wait for its end.
         """
         answer = NOBODY
         for _ in range(START_LIMIT):
@@ -191,14 +195,14 @@ class Orchestrator:
             if answer != NOBODY or _gone(lead, 1.0):
                 break
         if answer == NOBODY and lead.lives():
-            log.warning("controller_left", pid=lead.pid(), why="it does not answer")
+            log.warning("controller_left", pid=lead.pid(), why="the controller does not answer")
         elif answer != ENDS:
             log.info(
-                "controller_stays", pid=lead.pid(), why="it leads a job, and ends with the job"
+                "controller_stays", pid=lead.pid(), why="it leads a job, and ends with that job"
             )
         elif not _gone(lead, END_LIMIT):
             log.warning(
-                "controller_left", pid=lead.pid(), why=f"it has not ended for {END_LIMIT:.0f} s"
+                "controller_left", pid=lead.pid(), why=f"it has not ended within {END_LIMIT:.0f} s"
             )
 
     def _connect(self, path: Path) -> Line:
@@ -214,7 +218,7 @@ class Orchestrator:
             return
         try:
             function(*(ranks(fact) for fact in facts))
-        except Exception:  # an error of the orchestrator's function must not end this thread
+        except Exception:  # an error in a registered function must not end this thread
             log.exception("orchestrator_function_failed", report=name)
 
 
@@ -231,4 +235,4 @@ def _gone(lead: Lead, limit: float) -> bool:
 
 
 orchestrator = Orchestrator()
-"""The orchestrator's side in this process."""
+"""The orchestrator's side of the connection to the controller, in this process."""

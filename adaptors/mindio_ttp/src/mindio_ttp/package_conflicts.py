@@ -1,5 +1,6 @@
 """
-A check for another distribution's package in the place of one of this distribution's packages.
+Checks that no other installed distribution has a package with the same name as a package of this
+distribution.
 """
 
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ OURS = "tft-mindio"
 
 def refuse_another(package: str, installed: Iterable[Distribution] | None = None) -> None:
     """
-    Raises `ImportError` where another distribution installs files of `package`.
+    Raise `ImportError` if another distribution installs files of `package`.
 
     The package would then contain files of both distributions.
     """
@@ -30,8 +31,8 @@ def _brings(found: Distribution, package: str) -> bool:
     """
     Return whether a distribution installs files of a package.
 
-    Its file list is searched as text: parsing the lists of all distributions would cost each
-    process 0.2 s.
+    The file list of the distribution is searched as text, because parsing the lists of all
+    distributions would cost each process 0.2 s.
     """
     files = found.read_text("RECORD") or found.read_text("SOURCES.txt") or ""
     tops = found.read_text("top_level.txt") or ""

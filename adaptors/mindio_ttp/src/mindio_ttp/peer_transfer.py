@@ -1,10 +1,11 @@
 """
-The transfers of a repair. Every rank computes the same transfers from the facts of all ranks.
+Computes which rank sends which state to which rank in a repair. Every rank computes the same
+transfers from the facts of all ranks.
 
-MindIO names to a rank all its transfers in one call, and which ranks take part: a program may form
-a group of these ranks first. Sources: `HandleRepair` in `processor.cpp`, lines 823 to 883,
-`GenerateRepairMsg` in `controller.cpp`, lines 2049 to 2106, and `RepairSelectReplica` in
-`replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
+As in MindIO, a rank gets all its transfers in one call, together with the ranks that take part,
+because a program may form a group of these ranks first. Sources: `HandleRepair` in `processor.cpp`,
+lines 823 to 883, `GenerateRepairMsg` in `controller.cpp`, lines 2049 to 2106, and
+`RepairSelectReplica` in `replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,20 @@ class Unit:
     """
 
     type: int
-    """The place of the group in the list that was given to `tft_set_optimizer_replica`."""
+    """The index of the group in the list that the program has passed to
+    `tft_set_optimizer_replica`."""
     source: int
     destination: int
     step: int
-    """The step, as tft counts, at whose end the state is sent."""
+    """The step, by tft's count, to whose end the sent state belongs."""
 
 
 def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
     """
     Return all transfers, ordered by type and destination.
 
-    The source of a shard is the next rank after the destination that offers the shard as of that
-    step. Raises `OrderRefused` where no rank does, or where the source itself needs state.
+    The source of a shard is the first rank after the destination that offers the shard of that
+    step. Raises `OrderRefused` if no rank offers it, or if the source itself needs state.
     """
     found = []
     for destination, said in told.items():

@@ -41,11 +41,12 @@ class Option:
         ]
 
     @hookimpl
-    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: see the hook
+    # Any: an option may have a value of any type
+    def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
         Return the variable with the path where the controller listens for the orchestrator.
 
-        Empty where no orchestrator is expected, or where the variable is set already.
+        Return an empty map if no orchestrator is expected, or if the variable is already set.
         """
         if not options["orchestrated"] or orchestrator_socket() is not None:
             return {}
@@ -60,12 +61,12 @@ class Orchestrated(Negotiator, Option):
     def __init__(self, path: Path) -> None:
         self._desk = Desk(path)
         self._trains = False
-        """Nodes have joined, and their job is not over."""
+        """True if nodes have joined the controller, and their job is not over."""
         self._over = False
         super().__init__(self._desk, limit=float(variables().wait_orchestrator))
 
     @hookimpl
-    def tft_on_leader(self, report: Any) -> None:  # Any: see the specification
+    def tft_on_leader(self, report: Any) -> None:  # Any: a function of the controller
         """
         Open the socket for the orchestrator.
         """
@@ -75,9 +76,10 @@ class Orchestrated(Negotiator, Option):
     @hookimpl
     def tft_on_event(
         self, event: str, facts: Mapping[str, Any]
-    ) -> None:  # Any: see the specification
+    ) -> None:  # Any: a fact may have any type
         """
-        Record whether there is a job to lead.
+        Record whether the controller has a job to lead, and report the progress of the job to the
+        orchestrator.
         """
         match event:
             case "leads":
@@ -97,7 +99,7 @@ class Orchestrated(Negotiator, Option):
         if name == "release":
             return self._release() if speaks else STAYS
         if not speaks:
-            log.warning("call_not_followed", call=name, why="another orchestrator came later")
+            log.warning("call_not_followed", call=name, why="a later orchestrator decides")
             return 1
         given = [ranks(each) for each in arguments]
         match name:
@@ -119,12 +121,12 @@ class Orchestrated(Negotiator, Option):
 
     def _release(self) -> int:
         """
-        Accept that no manager leads the job from now on. Without ranks the job ends.
+        Note that no manager leads the job from now on. End the job if no rank has joined yet.
         """
         if self._trains:
             return STAYS
         if not self._over:
-            why = "its controller was destroyed before any rank had come"
+            why = "the controller of the job was destroyed before any rank had joined"
             self._say(StopRequested(why=why, signal=0, at=0.0))
         return ENDS
 

@@ -1,10 +1,10 @@
 """
 The connection of a training process to its job.
 
-The `Processor` translates the calls of the program into calls of its `tft.Session`. The session
-connects this process and the controller. The training thread makes these calls. The functions that
-the program has registered run on the training thread while that is out of its loop. One function is
-an exception: the one that brings the training thread out of its loop runs on a thread of its own.
+The `Processor` translates the calls of the program into calls of a `tft.Session`, which connects
+this process with the controller. The training thread makes these calls. The functions that the
+program has registered run on the training thread too, while it is out of its loop. Only the
+function that stops the training thread runs on a separate thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,10 +28,10 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""The text that MindSpore's own loop looks for."""
+"""The text of a forced stop that MindSpore's own loop recognises."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
-"""The reasons why a process takes the place of another one."""
+"""The reasons for which a process replaces another one, as `tft_get_reboot_type` returns them."""
 ARF_FINISH = "ARF FINISH"
 
 
@@ -67,7 +67,7 @@ class ProcessorArguments:
     arf: bool
     zit: bool
     curve: tuple[str, ...]
-    """The options of `tft run` for an encrypted bus; empty where the bus is not encrypted."""
+    """The options of `tft run` for an encrypted bus. Empty if the bus is not encrypted."""
 
 
 FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
@@ -77,22 +77,21 @@ FAULTS: Mapping[ReportState, tuple[FaultKind, bool]] = {
     ReportState.RS_HCCL_FAILED: ("network", False),
     ReportState.RS_UNKNOWN: ("software", False),
 }
-"""Maps a state to its kind of fault, and to whether all copies of the training state are in
-doubt."""
+"""Maps a `ReportState` to its kind of fault and a flag, which is True if all copies of the training
+state may be wrong."""
 
 MISSED: Mapping[str, str] = {
-    "stop": "a rank that waits for others cannot be interrupted, and its process is replaced",
-    "clean": "nothing is cleaned before groups are formed",
-    "repair": "a rank that needs the state of another one cannot get it",
-    "save_ckpt": "there is no last checkpoint",
+    "stop": "a rank that waits for other ranks cannot be interrupted, so its process is replaced",
+    "clean": "the device is not cleaned before groups are formed",
+    "repair": "a rank that needs state cannot get it from another rank",
+    "save_ckpt": "no last checkpoint can be saved",
 }
-"""Maps the name of a function to what the job cannot do when that function is not registered."""
+"""Maps the name of a function to the consequence if the program does not register that function."""
 
 
 class Processor:
     """
-    The connection of this process to its job. There is one object in a process.
-    """
+    Connects the program of this process to its job. There is one object in a process."""
 
     def __init__(self) -> None:
         self.variables = environment.variables()
@@ -107,34 +106,37 @@ class Processor:
         self._program: Program | None = None
         self._begun = self._inside = self._window = self._counted = False
         self._leaving = False
-        """The program must leave its loop: the current step is its last one."""
+        """True if the program must leave its loop after the current step."""
         self._initialises = False
-        """The program of a replacement has reported its start, and waits to continue its own
-        initialisation."""
+        """True if this process is a replacement whose program has reported its start, and waits
+        before it continues its own initialisation."""
         self._expects_finish = False
-        """The program knows that its process is a replacement, and reports when it is ready."""
+        """True if the program knows that this process is a replacement, and will report when it is
+        ready."""
         self._said_ready = False
         self._exit: int | None = None
         self._completed = False
         self._returned = False
-        """The program had trained all its steps and must train on, because other ranks have not."""
+        """True if the program had trained all its steps, but must train further because the ranks
+        went back to an earlier step."""
         self.args: Any = None
-        """The `args` that registered functions receive. Any: the program's own."""
+        """The `args` that registered functions receive. Any: objects of the program."""
         self.exported = ""
-        """Which of MindIO's known users the program is; empty for none."""
+        """The name that the program has passed to `set_mindio_export_version`. Empty if it has
+        passed none."""
         self.group_names = torch_groups.GroupNames()
         self.device: int | None = None
-        """The device that was current at `tft_init_processor`, or when training began if there was
-        none then."""
+        """The device that was current when `tft_init_processor` was called. If there was none, the
+        device that was current when training began."""
         self.position: Callable[[], int] | None = None
-        """Returns the program's step that its state belongs to, where an adaptor of the framework
-        knows it."""
+        """A function that returns the program's step to which its state belongs. It is set if
+        another adaptor, which knows the framework, keeps the state."""
 
     # ---------------------------------------------------------------- joining the job
 
     def init(self, told: ProcessorArguments) -> None:
         """
-        Keep the arguments of `tft_init_processor`. Raises `Refused` on a second call in a process.
+        Store the arguments of `tft_init_processor`. Raises `Refused` on a second call in a process.
         """
         if self._told is not None:
             raise Refused(
@@ -149,8 +151,8 @@ class Processor:
         """
         Join the job at the controller's address with the named adaptor.
 
-        A process that no tft agent has started becomes a `tft run` here. Its rank runs the script
-        from its beginning. Raises `Refused` where the process cannot join.
+        If no tft agent has started this process, the process becomes a `tft run`, whose rank runs
+        the script again from its beginning. Raises `Refused` if the process cannot join the job.
         """
         call = "tft_start_processor"
         told = self._told
@@ -171,11 +173,9 @@ class Processor:
             group_names=self.group_names,
         )  # fmt: skip
         adaptor.announce(program)
-        if (
-            not environment.below_tft()
-        ):  # a rank started by an agent has the agent's variables, not the launcher's
+        if not environment.below_tft():  # otherwise an agent has already overwritten the variables
             environment.carry()
-        # a second process for a living rank is a spare that takes over from that rank
+        # With --spare-if-taken, a second process for a running rank becomes a spare for that rank.
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -211,14 +211,13 @@ class Processor:
             if hub is not None and not self.variables.mindspore:
                 try:
                     hub = hub_of_all(session.run_dir, *hub)
-                except (
-                    ConnectionError
-                ) as error:  # the hub restarts: the first order has its address
+                # If the hub is being restarted, the first order will have its new address.
+                except ConnectionError as error:
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
     def _launcher(self, told: ProcessorArguments, host: str, port: int) -> tft.Launcher:
-        # the text as given: this machine's name may resolve to 127.0.1.1 here, and not elsewhere
+        # compare the text without resolving it: a machine's own name may resolve to 127.0.1.1
         alone = host.startswith("127.") or host in ("localhost", "::1")
         place = environment.place(told.rank, told.world, alone=alone)
         return tft.Launcher(
@@ -259,15 +258,15 @@ class Processor:
         The arguments of `tft_init_processor`. Raises `Refused` before `init`.
         """
         if self._told is None:
-            raise Refused("tft_init_processor comes first")
+            raise Refused("tft_init_processor was not called: call it before this function")
         return self._told
 
-    def replicas(self, rank: int, info: Any) -> None:  # Any: as given
+    def replicas(self, rank: int, info: Any) -> None:  # Any: not yet checked
         """
         Set which ranks hold copies of the state of this rank.
 
-        Raises `Refused` for groups that are not valid, and for other groups after training has
-        begun.
+        Raises `Refused` for groups that are not valid. Also raises `Refused` if training has begun
+        and the groups differ from those that were set before.
         """
         program = self.program
         checks.number(replicas.CALL, "rank", rank, 0, program.world - 1)
@@ -280,7 +279,7 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        if self.session.adaptor != "mindio":  # else rank 0 logs all groups when ranks meet
+        if self.session.adaptor != "mindio":  # with `mindio`, rank 0 logs all groups later
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
@@ -292,8 +291,8 @@ class Processor:
     @property
     def reboot(self) -> bool:
         """
-        Whether this process takes the place of another one. The program then has to report when it
-        is ready.
+        True if this process replaces another process of its rank. The program then has to report
+        when it is ready.
         """
         self._expects_finish = True
         return self.session.incarnation > 0
@@ -301,17 +300,17 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        `hot switch` where this process replaces one that still trained when this one started; else
-        `arf`.
+        `hot switch` if this process replaces a process that still trained when this process
+        started. Otherwise `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
 
-    def set_args(self, args: Any) -> None:  # Any: the program's own
+    def set_args(self, args: Any) -> None:  # Any: objects of the program
         """
-        Set the `args` that every function of the program receives.
+        Set the `args` that every registered function of the program receives.
 
-        None is ignored. All values are ignored for a program that passes its own arguments
-        (`export`).
+        None is ignored. All values are ignored for programs of MindSpeed, whose functions receive
+        the arguments of the training function instead (see `export`).
         """
         self.check_trains("tft_set_step_args")
         if args is None or self.exported:
@@ -323,23 +322,24 @@ class Processor:
 
     def for_mindspore(self) -> None:
         """
-        Treat the program as one for MindSpore, whatever the environment says.
+        Treat the program as a program for MindSpore, even if the environment does not say so.
         """
         self.variables = replace(self.variables, mindspore=True)
         self.handlers.mindspore = True
 
-    def keep_args(self, args: list[Any]) -> None:  # Any: the program's own
+    def keep_args(self, args: list[Any]) -> None:  # Any: objects of the program
         """
-        Pass the argument list of the training function to every function of the program.
+        Pass the argument list of the training function to every registered function of the program.
 
-        A function may replace an entry. The training function is called again with the same list.
+        A registered function may replace an entry of the list. The training function is called
+        again with the same list.
         """
         self.args = self.program.args = args
 
     def export(self, name: str) -> None:
         """
-        Record that the program is one of MindIO's known users. It is cleaned before a last
-        checkpoint.
+        Record that the program belongs to the framework `name`, such as MindSpeed. It is stopped
+        and cleaned before it saves a last checkpoint.
         """
         self.exported = name
         environment.clean_before_dump()
@@ -350,21 +350,22 @@ class Processor:
 
     def enter(self) -> None:
         """
-        Enter the loop. Returns when all ranks have, or when the job has ended for this rank.
+        Enter the training loop. Return when all ranks have entered it, or when the job has ended
+        for this rank.
 
-        Returns at once for a replacement whose program is about to report that it is ready.
+        Return at once in a replacement whose program is about to report that it is ready.
         """
         self._returned = False
         if self._inside:
             return
         if self.session.incarnation > 0 and self._expects_finish and not self._begun:
-            return  # the program is about to report that it is ready
+            return  # the program will report that it is ready
         self._begin()
         self.wait()
 
     def open(self, backup: int) -> None:
         """
-        Begin the update window: the state is about to be changed.
+        Open the update window, because the program is about to change its state.
         """
         call = "tft_start_updating_os"
         checks.number(call, "backup_step", backup, -1, LARGEST_STEP)
@@ -387,7 +388,7 @@ class Processor:
 
     def close(self, step: int) -> None:
         """
-        End the update window: the state of `step` is complete.
+        Close the update window, because the state of `step` is complete.
         """
         checks.step("tft_end_updating_os", step, least=1)
         self.check_trains("tft_end_updating_os")
@@ -400,7 +401,7 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            program.base = base  # the program's own first step, whatever an earlier run counted
+            program.base = base  # follows from the first step of this run, not of an earlier run
             if program.earlier is not None and program.earlier != base:
                 log.warning(
                     "program_began_elsewhere", saved=session.step - 1 + program.earlier, began=step - 1,
@@ -414,9 +415,9 @@ class Processor:
         try:
             session.close_window()
         except Interrupted:
-            self._leaving = True  # raised later, where the program expects to be stopped
+            self._leaving = True  # raise the error later, where the program expects it
         program.contributing()
-        if step != expected:  # checked last: the state is complete anyway, and can be saved
+        if step != expected:  # checked last: the complete state can be saved in any case
             raise Refused(
                 f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are "
                 "counted one by one"
@@ -424,7 +425,7 @@ class Processor:
 
     def pause(self) -> None:
         """
-        Mark the end of an iteration, where a program can be stopped without losing work.
+        Report the end of an iteration, where a program can be stopped without losing work.
 
         Raises a `RuntimeError` with STEP FINISH when the program must leave its loop.
         """
@@ -434,11 +435,11 @@ class Processor:
 
     def check_trains(self, call: str) -> None:
         """
-        Raises `Refused` when there are no more steps to train.
+        Raise `Refused` if there are no more steps to train.
         """
         why = ""
         if self.dumped:
-            why = "the last checkpoint is being written, or is"
+            why = "the last checkpoint is being written, or is written already"
         elif self._exit is not None:
             why = "the job has ended for this rank: tft_wait_next_action has said EXIT"
         elif self._completed:
@@ -464,20 +465,22 @@ class Processor:
 
     def report(self, state: ReportState, code: str, said: str = "") -> None:
         """
-        Leave the loop for the reason `state`. `said` is the text of the error.
+        Report that this rank has left its loop for the reason `state`. `said` is the text of the
+        error.
 
-        Where the program itself cannot continue (RS_UNKNOWN), returns when the job is over for it.
+        If the program cannot continue (RS_UNKNOWN), return only when the job has ended for this
+        rank.
         """
-        self.session  # noqa: B018 (raises before there is a session)
+        self.session  # noqa: B018 (raises if there is no session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            self._initialises = True  # its groups and functions are not registered yet
+            self._initialises = True  # its groups and functions are not set yet
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
             self._ready(state)
             return
         if self._returned:
             self._returned = False
-            return  # the program already knows that it must enter its loop
+            return  # the program knows already that it must enter its loop
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -485,11 +488,11 @@ class Processor:
                     f"tft_report_error: {state.name} was reported before training began, so "
                     "nothing can be repaired: let the process end with its error, which tft notices"
                 )
-            return  # nothing was trained: the process ends, which the agent handles
+            return  # nothing was trained yet: let the process end, and the agent handles its end
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
-            # such a program reports every error as unknown, also one from the loss of another rank
+            # this program reports every error as unknown, even if another rank was lost
             fault = ("network", False) if is_cut_off(said) else fault
-        if self._inside:  # a second report, outside the loop, has no news about the state
+        if self._inside:  # a second report, outside the loop, says nothing about the state
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
@@ -505,8 +508,8 @@ class Processor:
         """
         Report once that this rank is ready.
 
-        Raises `Refused` for a second report from inside the loop: such a program would report, and
-        enter its loop again, without end.
+        Raises `Refused` for a second report from inside the loop. Otherwise such a program would
+        report and enter its loop again for ever.
         """
         if self._inside and self._said_ready:
             raise Refused(
@@ -527,7 +530,7 @@ class Processor:
         Carry out orders until this rank is in its loop again, or all ranks have trained all their
         steps.
 
-        Returns `EXIT` when the job is over before that, else `RETRY`.
+        Return `EXIT` if the job has ended before that, else `RETRY`.
         """
         if self._initialises:
             self._initialises = False
@@ -553,10 +556,10 @@ class Processor:
 
     def finish(self) -> None:
         """
-        Report that the program has trained all its steps. Returns when all ranks have.
-        """
+        Report that the program has trained all its steps. Return when all ranks have trained all
+        their steps."""
         if not self._begun and self._session is not None and self.session.incarnation > 0:
-            self.wait()  # the step of the other ranks is not known here yet: enter the loop
+            self.wait()  # enter the loop first, to learn the step of the other ranks
             return
         if self._begun and self._inside:
             self._inside = self._leaving = False
@@ -568,24 +571,23 @@ class Processor:
     @property
     def window(self) -> bool:
         """
-        Whether the update window is open: the state is being changed.
+        True if the update window is open, which means that the state is being changed.
         """
         return self._window
 
     @property
     def returned(self) -> bool:
         """
-        Whether the program must train on after it had trained all its steps.
+        True if the program must train further although it had trained all its steps.
         """
         return self._returned
 
     def loaded(self, step: int) -> None:
         """
-        Record that the program has loaded a checkpoint of its own, and goes on from the end of
-        `step`.
+        Record that the program has loaded its own checkpoint, and continues from the end of `step`.
 
-        The program calls it when it begins, or when its repair function was told to load a
-        checkpoint.
+        The program reports this when it begins, or in its repair function when tft has asked that
+        function to load a checkpoint.
         """
         checks.step("tft_report_load_ckpt_step", step, least=1)
         if self._program is not None:
@@ -593,10 +595,10 @@ class Processor:
 
     def destroy(self) -> None:
         """
-        Report, outside any loop, that the program has trained all its steps. Returns when all ranks
-        have.
+        Report, outside the loop, that the program has trained all its steps. Return when all ranks
+        have trained all their steps.
 
-        Raises `Refused` where an incident needs this rank to train earlier steps again: this
+        Raises `Refused` if after an incident this rank must train earlier steps again, because this
         program can no longer enter its loop.
         """
         while self._begun and self._inside:
@@ -613,15 +615,16 @@ class Processor:
     @property
     def begun(self) -> bool:
         """
-        Whether this rank has reported that it is ready to train.
+        True if this rank has reported that it is ready to train.
         """
         return self._begun
 
     def repair_step(self) -> int:
         """
-        Return the program's step that this rank was last brought to; 0 for none.
+        Return the program's step to which the last repair has set this rank. Return 0 if there was
+        no repair.
 
-        From now on the step counts as known to the program.
+        Note that the program knows this step from now on.
         """
         if self._program is None:
             return 0
@@ -631,21 +634,21 @@ class Processor:
     @property
     def repair_type(self) -> str:
         """
-        The repair that is being carried out, in MindIO's words; `unknow` for none.
+        The repair that is being carried out, by MindIO's name. It is `unknow` if there is none.
         """
         return UNKNOWN if self._program is None else self._program.repair_type
 
     @property
     def completed(self) -> bool:
         """
-        Whether all ranks have trained all their steps.
+        True if all ranks have trained all their steps.
         """
         return self._completed
 
     @property
     def exit_code(self) -> int | None:
         """
-        The exit code of the job; None while the job has not ended for this rank.
+        The exit code of the job. None while the job has not ended for this rank.
         """
         return self._exit
 
@@ -656,13 +659,13 @@ class Processor:
 
     def _begin(self) -> None:
         if not self._begun:
-            self.session  # noqa: B018 (raises before there is a session)
+            self.session  # noqa: B018 (raises if there is no session)
             for name, without in MISSED.items():
-                # other adaptors do all of this without functions of the program
+                # other adaptors do this work without functions of the program
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
-            if self.device is None:  # the program may have imported its framework since `init`
+            if self.device is None:  # the program may have imported its framework after `init`
                 self.device = device.current(mindspore=self.variables.mindspore)
                 self.handlers.device = self.device
             if self.session.adaptor == "mindio":
@@ -674,18 +677,19 @@ processor = Processor()
 """The processor of this process."""
 
 
-def register(name: str, function: Callable[..., Any], context: Any) -> None:  # Any: the program's
+# Any: the program chooses the context and the types of its functions
+def register(name: str, function: Callable[..., Any], context: Any) -> None:
     """
     Register a function of the program under `name`.
     """
     processor.handlers.register(name, function, context)
 
 
-def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: as given
+def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: not yet checked
     """
-    Return the options of `tft run` that encrypt the bus with the files named for TLS.
+    Return the options of `tft run` that encrypt the bus with keys from the TLS files in `info`.
 
-    Returns no options where TLS is off.
+    Return no options if TLS is off.
     """
     if not tls_on:
         return ()

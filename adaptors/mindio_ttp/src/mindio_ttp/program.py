@@ -1,8 +1,9 @@
 """
-A program for MindIO as the hooks of tft see it.
+Carries out the hooks of tft for a program that is written for MindIO, by calling the functions that
+the program has registered.
 
-Hooks are answered by the functions that the program has registered. The program counts its own
-steps: it may have trained before this job began. `base` is the program's step at the job's step 0.
+The program has its own count of steps, because it may have trained before this job began. `base` is
+the program's step at step 0 of the job.
 """
 
 import json
@@ -32,14 +33,15 @@ ELASTIC = ("scale_in", "scale_out")
 FUNCTIONS = (
     "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair", "zit_upgrade_rollback",
 )  # fmt: skip
-"""The functions that are all needed to go on with fewer ranks, and with more ranks again."""
+"""The functions that a program must register, all of them, to continue with fewer ranks and later
+with more ranks."""
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
-"""The last argument of these functions, in the words of the cluster."""
+"""The last argument of these functions: the JSON text that MindCluster passes."""
 SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The text by which the error of a precision check names the last step that it knows to be
-sound."""
+"""The part of the text of a precision check's error which names the last step whose numbers were
+right."""
 TICK = 0.05
-"""Seconds between two looks at the files of the other savers."""
+"""Seconds between two checks for the files of the other ranks that save."""
 
 
 @dataclass(slots=True)
@@ -47,101 +49,104 @@ class Program:
     """
     The program of one rank.
 
-    `completed` returns the last complete step, as tft counts. `incarnation` is the number of
-    processes that held the rank before.
+    `completed` returns the last complete step, by tft's count. `incarnation` is the number of
+    earlier processes of the rank.
     """
 
     rank: int
     world: int
     handlers: Handlers
     strategies: tuple[str, ...]
-    """The strategies that the program can take part in."""
+    """The strategies that the program supports."""
     group_names: GroupNames = field(default_factory=GroupNames)
     store: Store = field(default_factory=Store)
-    """The store where a program on torch.distributed meets the other ranks, unless its launcher
-    serves one."""
+    """The rendezvous store of a program that uses torch.distributed, unless its launcher serves a
+    store."""
     completed: Callable[[], int] = lambda: 0
     incarnation: int = 0
     successor: bool = False
-    """This process was started to take over from a process that still trained."""
+    """True if this process was started while the old process of the rank still trained."""
     contributing: Callable[[], None] = lambda: None
-    """Called when the other ranks may finish the step without this rank. It is called at the start
-    of each step, since tft cannot see when a program has contributed to the last all-reduce. The
-    rank-local state does not change during the step."""
+    """The function to call when the other ranks may finish the step without this rank. It is called
+    at the beginning of each step, because tft cannot see when the program contributes to the last
+    all-reduce. This is correct because the rank-local state does not change during the step."""
     args: Any = None
-    """The `args` that every function receives. Any: the program's own."""
+    """The `args` that every registered function receives. Any: objects of the program."""
     groups: tuple[Group, ...] = ()
     dense: tuple[int, ...] = ()
-    """The data-parallel group of this rank; empty where the program has not set it."""
+    """The data-parallel group of this rank. Empty if the program has not set it."""
     base: int | None = None
     earlier: int | None = None
-    """The base of the run that saved the checkpoint from which this run goes on."""
+    """The `base` of the earlier run that saved the checkpoint from which this run continues."""
     loaded: int | None = None
-    """The step of the checkpoint that the program has loaded last, if it has reported it: before it
-    trains, or in its repair function."""
+    """The step of the checkpoint that the program has loaded last. None if the program has not
+    reported such a step."""
     uce: bool = False
-    """This rank has reported that its device memory is lost."""
+    """True if this rank has reported that its device memory is lost."""
     torn: bool = False
-    """The update had begun when the loop was left."""
+    """True if the update had begun when this rank left its loop."""
     stepped_out: bool = False
-    """The loop was left at the end of a step, where the program can be stopped without losing
-    work."""
+    """True if this rank left its loop at the end of a step, so that no work was lost."""
     repaired_to: int = 0
-    """The program's step that this rank was last brought to."""
+    """The program's step to which the last repair has set this rank."""
     repair_type: str = UNKNOWN
     step_is_known: bool = True
-    """The program knows the step that this rank was brought to."""
+    """True if the program knows the step to which the last repair has set this rank."""
     finished: bool = False
-    """The program has trained all its steps: there is no loop to bring it out of."""
+    """True if the program has trained all its steps, so that it is not in its loop."""
     clean_first: bool = False
-    """The program's functions `stop` and `clean` are called before it saves a last checkpoint."""
+    """True if the program's functions `stop` and `clean` are called before it saves a last
+    checkpoint."""
     calls_once: bool = False
-    """The program's functions that repair, and that go on with fewer ranks, keep partial results of
-    a call. They can be called once, as MindIO calls them, and not again after they have failed."""
+    """True if the program's functions for repair, and for continuing with fewer ranks, keep partial
+    results of a call. MindIO calls them only once, so they cannot be called again after they have
+    failed."""
     loses_memory: Callable[[RuntimeError], bool] = lambda error: False
-    """Returns whether an error says that the device has lost memory."""
+    """A function that returns whether an error says that the device has lost memory."""
     _fresh: bool = True
-    """No incident has been handled: there is nothing to roll back."""
+    """True if no incident has been handled yet, so that there is nothing to roll back."""
     _stopped: bool = False
-    """The program's function `stop` was called since the program was last in its loop."""
+    """True if the program's function `stop` was called since the program was last in its loop."""
     _scaled: Scaled = ""
-    """Whether this group was formed with fewer ranks ("in"), or with ranks that came back
-    ("out")."""
+    """"in" if the present group was formed with fewer ranks, "out" if it was formed with ranks that
+    came back. Otherwise empty."""
     _began_at: int = 0
-    """The last complete step when this group was formed."""
+    """The last complete step when the present group was formed."""
     _with_fewer: bool = False
-    """The program's function was called to go on with fewer ranks, and not all ranks are back."""
+    """True if the program's function for fewer ranks was called, and not all ranks have come
+    back."""
     _repaired: bool = False
-    """Some rank has received state in the present group."""
+    """True if a rank has received state in the present group."""
     _light: bool = False
-    """The lost memory was cleaned without loss: it need not be rebuilt, and no state is fetched for
-    it."""
+    """True if the program's function `clean` has reported that no content of the memory is lost.
+    Then this rank needs no state from other ranks."""
     _formed: int = 0
-    """The number of groups that have gone on to train. A rank that left the job has a smaller
+    """The number of groups in which training has resumed. A rank that left the job has a smaller
     number."""
     _told: Mapping[int, Body] = field(default_factory=dict)
-    """The facts that each rank of the present group has sent when the group was formed."""
+    """The facts that each rank of the present group sent when the group was formed."""
     _known: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank, as of the last time that all ranks went on."""
+    """The incarnation of each rank when training resumed last."""
     _met: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank of the last group formed, which may have been given up."""
+    """The incarnation of each rank in the group that was formed last. Training may not have resumed
+    in that group."""
     _gathering: Gathering | None = None
-    """The all-gather in which this rank waits for the facts of the others."""
+    """The all-gather in which this rank waits for the facts of the other ranks."""
     _group: tuple[str, str, int] = ("", "", 0)
     """The name of the present group, and the host and port of its hub."""
     _stopping: threading.Thread | None = None
     _stop_failed: str = ""
     _needs: dict[str, int] = field(default_factory=dict)
-    """By shard: the step of the state that this rank must receive."""
+    """The shards that this rank must receive, each with the step of the state."""
     _offers: set[tuple[str, int]] = field(default_factory=set)
     """The shards, each with its step, that this rank has offered to other ranks."""
     _overwritten: bool = False
-    """The state of this rank was overwritten, in part or as a whole, by received or loaded state,
-    or was released by `clean`."""
+    """True if received or loaded state has overwritten the state of this rank at least in part, or
+    if `clean` has released it."""
     _void: threading.Event = field(default_factory=threading.Event)
-    """Set when an order to save is cancelled: the wait for the other savers ends."""
+    """Set when an order to save is cancelled. It ends the wait for the other ranks that save."""
     _saved: tuple[Path, int] | None = None
-    """The directory and the attempt of the last save."""
+    """The directory and the attempt number of the last save."""
 
     # ---------------------------------------------------------------- shards and steps
 
@@ -149,8 +154,8 @@ class Program:
         """
         Return the shard of this rank in each of its groups.
 
-        A program that has set no groups has one group of all ranks, in which each rank holds
-        everything.
+        If the program has set no groups, there is one group of all ranks, and each rank holds the
+        whole state.
         """
         if not self.groups:
             everyone = {"rank_list": list(range(self.world)), "replica_cnt": self.world}
@@ -160,21 +165,21 @@ class Program:
 
     def column(self) -> tuple[int, ...]:
         """
-        Return the ranks that leave the job together with this one, this rank included.
+        Return the ranks that leave the job together with this rank. This rank is among them.
         """
         return self._column() or (self.rank,)
 
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            partitions.append(self.dense)  # splits the larger groups, too
+            partitions.append(self.dense)  # splits the larger groups too
         return replicas.column(self.rank, self.world, partitions)
 
     def settle_strategies(self) -> None:
         """
-        Remove the strategies that the program cannot take part in.
+        Remove the strategies that the program does not support.
 
-        Call it when all functions are registered and all groups are set.
+        Call this method when all functions are registered and all groups are set.
         """
         missing = [name for name in FUNCTIONS if not self.handlers.has(name)]
         self.shards()
@@ -183,8 +188,8 @@ class Program:
             why = f"these functions are not registered: {', '.join(missing)}"
         elif self._column() is None:
             why = (
-                "its groups are not laid out alike all over the ranks, so it is not known "
-                "which ranks leave together"
+                "the groups do not have the same layout on all ranks, so it is not known "
+                "which ranks would leave the job together"
             )
         if why and "scale_in" in self.strategies:
             log.warning("ranks_cannot_leave", why=why)
@@ -205,8 +210,8 @@ class Program:
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the last sound step that the text of an error names, as tft counts steps; None if the
-        text names no step.
+        Return the last step with right numbers that the text of a precision error names, by tft's
+        count. Return None if the text names no step.
 
         Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
@@ -218,34 +223,35 @@ class Program:
     @property
     def fresh(self) -> bool:
         """
-        Whether no incident has been handled in this process, and it replaces no other process.
+        True if this process has handled no incident, and replaces no other process.
         """
         return self._fresh and self.incarnation == 0
 
     def brought_to(self, step: int) -> None:
         """
-        Record that the state is that of the end of `step`, as the program counts.
+        Record that this rank has the state of the end of `step`, by the program's count.
         """
         self.base = step - self.completed()
         self.repaired_to = step
 
     def local_state(self) -> bytes:
         """
-        Return the rank-local state, which is only `base`. The program computes everything else
-        again.
+        Return the rank-local state, which consists of `base` only. The program restores everything
+        else itself.
         """
         return pack(self.base)
 
     def derive(self) -> bytes:
         """
-        Return the rank-local state where it was lost with a node. The base is then known from other
-        ranks.
+        Return the rank-local state of a rank whose own copy was lost with its node. `base` is then
+        known from other ranks.
         """
         return pack(None)
 
     def load(self) -> None:
         """
-        Accept a start from a checkpoint: the program itself has read it before it trains.
+        Do nothing for a checkpoint at the start of the job, because the program itself has loaded
+        it.
 
         Raises `OrderRefused` in a process that has handled an incident or replaces another one.
         """
@@ -259,24 +265,24 @@ class Program:
 
     def interrupt(self) -> None:
         """
-        Interrupt the training thread, whatever it waits for. Called repeatedly on the control
-        thread.
+        Interrupt the training thread, even if it waits for other ranks or the device. Called
+        repeatedly on the control thread.
         """
         self._void.set()
         gathering = self._gathering
         if gathering is not None:
             gathering.abort()
         if self._stopping is None and not self.finished:
-            self.repair_type = UNKNOWN  # no strategy is chosen before all ranks have stopped
+            self.repair_type = UNKNOWN  # the strategy is chosen only after all ranks have stopped
             self._stopping = threading.Thread(target=self._stop, name="mindio-stop", daemon=True)
             self._stopping.start()
 
     def left(self) -> None:
         """
-        Finish leaving the loop: call the program's `stop` function once, on every rank.
+        Complete the stop of this rank: call the program's `stop` function if it was not called yet.
 
-        A rank that left the loop at the end of a step is stopped later, when the kind of repair is
-        known. Raises `OrderRefused` where the function has failed.
+        A rank that left its loop at the end of a step is stopped later, when the kind of repair is
+        known. Raises `OrderRefused` if the function has failed.
         """
         self.finished = False
         if self._stopping is None:
@@ -307,11 +313,11 @@ class Program:
 
     def regroup(self, name: str, host: str, port: int, place: int, world: int) -> None:
         """
-        Meet the other ranks, clean the device where necessary, and have the program form its
-        groups.
+        Exchange facts with the other ranks, clean the device if necessary, and let the program form
+        its groups.
 
-        The program forms its groups again only where some ranks are new or missing. Raises
-        `OrderRefused` where the ranks do not agree about their groups or steps.
+        The program forms its groups again only if some ranks are new or missing. Raises
+        `OrderRefused` if the ranks do not agree about their groups or steps.
         """
         self._group = (name, host, port)
         repair = name.rpartition("/")[2]
@@ -349,7 +355,7 @@ class Program:
         if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            # an earlier attempt may have stopped the device of a replacement, too
+            # in an earlier attempt, the device of a replacement may have been stopped too
             cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
@@ -363,8 +369,8 @@ class Program:
 
     def _gather(self, name: str, world: int, facts: Body) -> dict[int, Body]:
         """
-        Send `facts` and wait for `world` ranks. Return the facts of each rank. `interrupt` ends the
-        wait.
+        Send `facts` to the other ranks and wait for the facts of `world` ranks. Return them by
+        rank. `interrupt` ends the wait.
         """
         _, host, port = self._group
         self._gathering = gathering = Gathering(host, port)
@@ -375,7 +381,7 @@ class Program:
 
     def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
         """
-        Have the program form its groups where the members have changed, or have new processes.
+        Let the program form its groups, if the members have changed or have new processes.
         """
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
@@ -415,8 +421,8 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        Return the ranks with a new process: some staying rank has not formed groups with this
-        process yet.
+        Return the ranks with a new process. A process is new if a staying rank has not formed
+        groups with it yet.
         """
         replaced = set()
         for told in stayed.values():
@@ -433,16 +439,17 @@ class Program:
             raise OrderRefused(
                 f"the program's clean function returned {result!r}: it could not clean"
             )
-        device.release_memory()  # makes room for the state to be received
+        device.release_memory()  # make room for received state
         self._stopped = False
         if self.uce and result == 0:
-            # the program has released its memory: a later result of `clean` does not restore it
+            # the program has released its memory, which a later call of `clean` cannot restore
             self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
     def rebuild(self) -> None:
         """
-        Have the program move the state that ranks need, in one call on each rank that takes part.
+        Let the program send the state that ranks need. Each rank that takes part makes one call of
+        the program's repair function.
         """
         said = {
             "needs": [[shard, step] for shard, step in sorted(self._needs.items())],
@@ -455,21 +462,21 @@ class Program:
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
-            # before anything is overwritten: program_step needs the base
+            # before state is overwritten, because program_step needs the base
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
             lost = self.uce and self.repair_type == "retry"
             kind = RepairType.RT_UCE_HIGHLEVEL if lost else RepairType.RT_RECV_REPAIR
             self._repair(kind, received, units)
-            # the state is complete: a later attempt has nothing to repair here
+            # the state is complete now, so a later attempt need not repair this rank
             self.uce = self.torn = False
         if sent:
             self._repair(RepairType.RT_SEND, sent, units)
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Set this rank to the step from which all ranks go on, and have the program roll back.
+        Set this rank to the step from which all ranks continue, and let the program roll back.
         """
         self.earlier = unpack(local_state) if self._fresh and self.completed() else None
         if not self._fresh:
@@ -487,7 +494,7 @@ class Program:
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
         if self._scaled == "in" and not (moved or self._repaired):
-            self.step_is_known = True  # the program is at the step that it completed last
+            self.step_is_known = True  # it is the step that the program completed last
             return
         self.step_is_known = self.handlers.has("rollback")
         if self.step_is_known:
@@ -497,16 +504,16 @@ class Program:
 
     def offer(self, shard: str, step: int) -> bytes:
         """
-        Record that this rank offers a shard to another rank. Called on a transfer thread.
+        Record that this rank can send the shard to another rank. Called on a transfer thread.
         """
         self._offers.add((shard, step))
         return pack({"step": step})
 
     def need(self, shard: str, meta: bytes) -> bool:
         """
-        Record that this rank needs a shard, which it receives in `rebuild`.
+        Record that this rank needs a shard, which it will receive in `rebuild`.
 
-        Returns False where the rank still has the shard: its memory was cleaned, and nothing in it
+        Return False if the rank still has the shard, because its memory was cleaned and no content
         was lost.
         """
         step = int(unpack(meta)["step"])
@@ -526,22 +533,22 @@ class Program:
     @property
     def reloads(self) -> bool:
         """
-        Whether the program's repair function can load the newest checkpoint that the program keeps
-        itself.
+        True if the program's repair function can load the newest checkpoint that the program itself
+        has saved.
 
-        The functions of programs for MindSpore cannot.
+        The repair functions of programs for MindSpore cannot.
         """
         return self.handlers.has("repair") and not self.handlers.mindspore
 
     def reload(self, not_after: int | None) -> int:
         """
-        Have the program load its newest checkpoint, on all ranks at once. Return its step, as tft
-        counts.
+        Let the program load its newest checkpoint, on all ranks at the same time. Return the step
+        of the checkpoint, by tft's count.
 
-        The program receives the last step that may be sound as the step to be repaired:
-        `not_after`, or the last complete step of any rank where that is earlier.
+        The program's function receives the last step that may be sound as the step to be repaired.
+        It is `not_after`, or the last complete step of any rank if that step is earlier.
         """
-        if self.base is None:  # a replacement: the base is known from the other ranks
+        if self.base is None:  # in a replacement, the other ranks know the base
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
             self.base = known[0] if known else None
         ahead = max(int(told["completed"]) for told in self._told.values())
@@ -596,16 +603,18 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                raise TrainingFault(str(error), context_lost=True) from error  # needs a new process
+                # The program's functions cannot be called again after this, so replace the process.
+                raise TrainingFault(str(error), context_lost=True) from error
             raise
 
     # ---------------------------------------------------------------- the last checkpoint
 
     def save(self, directory: Path, shards: Sequence[str], step: int, attempt: int) -> list[str]:
         """
-        Have the program save the parts that this rank was chosen for, once in an attempt.
+        Let the program save the parts of the state that this rank was chosen to save, once in each
+        attempt.
 
-        All ranks that were chosen save together. Return the name of the file that lists the saved
+        All chosen ranks save at the same time. Return the name of the file that lists the saved
         parts.
         """
         if not attempt:
@@ -642,7 +651,7 @@ class Program:
 
     def _stop_at_last(self) -> None:
         """
-        Call the program's `stop` function if it was not called yet.
+        Call the program's `stop` function, if it was not called yet, before the last checkpoint.
         """
         if not self._stopped:
             self._stop()
@@ -652,10 +661,10 @@ class Program:
 
     def _savers(self, directory: Path, group: Group, attempt: int) -> list[int]:
         """
-        Return the rank that saves each part of a group, in the order of the parts.
+        Return, for each part of the state of a group, the rank that saves the part.
 
-        Each saver creates a file when it has come so far. Raises `OrderRefused` where the save is
-        cancelled.
+        Each rank that saves creates a file when it is ready to save, and this function waits for
+        these files. Raises `OrderRefused` if the save is cancelled.
         """
         names = [f"{group.shard(part)}.{attempt}" for part in range(group.parts)]
         while not self._void.wait(TICK):
@@ -666,7 +675,7 @@ class Program:
 
     def rename(self, directory: Path, step: int) -> None:
         """
-        Have the program give the checkpoint its final name, once, when all parts are saved.
+        Let the program give the checkpoint its final name. Called once, when all parts are saved.
         """
         mark = directory / "renamed"
         if self.handlers.has("rename") and not mark.exists():
@@ -679,7 +688,7 @@ class Program:
 
 def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
     """
-    Return whether this repair only replaces processes by successors.
+    Return whether this repair only replaces processes by their successors.
 
     All other ranks have then left their loops at the end of a step.
     """
@@ -693,8 +702,8 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
-    Return the ranks that were members when all ranks last resumed, and still know the members of
-    that time.
+    Return the facts of the staying ranks: the ranks that took part when training resumed last, and
+    are still the same processes.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {
@@ -705,14 +714,14 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that are missing now and were members when some staying rank last resumed.
+    Return the ranks that are missing now, but took part when a staying rank last resumed training.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
 
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that have joined and were no members when some staying rank last resumed.
+    Return the ranks that take part now, but did not when a staying rank last resumed training.
     """
     return {
         rank

@@ -1,8 +1,9 @@
 """
-MindIO's groups of ranks as shards: which ranks hold copies of which part of the state.
+Converts MindIO's groups of ranks to shards of tft: which ranks hold copies of which part of the
+state.
 
-A group of G ranks that holds R whole copies is cut into G / R parts; the rank at place p of the
-sorted group holds part p modulo G / R.
+A group of G ranks that holds R whole copies of a state is cut into G / R parts. The rank with index
+p in the sorted group holds the part p modulo G / R.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,33 +20,33 @@ LARGEST = 2**31 - 1
 
 log = logs.get_logger()
 announced = logs.get_logger(printed=True)
-"""The logger of the lines that MindSpore's guides tell operators to look for in the output of
-worker 0."""
+"""The logger of those lines that operators look for in the output of worker 0, as MindSpore's
+guides tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """
-    One group of this rank: the ranks that share one kind of state.
+    One group of this rank: the ranks that together hold copies of one kind of state.
     """
 
     type: int
-    """Its place in the list: 0 dense, 1 experts."""
+    """The index of the group in `replica_info`: 0 for dense parameters, 1 for experts."""
     ranks: tuple[int, ...]
-    """The ranks, sorted."""
+    """The ranks of the group, sorted."""
     copies: int
-    """How many whole copies the ranks hold together."""
+    """The number of whole copies of the state that the ranks hold together."""
 
     @property
     def parts(self) -> int:
         """
-        The number of parts that the state is cut into.
+        The number of parts into which the state is cut.
         """
         return len(self.ranks) // self.copies
 
     def shard(self, part: int) -> str:
         """
-        Return the name of a part. It is the same on every rank.
+        Return the name of the shard for a part of the state. The name is the same on every rank.
         """
         return f"group{self.type}.{self.ranks[0]}.{part}"
 
@@ -64,12 +65,13 @@ class Group:
 
 def read(
     rank: int, world: int, info: Any, *, whole: bool, shifted: bool = True
-) -> tuple[Group, ...]:  # Any: as it was given
+) -> tuple[Group, ...]:  # Any: not yet checked
     """
     Return the groups of a rank from the argument `replica_info`.
 
-    `whole`: each rank holds everything, as with MindSpore. `shifted`: the given distance between
-    copies counts, as with X1. Raises `Refused` for groups that are not valid.
+    Pass `whole=True` if each rank of a group holds the whole state, as with MindSpore. Pass
+    `shifted=True` if `replica_shift`, the distance between copies, must be right, as with X1.
+    Raises `Refused` for groups that are not valid.
     """
     return tuple(
         _group(rank, world, place, group, whole=whole, shifted=shifted)
@@ -123,11 +125,12 @@ def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
 
 def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """
-    Return the ranks that leave together with `rank`: those that have its place in their own group
-    of any partition.
+    Return the ranks that leave the job together with `rank`: the ranks that have the same index in
+    their own group as `rank` has in its group, in any partition.
 
-    Each partition of the world is given by the group that `rank` is in. None: the groups are not
-    repeated over the whole world, so that the places of other ranks are not known.
+    For each partition of the world, `partitions` has the group of `rank`. Return None if these
+    groups do not repeat regularly over the whole world, so that the indices of other ranks are not
+    known.
     """
     together = {rank}
     for ranks in partitions:
@@ -145,15 +148,16 @@ def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[
 
 def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     """
-    Return the reason why the groups that the ranks have set do not fit together; empty if they fit.
+    Return the reason why the groups that the ranks have set do not fit together. Return an empty
+    text if they fit.
     """
     known: dict[tuple[int, int], tuple[int, Group]] = {}
     first, own = next(iter(all_groups.items()))
     for rank, groups in all_groups.items():
         if len(groups) != len(own):
             return (
-                f"rank {first} has told of {len(own)} kinds of groups, rank {rank} of "
-                f"{len(groups)}: all ranks must tell of as many"
+                f"rank {first} has set {len(own)} kinds of groups, rank {rank} has set "
+                f"{len(groups)}: all ranks must set the same number of groups"
             )
         for group in groups:
             for member in group.ranks:
@@ -169,7 +173,7 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
 
 def agreed_base(told: Mapping[int, int | None]) -> str:
     """
-    Return the reason why the ranks do not count the same steps; empty where they do.
+    Return the reason why the ranks do not count the same steps. Return an empty text if they do.
 
     Ranks that have not counted any step yet are ignored.
     """
@@ -186,12 +190,12 @@ def agreed_base(told: Mapping[int, int | None]) -> str:
 
 def announce(
     told: Mapping[int, Sequence[Sequence[Any]]],
-) -> None:  # Any: type, ranks and copies of a group
+) -> None:  # Any: a group's type, ranks, copies
     """
     Log the groups that the ranks have set, ordered by rank.
 
-    Each group is logged once, for the first rank that has it, in the words of MindIO's controller
-    (`controller.cpp`, 1905), which is part of rank 0.
+    Each group is logged once, for the first rank that has set it. The line has the text of MindIO's
+    controller (`controller.cpp`, 1905), which runs in rank 0.
     """
     known: set[tuple[int, tuple[int, ...]]] = set()
     for rank, groups in sorted(told.items()):

@@ -1,9 +1,9 @@
 """
-The argument `tls_info`: MindIO's settings of TLS, and the options of tft that replace them.
+Converts MindIO's TLS settings, the argument `tls_info`, to options of tft.
 
-tft encrypts with the keys of a job, without certificates. The files of `tls_info` are checked as
-MindIO checks them. The keys of the job are derived from the private key: processes with the same
-private key have the same keys.
+tft encrypts with keys of the job, without certificates. The files of `tls_info` are checked as in
+MindIO. The keys of the job are derived from the private key, so processes with the same private key
+have the same keys.
 """
 
 import hmac
@@ -31,19 +31,19 @@ KEYS = (
 )
 NEEDED = ("tlsCert", "tlsCaPath", "tlsCaFile", "tlsPk", "packagePath")
 LARGEST = 10 * 1024
-"""The largest number of characters of a `tls_info`."""
+"""The largest number of characters in a `tls_info`."""
 LARGEST_FILE = 10 * 1024 * 1024
 """The largest number of bytes of a certificate or of a list of revoked certificates."""
 
 Decrypt = Callable[[str], Any]
-"""The function given to `tft_register_decrypt_handler`. Any: the program's own."""
+"""The function that the program has registered to decrypt passwords. Any: of any signature."""
 
 
-def read(info: Any) -> dict[str, str]:  # Any: as given
+def read(info: Any) -> dict[str, str]:  # Any: not yet checked
     """
-    Return the pairs of a `tls_info`.
+    Return the pairs of keys and values in a `tls_info`.
 
-    Raises `Refused` if it is not a text, is too long, or lacks a key that is needed.
+    Raises `Refused` if it is not a text, is too long, or lacks a required key.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
         raise Refused(f"tls_info must be a string of at most {LARGEST} characters")
@@ -70,8 +70,8 @@ def read(info: Any) -> dict[str, str]:  # Any: as given
 
 def check_files(pairs: dict[str, str]) -> Identity:
     """
-    Return the files that are named. Raises `Refused` for a file that is missing, a link or too
-    large.
+    Return the certificate files that `tls_info` names. Raises `Refused` for a file that is missing,
+    a symbolic link or too large.
     """
     _directory("packagePath", _path(pairs["packagePath"]))
     return Identity(
@@ -83,10 +83,10 @@ def check_files(pairs: dict[str, str]) -> Identity:
 
 def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     """
-    Return the password of the private key; None without one.
+    Return the password of the private key. Return None if it has no password.
 
-    The program's own function, if any, decrypts the password in `tls_info`. Raises `Refused` where
-    that function fails.
+    If the program has registered a decrypt function, that function decrypts the password in
+    `tls_info`. Raises `Refused` if the function fails.
     """
     cipher = pairs.get("tlsPkPwd")
     if cipher is None or decrypt is None:
@@ -105,7 +105,8 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     return said
 
 
-def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:  # Any: as given
+# Any: `info` is not yet checked
+def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     """
     Return the options of `tft run` for an encrypted bus.
 
@@ -119,7 +120,8 @@ def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]: 
     if days <= ahead:
         log.warning("certificate_expires", certificate=pairs["tlsCert"], days=days)
     seed = hmac.digest(b"tft mindio_ttp tlsPk", key.content, "sha256")
-    # The name does not reveal the key, and the same key has the same directory on every start.
+    # The name of the directory is derived from the key but does not reveal it, so the same key has
+    # the same directory on every start.
     name = hmac.digest(seed, b"directory", "sha256").hex()[:16]
     directory = Path.home() / ".tft" / f"keys-{name}"
     try:

@@ -1,8 +1,7 @@
 """
-The parts that a program on torch.distributed needs to form its process groups again after a repair.
+Helps a program that uses torch.distributed to form its process groups again after a repair.
 
-These are names of groups that are equal in survivors and replacements, and a store that does not
-end with any rank.
+For this, survivors and replacements need equal names for a group, and a store that no rank serves.
 
 Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's
 `ttp_decorator.py` (lines 505 to 556 at mind-cluster 22bb3d98). This module never imports torch on
@@ -19,14 +18,16 @@ from typing import Any
 from mindio_ttp import environment
 
 STORE_LIMIT = timedelta(seconds=30)
-"""Time limit for the answer of a hub's store: the hub may have to import torch first."""
+"""The time limit for an answer of the hub's store. It is long, because the hub may have to import
+torch first."""
 
 
 class GroupNames:
     """
-    The names that `torch.distributed` gives to process groups, each with the repair in it.
+    Gives process groups of `torch.distributed` names that contain the name of the repair.
 
-    A store keeps the keys of a group that is gone. Under a new name no rank finds these keys.
+    A store still has the keys of a group that no longer exists. A group with a new name does not
+    find these keys.
     """
 
     def __init__(self) -> None:
@@ -43,18 +44,22 @@ class GroupNames:
 
     def begin(self, repair: str) -> None:
         """
-        Name groups after this repair from now on, and start their count again.
+        Use the name `repair` in the names of groups from now on, and start the count of groups
+        again.
 
-        A replacement has formed fewer groups than the survivors.
+        The count must start again, because a replacement has formed fewer groups than the
+        survivors.
         """
         self._repair, self._count = repair, 0
         self.install()
 
     def name(self, ranks: Sequence[int], use_hashed_name: bool) -> str:
         """
-        Return the name of the next group of `ranks`; without ranks, the name of the default group.
+        Return the name of the next group of `ranks`. Without ranks, return the name of the default
+        group.
 
-        `use_hashed_name`: only these ranks form the group, so that other ranks do not count it.
+        Pass `use_hashed_name=True` if only these ranks form the group, so that other ranks do not
+        count it.
         """
         if use_hashed_name:
             taken = set(_c10d()._world.pg_names.values())
@@ -70,29 +75,31 @@ class GroupNames:
 
 class Store:
     """
-    The job's own store for `init_process_group`. A hub's process serves it, and it outlives every
+    The job's own store for `init_process_group`. The hub serves it, so the store outlives every
     rank.
     """
 
     def __init__(self) -> None:
         self._used = False
         self._hub = ("", 0)
-        """The address of the hub whose store `_client` is connected to."""
+        """The address of the hub to whose store `_client` is connected."""
         self._client: Any = None
 
     def use(self, host: str, port: int) -> None:
         """
-        Set `env://` to the store of the hub at this address.
+        Set the variables of `env://`, so that `init_process_group` uses the store of the hub at
+        this address.
         """
         self._used = True
         environment.meet_at(host, port)
 
     def begin(self, repair: str, host: str, port: int) -> None:
         """
-        Make the groups of a repair meet in a store that is empty for all ranks.
+        Make the groups that are formed in a repair use keys of the store that no earlier group has
+        used.
 
-        They meet below a prefix of the repair, whatever the name of the default group is. The store
-        is that of the hub at this address, or the launcher's.
+        The keys have a prefix with the name of the repair, so the name of the default group does
+        not matter. The store is the store of the hub at this address, or the launcher's store.
         """
         if self._used:
             environment.meet_at(host, port)
@@ -109,10 +116,10 @@ class Store:
         _meet_in(torch, f"tft-{repair}", root)
 
 
-def client(host: str, port: int) -> Any:  # Any: as torch has it
+def client(host: str, port: int) -> Any:  # Any: torch is imported only at run time
     """
-    Return a client of the store at this address. Raises `RuntimeError` where no store answers in
-    time.
+    Connect to the store at this address, and return the client. Raises `RuntimeError` if no store
+    answers in time.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -121,7 +128,8 @@ def client(host: str, port: int) -> Any:  # Any: as torch has it
 
 def connect(host: str, port: int) -> None:
     """
-    Give the default process group the store at this address. Groups formed from now on meet there.
+    Make the default process group use the store at this address. Groups that are formed from now on
+    use this store too.
     """
     torch = _c10d()
     if torch is None or not torch.is_initialized():
@@ -129,7 +137,7 @@ def connect(host: str, port: int) -> None:
     _meet_in(torch, "tft", client(host, port))
 
 
-def open_store(host: str) -> Any:  # Any: a TCPStore; only the hub's process imports torch
+def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports torch
     """
     Serve a store at `host` only, at a free port, for as long as the caller keeps the result.
     """
@@ -142,15 +150,15 @@ def open_store(host: str) -> Any:  # Any: a TCPStore; only the hub's process imp
     )
 
 
-def _root(store: Any) -> Any:  # Any: as torch has it
+def _root(store: Any) -> Any:  # Any: torch is imported only at run time
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
-def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: as torch has it
+def _meet_in(torch: Any, prefix: str, store: Any) -> None:  # Any: torch is not imported here
     """
-    Make groups that are formed from now on meet below `prefix` in this store.
+    Make groups that are formed from now on use keys with the prefix `prefix` in this store.
     """
     from torch._C._distributed_c10d import PrefixStore
 
@@ -163,5 +171,5 @@ def _hashed(text: str) -> str:
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _c10d() -> Any:  # Any: the module's inner names have no types
+def _c10d() -> Any:  # Any: a module whose inner names are untyped
     return sys.modules.get("torch.distributed.distributed_c10d")

@@ -10,16 +10,17 @@ from tft.errors import UsageError
 from tft.spi.launcher import BrokerAddress, Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
-"""The features that MindSpore leaves to `mindio_ttp`. MindSpore searches for the same texts."""
+"""The features of `MS_ENABLE_TFT` for which MindSpore uses `mindio_ttp`. MindSpore searches for the
+same texts."""
 
 _REPLACES = "ARF:1"
-"""With this feature MindSpore's handler calls `tft_register_mindx_callback` itself on a system
-without MindCluster."""
+"""The feature with which, on a system without MindCluster, MindSpore's own handler calls
+`tft_register_mindx_callback`."""
 
 
 class MsrunArguments(Protocol):
     """
-    The command line of msrun, as msrun parses it.
+    The parsed command line of msrun.
     """
 
     worker_num: int
@@ -46,17 +47,18 @@ class Facts:
     address: str
     """The address of node 0."""
     port: int
-    """The port of the broker of several nodes, which takes the next port, too."""
+    """The port of the broker if the job has several nodes. The broker also uses the next port."""
     named: str
-    """The setting from which the address was read."""
+    """The name of the setting from which the address was read."""
     adaptor: str
     orchestrated: bool
-    """MindSpore's handler takes part in recoveries: it registers with the controller, in rank 0."""
+    """True if MindSpore's own handler takes part in recoveries. It connects to the controller in
+    rank 0."""
     command: tuple[str, ...]
 
     def node(self) -> Node:
         """
-        Return the node. Raises `UsageError` where the settings do not make one.
+        Return the settings of the node. Raises `UsageError` if they are not valid together.
         """
         return Node(
             nnodes=self.nnodes,
@@ -74,7 +76,7 @@ class Facts:
 
 def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
     """
-    Return the settings; None for a dry run, which is no job.
+    Return the settings of this msrun. Return None for a dry run, which starts no job.
 
     Raises `UsageError` for settings that msrun allows and tft does not.
     """
@@ -86,7 +88,7 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
             f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: "
             "each machine must have the same number, at least one"
         )
-    # as in msrun, which ignores --node_rank on a single machine
+    # msrun ignores --node_rank on a single machine
     number = told.node_rank if nnodes > 1 else 0
     if not 0 <= number < nnodes:
         raise UsageError(
@@ -105,7 +107,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
         port=port,
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
-        # the same test as in MindSpore's handler, in rank 0, on the controller's node
+        # the same condition as in MindSpore's handler, which runs in rank 0 on the controller's
+        # node
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )

@@ -1,5 +1,5 @@
 """
-The processes of msrun, managed through the functions that msrun offers.
+Starts, ends and monitors the processes of msrun, through the functions that msrun has registered.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 class Processes:
     """
-    The implementation of `tft.spi.launcher.Starter` for msrun.
+    Implements `tft.spi.launcher.Starter` with the functions of msrun.
     """
 
     def __init__(
@@ -17,21 +17,21 @@ class Processes:
         *,
         start: Callable[[list[int]], int],
         kill: Callable[[list[int]], int],
-        look: Callable[[list[int]], dict[int, dict[str, Any]]],  # Any: numbers, or None
+        look: Callable[[list[int]], dict[int, dict[str, Any]]],  # Any: numbers or None
     ) -> None:
         self._start = start
         self._kill = kill
         self._look = look
         self._logs: dict[int, Path] = {}
-        """For each local rank, the file to which its newest process writes."""
+        """The file to which the newest process of each local rank writes its output."""
         self._starts: dict[int, int] = {}
 
     def start(self, local_rank: int) -> int:
         """
         Start the process of a rank, and return its pid.
 
-        msrun begins the log of a rank again with each process, so the log of the earlier process is
-        renamed first. Raises `ChildProcessError` if the process ended at once.
+        msrun overwrites the log file of a rank when it starts another process, so the log of the
+        earlier process is renamed first. Raises `ChildProcessError` if the process ended at once.
         """
         earlier = self._logs.pop(local_rank, None)
         number = self._starts.get(local_rank, 0)
@@ -39,7 +39,7 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # msrun is the parent and has looked once: a process seen to end then is already reaped
+        # msrun is the parent of the process. If msrun saw its end, the process is reaped already.
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
             raise ChildProcessError(
@@ -52,20 +52,21 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Kill a process with its process group, and the process that shows its log.
+        Kill a process with its whole process group, and the process that shows its log.
         """
         self._kill([pid])
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        Collect the status of a process: msrun does so when it looks at the process.
+        Collect the exit status of a process, by letting msrun check the process.
         """
         self._look([local_rank])
 
 
 def _written_by(pid: int) -> Path | None:
     """
-    Return the file that is the standard output of a process; None where that is no file.
+    Return the file to which the standard output of a process goes. Return None if it goes
+    elsewhere.
     """
     try:
         path = Path(f"/proc/{pid}/fd/1").readlink()

@@ -1,6 +1,6 @@
 """
-The functions that start and end the controller, and those of an orchestrator that manages a
-cluster.
+The functions that start and end the controller, and the functions with which an orchestrator that
+manages a cluster calls the controller.
 
 The names, arguments and results are those of MindIO TFT 7.3.0 (`mindio_ttp.controller_ttp`).
 """

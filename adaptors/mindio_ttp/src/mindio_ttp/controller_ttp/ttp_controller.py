@@ -1,10 +1,10 @@
 """
-The start and the end of the controller.
+Starts and ends the controller.
 
 The names are those of `mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0. With rank -1
-the controller is started alone, for nodes that get the name of their job from MINDX_TASK_ID. With
-another rank the controller is started with the job, in `tft_start_processor`. In both cases the
-controller is a process of its own, and outlives the process that has started it.
+the controller starts alone, for nodes that get the name of their job from MINDX_TASK_ID. With
+another rank the controller starts together with the job, in `tft_start_processor`. In both cases
+the controller is a separate process, and outlives the process that has started it.
 """
 
 from mindio_ttp import checks
@@ -49,9 +49,10 @@ def tft_start_controller(
     bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = ""
 ) -> None:
     """
-    Start the controller at `bind_ip` and `port`, or find the one that was started with the job.
+    Start the controller at `bind_ip` and `port`, or connect to the controller that was started with
+    the job.
 
-    `enable_tls` says whether the bus is encrypted, and `tls_info` names the files with the keys.
+    If `enable_tls` is True, the bus is encrypted. `tls_info` names the files with the keys.
     """
     call = "tft_start_controller"
     address = checks.address(call, "bind_ip", bind_ip)
@@ -62,7 +63,7 @@ def tft_start_controller(
 
 def tft_destroy_controller() -> None:
     """
-    Release the controller, which is no longer needed.
+    End the controller that this process has started.
 
     A controller that was started with its job ends with that job.
     """

@@ -22,7 +22,7 @@ class LEVEL(Enum):
 
 
 TID = 100000
-"""The divisor of thread numbers: MindIO shows a thread by the remainder of its number."""
+"""The divisor of thread numbers. The log has the remainder of a thread's number, as in MindIO."""
 
 _log = logs.get_logger()
 
@@ -31,12 +31,12 @@ class Logger:
     """
     A logger for calls such as `LOGGER.info("rank:%s", rank)`.
 
-    A message that cannot be formatted is written as it is, so that no rank is lost because of a log
-    line.
+    A message that cannot be formatted is written unchanged, so that no process fails because of a
+    log line.
     """
 
     @staticmethod
-    def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: as in `logging`
+    def format(msg: str, *args: Any, **kwargs: Any) -> str:  # Any: values of any type
         """
         Return the message with its arguments inserted.
         """
@@ -45,31 +45,31 @@ class Logger:
         except (TypeError, ValueError):
             return f"{msg} {args!r}"
 
-    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
+    def debug(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write a debug line.
         """
         _log.debug(self.format(msg, *args))
 
-    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an info line.
         """
         _log.info(self.format(msg, *args))
 
-    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
+    def warning(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write a warning line.
         """
         _log.warning(self.format(msg, *args))
 
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an error line.
         """
         _log.error(self.format(msg, *args))
 
-    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: as in `logging`
+    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:  # Any: values of any type
         """
         Write an error line with the traceback of the exception that is being handled.
         """

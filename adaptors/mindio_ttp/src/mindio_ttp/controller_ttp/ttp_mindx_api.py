@@ -2,7 +2,7 @@
 The calls of an orchestrator to the controller.
 
 The names are those of `mindio_ttp.controller_ttp.ttp_mindx_api` of MindIO TFT 7.3.0. Every function
-returns 0, or 1 where the controller cannot carry out the call. The log then says why.
+returns 0, or 1 if the controller cannot carry out the call. The log then has the reason.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ ACTIONS = ("hot switch", "stop switch")
 
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     """
-    Register `func`, which is called with one kind of report of the controller.
+    Register `func` to be called with each report of the controller of the kind `action`.
 
     The values of `action` and the arguments of `func` are `report_fault_ranks(ranks, error_codes)`,
     `report_stop_complete(code, message, ranks)`, `report_strategies(ranks, strategies)` and
@@ -44,7 +44,7 @@ def tft_notify_controller_stop_train(
     fault_ranks: dict[int, int], stop_type: str = "stop", timeout: int | None = None
 ) -> int:
     """
-    Report faults that the cluster has seen, or pause training.
+    Report faults that the cluster has detected, or pause training.
 
     With `stop`, `fault_ranks` maps a rank to its type of fault (0 memory, 1 process, 2 network).
     With `pause`, all ranks wait between two steps, for `timeout` seconds at most. Raises
@@ -66,7 +66,7 @@ def tft_notify_controller_on_global_rank(fault_ranks: dict[int, int], time: int 
     """
     Report all faults that the cluster knows, as a map from rank to type of fault.
 
-    `time`: the seconds that links need to settle (1 to 3600).
+    `time` is the number of seconds that links need to settle (1 to 3600).
     """
     call = "tft_notify_controller_on_global_rank"
     if not _are_faults(fault_ranks) or not _is_settling_time(time):
@@ -78,10 +78,10 @@ def tft_notify_controller_prepare_action(
     action: str, fault_ranks: dict[int, int] | None = None
 ) -> int:
     """
-    Start or cancel the preparation of other processes for ranks.
+    Start or cancel the preparation of new processes for ranks.
 
-    `hot switch`: the ranks of `fault_ranks` get another process while they train. `stop switch`:
-    they do not.
+    With the action `hot switch`, a second process is prepared for each rank in `fault_ranks` while
+    the rank trains. With `stop switch`, this preparation is cancelled.
     """
     if action not in ACTIONS or not _are_faults(fault_ranks or {}):
         return _refused("tft_notify_controller_prepare_action", f"{action!r}, {fault_ranks!r}")
@@ -97,7 +97,8 @@ def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> in
     call = "tft_notify_controller_change_strategy"
     if strategy in WITH_PARAMETER and not 1 <= len(params) <= LONGEST_PARAMETER:
         return _refused(call, f"{strategy} needs params of 1 to {LONGEST_PARAMETER} characters")
-    # an unknown strategy was not offered: the controller reports that, and ends the job
+    # The controller checks the strategy: if it has not offered it, it reports that and ends the
+    # job.
     return orchestrator.call("change_strategy", strategy)
 
 
@@ -108,14 +109,14 @@ def tft_notify_controller_dump() -> int:
     return orchestrator.call("dump")
 
 
-def _are_faults(ranks: Any) -> bool:  # Any: as given
+def _are_faults(ranks: Any) -> bool:  # Any: not yet checked
     return isinstance(ranks, dict) and all(
         isinstance(rank, int) and 0 <= rank < orchestrator.world and kind in FAULT_TYPES
         for rank, kind in ranks.items()
     )
 
 
-def _is_settling_time(seconds: Any) -> bool:  # Any: as given
+def _is_settling_time(seconds: Any) -> bool:  # Any: not yet checked
     return isinstance(seconds, int) and 1 <= seconds <= 3600
 
 

@@ -13,10 +13,10 @@ from mindio_ttp.controller_ttp import ttp_logger
 
 def input_ip_transform(input_ip: str, max_retries: int = 3) -> str:
     """
-    Return the IPv4 address of a host name.
+    Return the IPv4 address of the host name `input_ip`.
 
-    An address is returned unchanged, and so is a name without an address. The name server is asked
-    up to `max_retries` times.
+    Return `input_ip` unchanged if it is an address, or a name that cannot be resolved. The name
+    server is asked up to `max_retries` times.
     """
     if not input_ip or is_valid_ip(input_ip):
         return input_ip
@@ -51,7 +51,8 @@ def is_valid_ipv6(ip: str) -> bool:
 
 def is_zero_ip(ip_str: str) -> bool:
     """
-    Return whether the text is the address that stands for all addresses of a machine.
+    Return whether the text is the address that stands for all addresses of a machine, such as
+    0.0.0.0.
     """
     try:
         return ipaddress.ip_address(ip_str.strip()).is_unspecified
@@ -68,8 +69,8 @@ def get_env_var_int_safely(
     """
     Return the number in an environment variable.
 
-    Returns `default_value` where the variable is not set, is not a number, or is out of the range
-    from `min_value` to `max_value`.
+    Return `default_value` if the variable is not set, is not a number, or is out of the range from
+    `min_value` to `max_value`.
     """
     text = environment.text(env_var_name)
     if text is None:

@@ -3,7 +3,7 @@ The functions that a training process calls.
 
 The names, arguments, ranges and results are those of MindIO TFT 7.3.0
 (`mindio_ttp.framework_ttp.ttp_decorator`). Unless its docstring says otherwise, a function returns
-None. A function raises an `Exception` with the reason for a call that it cannot carry out.
+None. If a function cannot carry out a call, it raises an `Exception` with the reason.
 """
 
 import re
@@ -62,12 +62,12 @@ from mindio_ttp.processor import ProcessorArguments, curve, processor, register
 log = logs.get_logger()
 
 ACTION_TIMEOUT = processor.variables.action_limit
-"""Seconds that a function of the program may take. A function that takes longer is logged."""
+"""The seconds that a function of the program may take. A warning is logged if it takes longer."""
 TTP_MAX_WORLD_SIZE = LARGEST_WORLD
 mindx_agent = processor.variables.task or None
-"""The name that an orchestrator gave to the job (MINDX_TASK_ID); None without an orchestrator."""
+"""The name that an orchestrator gave to the job (MINDX_TASK_ID). None without an orchestrator."""
 mind_spore = processor.variables.mindspore
-"""Whether the environment says that the program uses MindSpore."""
+"""True if the environment says that the program uses MindSpore."""
 fault_handles: dict[str, Handle] = _patterns.handles
 """Maps a text that is searched for in an error to the function that returns the error's name."""
 fault_types: dict[str, str] = _patterns.types
@@ -91,14 +91,14 @@ def tft_init_processor(
     """
     Set the rank of this process, the size of the world, and the allowed recoveries.
 
-    `enable_uce`: ranks are brought to one step in place. `enable_arf`: lost ranks are replaced.
-    `enable_zit`: the job goes on without the lost ranks until they are back. `enable_tls` and
-    `tls_info`: whether the bus is encrypted, and from which files. `enable_local_copy` only logs a
-    warning: lost state is fetched from the replicas on other ranks.
+    With `enable_uce`, all ranks return to one step without new processes. With `enable_arf`, lost
+    ranks are replaced. With `enable_zit`, the job continues without the lost ranks until they are
+    back. With `enable_tls`, the bus is encrypted, with keys from the files in `tls_info`.
+    `enable_local_copy` only logs a warning, because tft fetches lost state from the replicas on
+    other ranks.
 
-    Raises `Refused` for a value out of its range, and with MindSpore for `enable_local_copy` or
-    `enable_zit`.
-    """
+    Raises `Refused` for a value out of its range. Also raises `Refused` for `enable_local_copy` or
+    `enable_zit` with MindSpore."""
     call = "tft_init_processor"
     checks.rank_and_world(call, rank, world_size)
     local_copy = checks.flag(call, "enable_local_copy", enable_local_copy)
@@ -124,17 +124,19 @@ def tft_init_processor(
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
     """
-    Join the job at the controller's address.
+    Join the job whose controller has the address `master_ip` and `port`.
 
-    A process that no tft agent has started becomes the `tft run` of a node with one rank. That rank
-    runs the script from its beginning, so call this function before process groups are formed.
+    If no tft agent has started this process, the process becomes a `tft run` of a node with one
+    rank. That rank runs the script again from its beginning, so call this function before process
+    groups are formed.
     """
     processor.start(master_ip, port, local_ip, "mindio")
 
 
 def tft_destroy_processor() -> None:
     """
-    Report that this rank has trained all its steps. Returns when all ranks have.
+    Report that this rank has trained all its steps. Return when all ranks have trained all their
+    steps.
     """
     processor.destroy()
 
@@ -144,7 +146,7 @@ def tft_destroy_processor() -> None:
 
 def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
     """
-    Set which ranks hold copies of the optimizer state of this rank.
+    Set which ranks hold copies of the optimizer state of rank `rank`, which is this rank.
 
     `replica_info` has one dict with `rank_list`, `replica_cnt` and `replica_shift` for each kind of
     group: dense first, then experts.
@@ -154,10 +156,10 @@ def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
     """
-    Set the data-parallel group of this rank, where the optimizer's groups are larger than that
-    group.
+    Set the data-parallel group of this rank, if the optimizer's groups are larger than that group.
 
-    A rank that has the same place as this rank in any such group leaves the job together with it.
+    If this rank leaves the job, the ranks with the same index in other data-parallel groups leave
+    together with this rank.
     """
     call = "tft_set_dp_group_info"
     program = processor.program
@@ -225,8 +227,8 @@ def tft_report_load_ckpt_step(step: int) -> None:
     """
     Report the step of the periodic checkpoint that the program has loaded.
 
-    Call it before training begins, or in the repair function when that was told to load a
-    checkpoint.
+    Call this function before training begins, or in the program's repair function when tft has
+    asked that function to load a checkpoint.
     """
     processor.loaded(step)
 
@@ -238,47 +240,47 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
     """
     Report that the program has left its loop. `error_type` is the value of a `ReportState`.
 
-    For RS_UNKNOWN the call returns when the job has ended for this rank.
+    With RS_UNKNOWN the call returns only when the job has ended for this rank.
     """
-    handled = sys.exc_info()[1]  # a loop with its own `except` reports only the state
+    handled = sys.exc_info()[1]  # the exception that the program is handling, if any
     said = "" if handled is None else f"{type(handled).__name__}: {handled}"
     processor.report(checks.error(error_type, error_code), error_code, said)
 
 
 def tft_wait_next_action() -> int:
     """
-    Wait until this rank must go on (0) or exit (1): the values of `Action`.
+    Wait until this rank must continue (0) or exit (1). The result is a value of `Action`.
     """
     return processor.wait().value
 
 
 def tft_wait_repair_action() -> int:
     """
-    Wait until this rank must go on (0) or exit (1), as `tft_wait_next_action` does.
+    Wait until this rank must continue (0) or exit (1), as `tft_wait_next_action` does.
 
-    The repair is carried out during the wait. One wait is enough here: a second wait returns at
-    once.
+    The repair is carried out during the first wait. A second wait returns at once.
     """
     return processor.wait().value
 
 
 def tft_is_reboot_node() -> bool:
     """
-    Return whether this process takes the place of an earlier process of its rank.
+    Return whether this process replaces an earlier process of its rank.
     """
     return processor.reboot
 
 
 def tft_get_reboot_type() -> str:
     """
-    Return why this process replaces another one: `arf` (that one was lost) or `hot switch`.
+    Return why this process replaces another process: `arf` if the other process was lost, or `hot
+    switch`.
     """
     return processor.reboot_type
 
 
 def tft_get_repair_step() -> int:
     """
-    Return the step that this rank was last brought to; 0 where it was brought to none.
+    Return the step to which the last repair has set this rank. Return 0 if there was no repair.
     """
     return processor.repair_step()
 
@@ -292,10 +294,10 @@ def tft_get_repair_type() -> str:
 
 def set_mindio_export_version(framework_type: str) -> None:
     """
-    Set which of MindIO's known users the program is: `MindSpeed` or `MindSpeed-LLM`.
+    Set the name of the framework that calls MindIO: `MindSpeed` or `MindSpeed-LLM`.
 
-    Such a program is stopped and cleaned before a last checkpoint. Raises `Refused` for another
-    name.
+    A program of these frameworks is stopped and cleaned before it saves a last checkpoint. Raises
+    `Refused` for another name.
     """
     if framework_type not in EXPORTS:
         names = ", ".join(EXPORTS)
@@ -305,28 +307,29 @@ def set_mindio_export_version(framework_type: str) -> None:
 
 def get_mindio_export_version() -> str | None:
     """
-    Return the argument of `set_mindio_export_version`; None where that was not called.
+    Return the argument of `set_mindio_export_version`. Return None if that function was not called.
     """
     return processor.exported or None
 
 
 def get_device() -> int | None:
     """
-    Return the device of this process at its call of `tft_init_processor`; None without a device.
+    Return the device that was current when the process called `tft_init_processor`. Return None
+    without a device.
     """
     return processor.device
 
 
 def set_device() -> None:
     """
-    Make the device of `get_device` the current device of the calling thread.
+    Make the device that `get_device` returns the current device of the calling thread.
     """
     device.use(processor.device)
 
 
-def get_stream() -> Any:  # Any: torch_npu has no types
+def get_stream() -> Any:  # Any: torch_npu ships no types
     """
-    Return a new stream of the current device; None without torch_npu.
+    Return a new stream of the current device. Return None without torch_npu.
     """
     return device.new_stream()
 
@@ -335,8 +338,8 @@ def handle_l2_hbm_error(err_str: str) -> str:
     """
     Return the name of an HBM MULTI BIT ECC error.
 
-    The name says whether the lost memory can be restored from other ranks. It is `OTHER` where
-    `tft_init_processor` was called without `enable_uce`, or not called.
+    The name says whether the lost memory can be restored from other ranks. The name is `OTHER` if
+    `tft_init_processor` was called without `enable_uce`, or was not called.
     """
     try:
         repairs = processor.told.uce
@@ -349,7 +352,8 @@ def check_pytorch_version() -> bool:
     """
     Return whether process groups can be formed again in place (`reinit_process_group`).
 
-    torch_npu 2.1.0 can do so from its post11 on. True without torch_npu, and for MindSpore.
+    torch_npu 2.1.0 can do this since its release post11. The result is True without torch_npu, and
+    for MindSpore.
     """
     parts = [] if mind_spore else device.version().split(".")
     if parts[:3] != ["2", "1", "0"]:
@@ -370,7 +374,7 @@ def is_valid_ip(ip_str: str) -> bool:
 
 def is_loopback_address(ip: str) -> bool:
     """
-    Return whether `ip` is 127.0.0.1. Its parts may be written with any number of zeros.
+    Return whether `ip` is 127.0.0.1. The parts of the address may have leading zeros.
     """
     network, *host = ip.split(".")
     return (
@@ -380,10 +384,10 @@ def is_loopback_address(ip: str) -> bool:
 
 def get_local_ip(master_ip: str, local_ip: str) -> str:
     """
-    Return `local_ip`. Where it is empty, return the address by which this machine reaches
+    Return `local_ip`. If it is empty, return the local address from which this machine reaches
     `master_ip`.
 
-    The result is empty where `master_ip` is a loopback address, is not an address, or is not
+    The result is empty if `master_ip` is a loopback address, is not an address, or is not
     reachable.
     """
     alone = is_loopback_address(master_ip) or is_zero_ip(master_ip)
@@ -391,7 +395,7 @@ def get_local_ip(master_ip: str, local_ip: str) -> str:
         return local_ip
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((master_ip, 9))  # UDP: selects the interface, sends no packet
+            probe.connect((master_ip, 9))  # UDP: chooses an interface, sends nothing
         except OSError:
             return local_ip
         return str(probe.getsockname()[0])
@@ -404,7 +408,8 @@ def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
     """
     Return the name of the next process group of `ranks`.
 
-    The name contains the repair, so that survivors and replacements form a group of the same name.
+    The name contains the name of the repair, so that survivors and replacements use the same name
+    for a group.
     """
     return processor.group_names.name(ranks, use_hashed_name)
 
@@ -413,8 +418,8 @@ def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1)
     """
     Connect the default process group to the store at `tcp://HOST:PORT`.
 
-    Returns 0, or 1 where no store answers there. tft connects the groups by itself when its store
-    was started again.
+    Return 0, or 1 if no store answers at that address. When tft's own store was started again, tft
+    connects the groups to it without this call.
     """
     place = urlsplit(url)
     try:
@@ -427,7 +432,7 @@ def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1)
 
 def launch_tcp_store_server(url: str, world_size: int) -> int:
     """
-    Return 0. A process of tft serves the job's store and outlives every rank.
+    Do nothing and return 0. tft serves the store of the job in a process that outlives every rank.
     """
     return RET_OK
 
@@ -435,22 +440,22 @@ def launch_tcp_store_server(url: str, world_size: int) -> int:
 # ---------------------------------------------------------------- functions of the program
 
 Function = Callable[..., Any]
-"""Any: a program's own."""
+"""Any: functions and contexts of the program may have any type."""
 
 
 def tft_register_save_ckpt_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, save_info, args, ctx)`, which saves the parts that this rank was chosen
-    for.
+    Register `func(step, save_info, args, ctx)`, which saves those parts of the state that this rank
+    has to save.
     """
     register("save_ckpt", func, ctx)
 
 
 def tft_register_rename_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, args)` (with MindSpore `func(step, ctx)`).
+    Register `func(step, args)`, with MindSpore `func(step, ctx)`.
 
-    It gives the checkpoint its final name when all parts are saved.
+    The function gives the checkpoint its final name when all parts are saved.
     """
     register("rename", func, ctx)
 
@@ -466,7 +471,8 @@ def tft_register_stop_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func(args, ctx)`.
 
-    It makes the training thread raise an error, whatever the thread waits for.
+    The function makes the training thread raise an error, even if the thread waits for other ranks
+    or for the device.
     """
     register("stop", func, ctx)
 
@@ -475,8 +481,8 @@ def tft_register_clean_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func(is_uce_error, args, ctx)`, which cleans the device.
 
-    It returns 0 (clean), 1 (it could not clean) or 2 (the memory was cleaned, and nothing in it was
-    lost).
+    The function returns 0 (the device is clean), 1 (cleaning has failed) or 2 (the memory was
+    cleaned, and its content is not lost).
     """
     register("clean", func, ctx)
 
@@ -492,7 +498,7 @@ def tft_register_repair_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func(step, need_rebuild, error_ranks, repair_info, args, ctx)`.
 
-    It sends or receives state.
+    The function sends state to ranks that need it, or receives state from other ranks.
     """
     register("repair", func, ctx)
 
@@ -501,7 +507,7 @@ def tft_register_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func(step, args, ctx)`.
 
-    It sets data, schedulers and counters to the end of `step`.
+    The function sets data, schedulers and counters to the end of `step`.
     """
     register("rollback", func, ctx)
 
@@ -510,7 +516,8 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func()`, which waits for the device.
 
-    The function is kept, and not called by this version: an update ends when it is complete.
+    The function is not called by this version, because programs report the end of an update when
+    the update is complete.
     """
     register("stream_sync", func, ctx)
 
@@ -519,8 +526,9 @@ def tft_register_zit_downgrade_rebuild_handler(func: Function, ctx: Any = None) 
     """
     Register `func(new_dp_ranks, new_world_ranks, args, params)`.
 
-    The ranks of `new_world_ranks` go on without the others. The function forms their process
-    groups, and takes back the data that the broken step has used.
+    tft calls the function when the ranks in `new_world_ranks` continue without the other ranks. The
+    function forms their process groups, and restores the data position to the beginning of the
+    interrupted step.
     """
     register("zit_downgrade_rebuild", func, ctx)
 
@@ -529,7 +537,8 @@ def tft_register_zit_upgrade_rebuild_handler(func: Function, ctx: Any = None) ->
     """
     Register `func(fault_ranks, args, params)`.
 
-    The ranks of `fault_ranks` are back. The function forms the process groups of all ranks.
+    tft calls the function when the ranks in `fault_ranks` have come back. The function forms the
+    process groups of all ranks.
     """
     register("zit_upgrade_rebuild", func, ctx)
 
@@ -538,7 +547,7 @@ def tft_register_zit_upgrade_repair_handler(func: Function, ctx: Any = None) -> 
     """
     Register `func(step, need_rebuild, error_ranks, repair_info, args, params)`.
 
-    It sends state to the ranks that are back, or receives state.
+    The function sends state to the ranks that have come back, or receives state on such a rank.
     """
     register("zit_upgrade_repair", func, ctx)
 
@@ -547,7 +556,7 @@ def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -
     """
     Register `func(step, args, params)`.
 
-    It sets data, schedulers and counters to the end of `step`.
+    The function sets data, schedulers and counters to the end of `step`.
     """
     register("zit_upgrade_rollback", func, ctx)
 

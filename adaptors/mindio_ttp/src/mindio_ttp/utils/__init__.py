@@ -1,5 +1,6 @@
 """
-The times of a program's updates (`mindio_ttp.utils` of MindIO TFT 7.3.0).
+Functions for the times at which a program's updates begin and end (`mindio_ttp.utils` of MindIO TFT
+7.3.0).
 """
 
 from mindio_ttp.utils.uce_utils import (

@@ -1,8 +1,8 @@
 """
-The decision whether memory that a device has lost can be restored from the copies on other ranks.
+Decides whether memory that a device has lost can be restored from the copies on other ranks.
 
-An error that came before the last update began may have changed the gradients that the all-reduce
-gave to all ranks. Then every copy of the state is wrong.
+If the memory error came before the last update began, it may have changed the gradients that the
+all-reduce gave to all ranks. Then every copy of the state is wrong.
 """
 
 import re
@@ -12,23 +12,23 @@ from mindio_ttp import device, environment
 from mindio_ttp.checks import Refused
 
 TIME_US_PATTERN = r"time us=\s*(\d+)"
-"""The text by which an error of a device gives its time. torch_npu writes a space before the
+"""The text before the time in the message of a device error. torch_npu writes a space before the
 number."""
 
 
 START, END = "START_TIME", "END_TIME"
 TRAIN_STEP_TIME: dict[str, int] = {}
 """The times at which the last update of the optimizer began and ended, in microseconds of the
-device. 0: not known."""
+device. 0 means that a time is not known."""
 mind_spore = environment.variables().mindspore
-"""Whether the environment says that the program uses MindSpore."""
+"""True if the environment says that the program uses MindSpore."""
 
 
 def tft_set_update_start_time(start_time: int | None = None) -> None:
     """
     Set the time at which the update began.
 
-    None: the present time of the device; 0 where the device cannot tell it.
+    None means the present time of the device, or 0 if the device has no clock.
     """
     TRAIN_STEP_TIME[START] = _time("tft_set_update_start_time", start_time)
 
@@ -37,7 +37,7 @@ def tft_set_update_end_time(end_time: int | None = None) -> None:
     """
     Set the time at which the update ended.
 
-    None: the present time of the device; 0 where the device cannot tell it.
+    None means the present time of the device, or 0 if the device has no clock.
     """
     TRAIN_STEP_TIME[END] = _time("tft_set_update_end_time", end_time)
 
@@ -46,9 +46,10 @@ def tft_can_do_uce_repair(
     hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
 ) -> bool:
     """
-    Return whether an error at that time cannot have reached the copies on other ranks.
+    Return whether a memory error at `hbm_error_time` cannot have changed the copies on other ranks.
 
-    Times that are not given are those that were set. False where a time is not known.
+    If `start_time` or `end_time` is None, use the time that was set last. Return False if a time is
+    not known.
     """
     start = TRAIN_STEP_TIME.get(START) if start_time is None else start_time
     end = TRAIN_STEP_TIME.get(END) if end_time is None else end_time
@@ -57,8 +58,8 @@ def tft_can_do_uce_repair(
 
 def get_l2_hbm_error_time(log_string: str) -> int | None:
     """
-    Return the time of an error, in microseconds of the device, from its text; None if it has no
-    time.
+    Return the time in the text of an error, in microseconds of the device. Return None if the text
+    has no time.
     """
     match = re.search(TIME_US_PATTERN, log_string)
     return int(match[1]) if match else None
@@ -66,14 +67,14 @@ def get_l2_hbm_error_time(log_string: str) -> int | None:
 
 def get_event_time() -> int:
     """
-    Return the time of the device in microseconds; 0 where the device cannot tell it.
+    Return the present time of the device in microseconds. Return 0 if the device has no clock.
     """
     return device.time_now()
 
 
 def get_update_start_end_time() -> tuple[int | None, int | None]:
     """
-    Return the times at which the last update began and ended; None for a time that was not set.
+    Return the times at which the last update began and ended. A time that was not set is None.
     """
     return TRAIN_STEP_TIME.get(START), TRAIN_STEP_TIME.get(END)
 
@@ -85,7 +86,7 @@ def _can_do_repair(hbm_error_time: int, start_time: int | None, end_time: int | 
     return during or hbm_error_time > max(start_time, end_time)
 
 
-def _time(function: str, value: Any) -> int:  # Any: as given
+def _time(function: str, value: Any) -> int:  # Any: not yet checked
     if value is None:
         return device.time_now()
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:

@@ -1,3 +1,3 @@
 """
-The modules that msrun imports.
+The modules of this package that msrun imports.
 """

@@ -16,21 +16,22 @@ _REFUSED = 2
 """The exit code of `tft run` for a job that is refused before anything has started."""
 
 _node: Node | None = None
-_functions: dict[str, Callable[..., Any]] = {}  # Any: each function has its own arguments
+_functions: dict[str, Callable[..., Any]] = {}  # Any: functions of any signature
 
 
 def init_taskd_agent(settings: dict[str, str]) -> bool:
     """
-    Return whether tft manages the processes of this msrun. If not, msrun does.
+    Return whether tft manages the processes of this msrun. If the result is False, msrun manages
+    them itself.
 
-    Nothing has been started at this time. Ends msrun with a message where the job cannot run as
-    requested.
+    msrun has started no process when it calls this function. Ends msrun with a message if tft
+    cannot run the job as requested.
     """
     global _node
     if settings.get("Framework") != "MindSpore":
         _say(f"taskd of tft is for MindSpore, and not for {settings.get('Framework')}")
         return False
-    from mindspore.parallel.cluster.run import get_args  # late: MindSpore may be missing
+    from mindspore.parallel.cluster.run import get_args  # late: MindSpore may not be installed
 
     try:
         facts = facts_of(get_args(), os.environ)
@@ -41,14 +42,14 @@ def init_taskd_agent(settings: dict[str, str]) -> bool:
     except UsageError as refused:
         _say(str(refused))
         sys.exit(_REFUSED)
-    # the scheduler is started next: it belongs to the job and is no rank
+    # for the scheduler, which msrun starts next: it belongs to the job but has no rank
     os.environ.update(_node.beside())
     return True
 
 
 def register_func(name: str, function: Callable[..., Any]) -> None:
     """
-    Register a function of msrun's that starts, ends or monitors its processes.
+    Register a function of msrun that starts, ends or monitors its processes.
     """
     _functions[name] = function
 
