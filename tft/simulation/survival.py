@@ -23,7 +23,7 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
     has done all its steps.
     """
     faults = stage.mishaps.faults
-    if over.result == "completed" or len(faults) != 1 or _asked_for(stage):
+    if over.result == "completed" or len(faults) != 1 or _asked_for(stage, over):
         return ""
     # the job may rightly end so, if no rank ever joins
     if over.why.endswith("before any rank had joined the job"):
@@ -38,14 +38,17 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
     return over.why if _survivable(stage, faults[0]) else ""
 
 
-def _asked_for(stage: Stage) -> bool:
+def _asked_for(stage: Stage, over: JobOver) -> bool:
     """
     Return whether a request, a check or a recovery plugin has brought about the end of the job, or
-    may have prevented its recovery.
+    may have prevented its recovery. A requested switch of a rank is an incident, so it counts for
+    the limit.
     """
     happened = stage.mishaps.happened
+    limit = f"the job has had {stage.schedule.policy.max_incidents} incidents"
     return (
         stage.mishaps.harm.meddled
+        or (over.why.startswith(limit) and any(m.what == "switch" for m in happened))
         or any(m.what == "request" for m in happened)
         or any(m.what == "pause" and m.kind in ("isolate", "end") for m in happened)
     )
