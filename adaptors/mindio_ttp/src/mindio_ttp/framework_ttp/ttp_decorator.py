@@ -516,8 +516,8 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func()`, which waits for the device.
 
-    This version never calls the function, because programs report the end of an update when the
-    update is complete.
+    The function is not called by this version, because programs report the end of an update when
+    the update is complete.
     """
     register("stream_sync", func, ctx)
 
