@@ -164,7 +164,7 @@ def test_begin_in_a_job_with_another_adaptor_is_refused_with_the_option() -> Non
 
 def test_enable_before_begin_is_refused() -> None:
     """When a script calls `enable` without `begin`, then an error says so."""
-    with pytest.raises(UsageError, match=r"call tft_megatron\.begin before anything"):
+    with pytest.raises(UsageError, match=r"call tft_megatron\.begin before the model"):
         tft_megatron.enable(Session(), [], None)
 
 

@@ -341,7 +341,7 @@ def test_parameters_of_some_ranks_are_a_shard_of_their_own() -> None:
     [
         ({"modle": 1}, "was given modle"),
         ({"model": object()}, r"model must be a mindspore\.nn\.Cell"),
-        ({"optimizer": nn.ReLU()}, "optimizer must be an optimizer of MindSpore's"),
+        ({"optimizer": nn.ReLU()}, "optimizer must be an optimizer of MindSpore, not"),
         ({"data": object()}, r"data must have state_dict"),
         ({"scheduler": object()}, r"scheduler must have state_dict"),
         ({"others": {"average": 3}}, r"others\['average'\] must have state_dict"),
