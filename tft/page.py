@@ -16,7 +16,7 @@ import os
 import xxhash
 
 from tft.errors import UsageError
-from tft.protocol.messages import Position
+from tft.protocol.messages import Position, SliceDigest
 
 SLOT_BYTES = 256 * 1024
 """The number of bytes for one captured rank-local state with its header. The state of a CPU's
@@ -25,13 +25,21 @@ generators and the data position take about 5 KB, those of each GPU a few bytes.
 _SLOTS = 4
 """There is room for two captures of each of the last two steps: one from before the update window
 closed, and one from when it closed."""
-_HEAD_BYTES = 4096
-_SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
+HEAD_BYTES = 16384
+_SIZE = HEAD_BYTES + _SLOTS * SLOT_BYTES
 
 # the indexes of the fields at the begin of the page, in words of eight bytes
-_POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
+_POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
+# the ring of digests in the head: its first word, its entries, and the words of an entry
+RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
+_STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT = 0, 1, 2, 3, 4, 5
+_REPEATED = 64
+"""The number of digests that a reader gets, the newest ones. A beat that is lost is made good by
+the next beats."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
+
+_LOW_HALF = 2**32 - 1
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
 """Largest size of a rank-local state, in bytes."""
@@ -148,7 +156,7 @@ class Page:
                 f"{CAPTURE_LIMIT} can be kept at every step: give `data` a smaller state_dict()"
             )
         tag = 2 * step + closed
-        start = _HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
+        start = HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
@@ -156,6 +164,28 @@ class Page:
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
+
+    def post(self, digest: SliceDigest) -> None:
+        """
+        Post the digest of a slice, for the next beats. Any thread of the rank's process may call
+        this, but only one at a time.
+        """
+        words, number = self._words, self._words[_POSTED]
+        start = RING + number % _ENTRIES * ENTRY_WORDS
+        words[start + _STAMP] = 0  # a reader leaves an entry out that is being written
+        words[start + _ATTEMPT] = digest.incident << 32 | digest.round
+        words[start + _STEP] = digest.step
+        words[start + _SLICE] = (digest.number + 1) << 32 | digest.of
+        words[start + _SHARD] = digest.shard
+        words[start + _CONTENT] = digest.digest
+        words[start + _STAMP] = number + 1
+        words[_POSTED] = number + 1
+
+    def keep(self, step: int) -> None:
+        """
+        Write that the rank keeps a copy of its state of the end of `step`; 0: it keeps none.
+        """
+        self._words[_KEPT] = step
 
     def forget_after(self, step: int) -> None:
         """
@@ -165,7 +195,7 @@ class Page:
         that is left out, their rank-local state may differ.
         """
         for slot in range(_SLOTS):
-            header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
+            header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
             if self._words[header + _TAG] // 2 > step:
                 # a length that no capture can have makes it invalid
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
@@ -199,6 +229,41 @@ class Page:
         """
         return self._stamps[_MOVED]
 
+    def kept(self) -> int:
+        """
+        Return the step of the newest copy that the rank keeps; 0: it keeps none.
+        """
+        return self._words[_KEPT]
+
+    def posted(self) -> int:
+        """
+        Return how many digests were posted so far.
+        """
+        return self._words[_POSTED]
+
+    def digests(self) -> tuple[SliceDigest, ...]:
+        """
+        Return the newest digests that were posted, the oldest of them first.
+        """
+        posted = self._words[_POSTED]
+        found = (self._entry(number) for number in range(max(0, posted - _REPEATED), posted))
+        return tuple(digest for digest in found if digest is not None)
+
+    def _entry(self, number: int) -> SliceDigest | None:
+        start = RING + number % _ENTRIES * ENTRY_WORDS
+        entry = self._words[start : start + ENTRY_WORDS].tolist()
+        if entry[_STAMP] != number + 1 or self._words[start + _STAMP] != number + 1:
+            return None  # it is being overwritten
+        return SliceDigest(
+            incident=entry[_ATTEMPT] >> 32,
+            round=entry[_ATTEMPT] & _LOW_HALF,
+            step=entry[_STEP],
+            number=(entry[_SLICE] >> 32) - 1,
+            of=entry[_SLICE] & _LOW_HALF,
+            shard=entry[_SHARD],
+            digest=entry[_CONTENT],
+        )
+
     def local_states(self) -> dict[int, bytes]:
         """
         Return the valid captures, by step. If a step has two captures, return the one that was
@@ -215,7 +280,7 @@ class Page:
     def _whole(self) -> list[tuple[int, bytes]]:
         whole = []
         for slot in range(_SLOTS):
-            start = _HEAD_BYTES + slot * SLOT_BYTES
+            start = HEAD_BYTES + slot * SLOT_BYTES
             tag, length, digest = self._words[start // 8 : start // 8 + _HEADER_WORDS]
             if length > CAPTURE_LIMIT:
                 continue

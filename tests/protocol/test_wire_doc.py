@@ -23,12 +23,13 @@ from tft.protocol.messages import (
     Pulse,
     SavedFile,
     ShardCopies,
+    SliceDigest,
     Source,
     Transfer,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
-RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
+RECORDS = (Position, ShardCopies, SavedFile, Pulse, SliceDigest, Source, Transfer)
 
 
 def tables() -> dict[str, list[list[str]]]:

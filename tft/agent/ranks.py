@@ -178,6 +178,8 @@ class Ranks:
                 position=rank_state.page.position(),
                 training=rank_state.page.training(),
                 moved=rank_state.page.moved(),
+                digests=rank_state.page.digests(),
+                kept=rank_state.page.kept(),
             )
             for rank_state in self._rank_states.values()
             if rank_state.process is not None

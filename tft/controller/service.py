@@ -27,6 +27,7 @@ from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
+from tft.core.link.slice_comparison import SliceComparison
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
@@ -73,6 +74,7 @@ class Controller:
         self._warnings = Warnings()
         self._machine, policy = self._begin()
         self._hang_detection = HangDetection(policy)
+        self._slices = SliceComparison()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -220,6 +222,10 @@ class Controller:
         if silence is not None and self._machine.state in WATCHED:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)
+        self._slices.heard(beat)
+        while self._machine.state is State.HEALTHY and (verdict := self._slices.verdict(now)):
+            self._feed(verdict)
+            self._news.set()  # the ranks wait to hear how far their copies are compared
         for node in self._hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
@@ -250,6 +256,7 @@ class Controller:
             state=str(self._machine.state),
             incident=self._machine.incident.number,
             check=self._machine.checked,
+            compared=self._machine.compared,
         )
 
     async def _farewell(self, bus: Bus) -> None:
@@ -276,6 +283,10 @@ class Controller:
             self._news.set()
             if self._state in (State.RESUMING, State.PAUSING):
                 self._hang_detection.resumed(event.at)
+            if self._state is State.RESUMING:
+                self._slices.resumed(
+                    self._machine.attempt, self._machine.compared, self._machine.replicas()
+                )
         self._set_timer()
 
     def _judge(self, event: Event) -> list[Command]:

@@ -14,7 +14,15 @@ import pluggy
 
 from tft.controller.advisors import checked, joined, view
 from tft.core.job.commands import Command, Consult, JobOver, Tell
-from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 from tft.core.job.incident import Fault
 from tft.core.job.incident_report import incident_report
 from tft.core.job.machine import Machine
@@ -418,6 +426,13 @@ class ScriptedJob(JobShape):
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
+        self.machine.check()
+
+    def slices(self, verdict: SlicesAgreed | SlicesDiffered | CorruptionTraced) -> None:
+        """
+        Let the comparison of slices report a verdict. Its time is set to the present time.
+        """
+        self._take(self.machine.handle(replace(verdict, at=self.now)))
         self.machine.check()
 
     def lead(self, epoch: int) -> None:

@@ -114,33 +114,58 @@ class Spread:
     by: set[int] = field(default_factory=set)
     """The ranks whose last update may have spread wrong numbers, and whose step of that update is
     not known yet."""
-    tentative: bool = False
-    """True if the ceiling is only a guess, made because a fault came back. The guess is dropped if
-    it leaves no state to continue from or to save."""
+    firm: int | None = None
+    """The ceiling that the faults demand. None: they demand none. `ceiling` may be lower."""
     guessed: bool = False
     """True if the incident has already tried once a ceiling lower than its faults demand."""
+    sliced: int | None = None
+    """The last step at which a slice was equal on all ranks that later differed. None: no slice has
+    differed."""
+    undecided: bool = False
+    """True if a slice has differed and no majority says which copies are right."""
+
+    @property
+    def tentative(self) -> bool:
+        """
+        True if the ceiling is lower than the faults demand. The difference is dropped if with it
+        nothing could be saved.
+        """
+        return self.ceiling != self.firm
 
     def lower(self, ceiling: int) -> None:
         """
         Lower the ceiling, if it is not lower already: no copy of a step later than `ceiling` is
         sound.
         """
-        known = ceiling if self.ceiling is None else self.ceiling
-        self.ceiling, self.tentative = max(0, min(ceiling, known)), False
+        self.firm = max(0, ceiling if self.firm is None else min(ceiling, self.firm))
+        self.prefer(self.firm)
+
+    def prefer(self, ceiling: int) -> None:
+        """
+        Use only copies of steps up to `ceiling`, as long as there are any.
+        """
+        self.ceiling = ceiling if self.ceiling is None else min(ceiling, self.ceiling)
 
     def guess(self, ceiling: int) -> None:
         """
         Set a ceiling that is lower than the faults demand, to try whether an earlier state helps.
         """
-        self.ceiling, self.tentative, self.guessed = ceiling, True, True
+        self.prefer(ceiling)
+        self.guessed = True
+
+    def yield_to_need(self) -> None:
+        """
+        Allow all copies that the faults allow, because else nothing could be saved.
+        """
+        self.ceiling = self.firm
 
     def lift(self) -> None:
         """
-        Remove the ceiling. This is right in two cases: the ceiling was a guess that leaves no sound
-        copy, or all members have returned to a step that is not later than the ceiling, so that the
-        states they compute from now on do not contain the error.
+        Remove the ceiling: all members have returned to a step that is not later than the ceiling,
+        so the states that they compute from now on do not contain the error.
         """
-        self.ceiling, self.tentative = None, False
+        self.ceiling = self.firm = self.sliced = None
+        self.undecided = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,6 +35,10 @@ class Policy:
     save_copies: bool = False
     """True: every holder of a shard writes the shard into a last checkpoint. False: only one rank
     does."""
+    corruption: Literal["majority", "end", "continue"] = "majority"
+    """What follows when copies differ and no copy from before is left. `majority`: the copies of
+    the majority count, and without one the job ends. `end`: the job ends. `continue`: as
+    `majority`, and without one the copy of the lowest rank counts."""
     skip_batch: bool = False
     """True: after a numeric fault that took all members back, the batches up to the faulty step are
     skipped."""

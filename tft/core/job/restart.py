@@ -179,14 +179,10 @@ class Restart:
                 f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
                 f"{step}: the ranks cannot go on from different steps"
             )
-        if (
-            incident.spread.ceiling is not None
-            and step > incident.spread.ceiling
-            and not incident.spread.tentative
-        ):
+        if incident.spread.firm is not None and step > incident.spread.firm:
             return (
                 f"the ranks have found a checkpoint of step {step}, and all state after step "
-                f"{incident.spread.ceiling} may be wrong"
+                f"{incident.spread.firm} may be wrong"
             )
         # if all members have lost their processes, no rank is left to say how far the run had come;
         # then the step of the checkpoint is not checked

@@ -23,6 +23,8 @@ class Training:
     compared: int
     """The last step at whose end the copies of each shard were found equal. Copies of later steps
     may differ."""
+    sliced: bool = False
+    """True if the ranks compare slices of their copies in every step."""
     untrained: bool = True
     """True until the ranks have built their wrappers for the first time. Until then nothing is
     trained, so any initial state may be used."""

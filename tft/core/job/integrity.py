@@ -1,0 +1,97 @@
+"""
+Handles the verdicts of the comparison that runs while the job trains: copies that are equal up to a
+step, copies that differ, and the rank that had a wrong copy.
+"""
+
+from dataclasses import replace
+
+from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.incident import Incident
+from tft.core.job.recovery import Recovery
+from tft.core.job.state import Job
+
+
+class Integrity:
+    """
+    Handles the verdicts about the copies of one job.
+    """
+
+    def __init__(self, job: Job, recovery: Recovery) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._attempts = recovery.attempts
+
+    def agreed(self, event: SlicesAgreed) -> None:
+        """
+        Note that all copies were equal at the end of a step: they are sound up to that step.
+        """
+        training = self._job.training
+        training.sliced = True
+        training.compared = max(training.compared, event.step)
+
+    def differed(self, event: SlicesDiffered) -> None:
+        """
+        Stop the job, because copies of a shard differ. All of them may be wrong since the last step
+        at which they were equal: a wrong copy spreads with the gradients of its rank.
+        """
+        job, training = self._job, self._job.training
+        training.sliced = True
+        training.compared = max(training.compared, event.sound)
+        said = f"a slice of shard {event.shard!r} at the end of step {event.step}"
+        since = f"it was equal on all ranks at the end of step {event.sound}"
+        job.tell(
+            "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
+            wrong=list(event.wrong), sound=event.sound,
+        )  # fmt: skip
+        if event.right:
+            for rank in event.wrong:
+                why = f"rank {rank} holds another copy of {said} than ranks {list(event.right)}"
+                self._attempts.fault(
+                    "corruption", rank, event.step + 1, event.at, f"{why}; {since}"
+                )
+                job.ranks.states[rank].holdings.distrust()
+        else:
+            why = f"ranks {list(event.wrong)} hold different copies of {said}"
+            self._attempts.fault("corruption", None, event.step + 1, event.at, f"{why}; {since}")
+        incident = job.incident
+        incident.spread.sliced, incident.spread.undecided = event.sound, not event.right
+        gone = (
+            f"copies of {said} differed, and all ranks went on from later state than that of step "
+            f"{event.sound}: the state of all ranks may be wrong since step {event.sound + 1}"
+        )
+        incident.exactness.reservations.append((event.sound + 1, gone))
+        self._recovery.comparison.blame(event.wrong if event.right else ())
+
+    def traced(self, event: CorruptionTraced) -> None:
+        """
+        Name the ranks that had a wrong copy in the faults of the incident to which it had led. Until
+        now the incident only knew that copies differed.
+        """
+        job = self._job
+        incident = self._incident(event.incident)
+        why = (
+            f"the steps were computed again, and the gradients of ranks {list(event.ranks)} were "
+            f"the first that came out otherwise, in step {event.step + 1}: these ranks had the "
+            "wrong copy"
+        )
+        job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
+        if incident is not None:
+            incident.faults = [
+                replace(fault, rank=rank, evidence=f"{fault.evidence}; {why}")
+                if fault.kind == "corruption" and fault.rank is None
+                else fault
+                for fault in incident.faults
+                for rank in (
+                    event.ranks
+                    if fault.kind == "corruption" and fault.rank is None
+                    else (fault.rank,)
+                )
+            ]
+        self._recovery.comparison.blame(event.ranks, event.incident)
+
+    def _incident(self, number: int) -> Incident | None:
+        """
+        Return an incident of the job by its number.
+        """
+        known = (*self._job.history.incidents, self._job.incident)
+        return next((each for each in known if each.number == number), None)
