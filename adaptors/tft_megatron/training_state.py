@@ -5,11 +5,13 @@ the same objects for as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from tft_megatron.checkpoints import Written
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
+from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
 from tft_megatron.groups import Parallel
 from tft_megatron.initial_sync import begins, has_trained, make_alike
 from tft_megatron.method_hooks import Replaced
@@ -33,6 +35,8 @@ from tft_megatron.training import Training, check, common_state
 
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
+_LISTED = count(1)
+"""Numbers for buffers that are offered for slices, a new one each time."""
 
 
 def adopt(
@@ -105,6 +109,8 @@ class Adopted:
         """True after all ranks have begun training together, or if this rank has loaded a
         checkpoint."""
         replaced.install()
+        self._contributions = Contributions()
+        self._contributions.watch(p for chunk in training.chunks for p in chunk.parameters())
         if contributing is not None:
             say = contributing
             for chunk in training.chunks:
@@ -194,6 +200,7 @@ class Adopted:
         they were at the end of the last complete step.
         """
         forget(self.training)
+        self._contributions.forget()
         self._local_state.running.rewind()
         self._settings.put_back()
 
@@ -318,7 +325,27 @@ class Adopted:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         payload = self.give(shard)
-        return part_digests(payload, self._local_state.running.own(payload))
+        own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
+        return part_digests(payload, own)
+
+    def slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of a shard that the other holders of the shard have, too, while the job
+        trains.
+        """
+        payload = self.give(shard)
+        own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
+        kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
+        # some buffers are copies, made anew each time: their content is never read again later
+        identity = tuple(next(_LISTED) for _ in kept)
+        return SliceContent(head=payload.meta, buffers=kept, identity=identity)
+
+    def contribution(self) -> int | None:
+        """
+        Return a digest of what this rank contributed to the gradients of the last step. None: it is
+        not known.
+        """
+        return self._contributions.digest()
 
     def digests(self) -> dict[str, str]:
         """

@@ -60,6 +60,8 @@ tft_digests = _hooks.tft_digests
 tft_compare = _hooks.tft_compare
 tft_generators = _hooks.tft_generators
 tft_set_aside = _torch.tft_set_aside
+tft_slices = _torch.tft_slices
+tft_contribution = _torch.tft_contribution
 
 
 @hookimpl

@@ -5,7 +5,7 @@ The hooks that are the same for every adaptor whose ranks are joined by torch.di
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from tft.spi import LauncherStore, StateHooks, TrainingState, hookimpl
+from tft.spi import LauncherStore, SliceContent, StateHooks, TrainingState, hookimpl
 from tft_pytorch import interruptible, watched
 from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
@@ -23,6 +23,10 @@ class TorchState(TrainingState, Protocol):
     def updated(self) -> None: ...
 
     def set_aside(self) -> Callable[[], None]: ...
+
+    def slices(self, shard: str) -> SliceContent: ...
+
+    def contribution(self) -> int | None: ...
 
 
 class Forming(Protocol):
@@ -107,6 +111,14 @@ class TorchHooks(Generic[State]):
     @hookimpl
     def tft_updated(self) -> None:
         self._hooks.state().updated()
+
+    @hookimpl
+    def tft_slices(self, shard: str) -> SliceContent:
+        return self._hooks.state().slices(shard)
+
+    @hookimpl
+    def tft_contribution(self) -> int | None:
+        return self._hooks.state().contribution()
 
     @hookimpl
     def tft_set_aside(self) -> Callable[[], None]:

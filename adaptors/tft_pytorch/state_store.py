@@ -16,14 +16,15 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.spi import Buffer, Made, ShardCopies, ShardPayload, pack
+from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft_pytorch.auxiliary_state import forget_stages
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
-from tft_pytorch.part_digests import digest, shard_parts
+from tft_pytorch.part_digests import digest, shard_parts, slice_content
 from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -146,6 +147,7 @@ class StateStore:
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
         self._trained = Trained()
+        self._contributions = Contributions()
         self._kept: dict[str, ShardContent] = {}
         """The content of each shard, while the user's objects do not exist. Empty while they
         exist."""
@@ -164,6 +166,7 @@ class StateStore:
         parameters = named_parameters(made.model)
         others = others_of(made)
         self._trained.watch(parameters)
+        self._contributions.watch(parameters.values())
         self._local_state.watch(made.model, parameters.values(), others)
         self._rehearsal.watch(made.optimizer, others)
         self._settings.watch([made.optimizer], made.scheduler)
@@ -173,6 +176,7 @@ class StateStore:
         self._local_state.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()
+        self._contributions.let_go()
 
     @property
     def devices(self) -> Devices:
@@ -251,6 +255,7 @@ class StateStore:
         """
         self._wrappers.drop()
         self._trained.put_back()  # the next wrapper reads `requires_grad`
+        self._contributions.forget()
         self._local_state.rewind()
         self._settings.put_back()
         self._detach()
@@ -429,8 +434,24 @@ class StateStore:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
-        payload = self.content(shard).payload()
-        return shard_parts(payload, self._local_state.running.own(payload))
+        content = self.content(shard)
+        return shard_parts(content.payload(), self._local_state.running.own(content.tensors))
+
+    def slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of a shard that the other holders of the shard have, too, while the job
+        trains.
+        """
+        content = self.content(shard)
+        own = self._local_state.running.own(content.tensors)
+        return slice_content(content.meta(), content.tensors, own)
+
+    def contribution(self) -> int | None:
+        """
+        Return a digest of what this rank contributed to the gradients of the last step. None: it is
+        not known.
+        """
+        return self._contributions.digest()
 
     def digests(self) -> dict[str, str]:
         """

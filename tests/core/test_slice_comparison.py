@@ -2,12 +2,19 @@
 The comparison of slices: what follows from the digests that beats bring.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
-from tft.core.link.slice_comparison import CONTRIBUTION, WAITING, SliceComparison, Verdict
+from tft.core.link.slice_comparison import (
+    CONTRIBUTION,
+    WAITING,
+    Attempt,
+    SliceComparison,
+    Verdict,
+)
 from tft.core.plan.topology import Replicas
 from tft.protocol.messages import Beat, Position, Pulse, SliceDigest
 
@@ -19,7 +26,7 @@ AT = 9.0
 
 
 def begun(
-    *ranks: int, groups: dict[str, tuple[int, ...]] | None = None, step: int = 0
+    *ranks: int, groups: Mapping[str, tuple[int, ...]] | None = None, step: int = 0
 ) -> SliceComparison:
     """
     Return a comparison for ranks that hold one shard `dense`, or the shards of `groups`.
@@ -29,7 +36,7 @@ def begun(
     return comparison
 
 
-def replicas(*ranks: int, groups: dict[str, tuple[int, ...]] | None = None) -> Replicas:
+def replicas(*ranks: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> Replicas:
     held = groups or {"dense": ranks}
     return Replicas(
         groups=held,
@@ -38,7 +45,7 @@ def replicas(*ranks: int, groups: dict[str, tuple[int, ...]] | None = None) -> R
 
 
 def digest(
-    step: int, content: int, *, shard: int = 0, number: int | None = None, attempt=FIRST
+    step: int, content: int, *, shard: int = 0, number: int | None = None, attempt: Attempt = FIRST
 ) -> SliceDigest:
     return SliceDigest(
         incident=attempt[0],
@@ -64,7 +71,9 @@ def beat(rank: int, *digests: SliceDigest, kept: int = 0) -> Beat:
     return Beat(node=rank, pulses=(pulse,), at=0.0)
 
 
-def train(comparison: SliceComparison, ranks: Iterable[int], steps: Iterable[int], **which) -> None:
+def train(
+    comparison: SliceComparison, ranks: Iterable[int], steps: Iterable[int], **which: Any
+) -> None:
     """
     Let the ranks report equal slices of these steps.
     """
@@ -191,7 +200,9 @@ def test_lost_digests_delay_the_comparison_and_do_not_end_it() -> None:
     assert comparison.compared == 4 + WAITING - OF
 
 
-def contribute(comparison: SliceComparison, rank: int, step: int, content: int, attempt) -> None:
+def contribute(
+    comparison: SliceComparison, rank: int, step: int, content: int, attempt: Attempt
+) -> None:
     comparison.heard(beat(rank, digest(step, content, number=CONTRIBUTION, attempt=attempt)))
 
 

@@ -11,8 +11,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,6 +119,12 @@ class View:
     run_dir: Path
     step: int
     evaluating: bool = False
+
+    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest nothing: this view has no state.
+        """
+        return None
 
 
 class Small(nn.Module):

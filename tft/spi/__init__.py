@@ -44,6 +44,7 @@ from tft.spi.types import (
     RankView,
     SessionView,
     ShardPayload,
+    SliceContent,
 )
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "SessionView",
     "ShardCopies",
     "ShardPayload",
+    "SliceContent",
     "StateHooks",
     "StopRequested",
     "SwitchRequested",

@@ -16,7 +16,7 @@ from typing import Any
 
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft.spi.markers import hookspec
-from tft.spi.types import Buffer, Diagnosis, LauncherStore, ShardPayload
+from tft.spi.types import Buffer, Diagnosis, LauncherStore, ShardPayload, SliceContent
 
 
 class AdaptorSpecs:
@@ -347,6 +347,34 @@ class AdaptorSpecs:
         hook is also called in the loop, at the start and end of a step. There, a change between the
         end of a step and the next update window is not reported for the parts `description`,
         `settings`, `scheduler`, `modes` and `learning_rate`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of the shard that is equal on all ranks that hold it, without a copy.
+
+        Leave out what belongs to this rank alone, such as buffers that the forward pass changes.
+        The hook is called on the training thread at the end of a step, if copies are compared while
+        the job trains. The buffers are read until the next update window opens, or in later steps
+        too if `identity` has not changed for many steps.
+
+        Not needed: without this hook copies are compared in incidents and checkpoints only.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_contribution(self) -> int | None:
+        """
+        Return a digest (64 bit) of what this rank alone contributed to the gradients of the step
+        that has ended, before they were reduced. A part that depends on the whole model is enough.
+
+        If two copies of a shard differ, this shows which of the two ranks had the wrong one, when
+        the steps are computed again. The hook is called at the end of each step, if copies are
+        compared while the job trains. It may return None until it has seen a whole step.
+
+        Not needed: without this hook no rank is named if only two ranks hold a shard.
         """
         raise NotImplementedError
 

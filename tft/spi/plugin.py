@@ -47,8 +47,8 @@ class PluginSpecs:
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
         """
-        Return an object with any of the methods `tft_on_adopted`, `tft_on_window_closed`,
-        `tft_on_tail_ending` and `tft_on_order`.
+        Return an object with any of the methods of this class whose names begin with `tft_on_` and
+        that are described under "hooks in a worker".
 
         From now on, tft calls these methods at the moments that this class describes. If the result
         is None, the plugin causes no cost later. The hook is called on the training thread, when
@@ -83,6 +83,34 @@ class PluginSpecs:
         the step).
 
         The step is about to end. Called on the training thread in every step.
+        """
+
+    @hookspec
+    def tft_on_step_ended(self, step: int) -> None:
+        """
+        React to the end of `step`: the state of the rank is that of the end of the step.
+
+        Called on the training thread in every step. The state does not change before
+        `tft_on_window_opening` or `tft_on_loop_left` has returned, unless the script changes it
+        outside of update windows.
+        """
+
+    @hookspec
+    def tft_on_window_opening(self, step: int) -> None:
+        """
+        React to the update window of `step`, which is about to open.
+
+        The all-reduces of the step are complete on this rank. Called on the training thread in
+        every step.
+        """
+
+    @hookspec
+    def tft_on_loop_left(self) -> None:
+        """
+        React to the end of the training loop on this rank: all steps are trained, or an incident or
+        an exception has ended the loop.
+
+        Called on the training thread, before the state of this rank can be changed or sent.
         """
 
     @hookspec

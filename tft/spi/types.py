@@ -121,6 +121,22 @@ class ShardPayload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceContent:
+    """
+    The content of a shard that must be equal on all ranks that hold the shard, for digests of
+    slices.
+    """
+
+    head: bytes
+    """All values that are not in tensors, such as settings and the state of schedulers."""
+    buffers: tuple[Buffer | DeviceBuffer, ...]
+    """The memory of the shard, not copies, in the same order and with the same sizes on every
+    rank."""
+    identity: tuple[int, ...]
+    """A number for each buffer that changes if the buffer is in another place of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """
     The result of a check on one rank.
@@ -341,6 +357,16 @@ class SessionView(Protocol):
     @property
     def run_dir(self) -> Path:
         """The run directory, in which this run keeps its records."""
+
+    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest slice `number` of `of` of every shard that several ranks hold, as it is now, and send
+        the digests to the controller, which compares them.
+
+        Call it in `tft_on_step_ended`. If the result is a function, the slice is large: call it on
+        any thread. It must have returned before the next update window opens, and before the rank
+        leaves its loop. None: all is done.
+        """
 
 
 class LauncherStore(Protocol):

@@ -34,6 +34,12 @@ class Observers:
         self.watch_tails = False
         """True if an observer wants to be called at the end of each tail. Otherwise the training
         thread skips the call."""
+        self.watch_ends = False
+        """True if an observer wants to be called at the end of each step. Otherwise the training
+        thread skips the call."""
+        self.watch_openings = False
+        """True if an observer wants to be called before each update window opens. Otherwise the
+        training thread skips the call."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -58,6 +64,8 @@ class Observers:
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
         self.watch_tails = any(hasattr(w, "tft_on_tail_ending") for w in self._watchers)
+        self.watch_ends = any(hasattr(w, "tft_on_step_ended") for w in self._watchers)
+        self.watch_openings = any(hasattr(w, "tft_on_window_opening") for w in self._watchers)
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
@@ -76,6 +84,24 @@ class Observers:
         Notify the observers that the loop has finished all work of `step`, including its tail.
         """
         self._tell("tft_on_tail_ending", step=step)
+
+    def step_ended(self, step: int) -> None:
+        """
+        Notify the observers that `step` has ended.
+        """
+        self._tell("tft_on_step_ended", step=step)
+
+    def window_opens(self, step: int) -> None:
+        """
+        Notify the observers that the update window of `step` is about to open.
+        """
+        self._tell("tft_on_window_opening", step=step)
+
+    def loop_left(self) -> None:
+        """
+        Notify the observers that the training loop was left.
+        """
+        self._tell("tft_on_loop_left")
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """

@@ -51,6 +51,7 @@ from tft.worker.process import started_ticks
 from tft.worker.records import Records
 from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
+from tft.worker.slices import Slices
 from tft.worker.step_gate import Gate
 from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
 
@@ -87,6 +88,7 @@ class Session:
         self._saving = Saving(self._hook)
         self._hands = Hands(self, self._gate, self._hook, self._page, self._saving, check)
         self._records = Records(settings.run_dir, settings.rank)
+        self._slices = Slices(self._hook, self._page)
         self._loop = self._make_loop()
         self._adopted = False
         self.model: Any = None  # Any: the object that the user's function returned
@@ -328,6 +330,13 @@ class Session:
         """
         self._loop.expect(seconds)
 
+    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
+        to the controller; see `tft.spi.SessionView`.
+        """
+        return self._slices.digest(self._gate.completed, number, of)
+
     def digests(self) -> Mapping[str, str]:
         """
         Return digests of parameters, optimizer, scheduler, RNG and data position.
@@ -350,6 +359,7 @@ class Session:
             )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
+        self._slices.begin(shards)
         self._loop.begin(shards, asynchronous=bool(self._hook.tft_asynchronous()))
         self._control.report(
             Ready(
@@ -381,6 +391,7 @@ class Session:
                         self._loop.has_tails()
                     self._control.tell(self._done(execute, self._clock.now()))
                     self._loop.periodic.resumed((execute.order.incident, execute.order.round))
+                    self._slices.resume(execute.order.incident, execute.order.round)
                     self._page.train(True, self._clock.now())
                     self._gate.enter()
                     if again and not self._inside(self._loop.call_again):
@@ -471,6 +482,7 @@ class Session:
 
     def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
+        self._observers.loop_left()
         self._loop.periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:

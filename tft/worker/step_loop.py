@@ -317,6 +317,8 @@ class StepLoop:
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
+        if self.observers.watch_openings:
+            self.observers.window_opens(completed + 1)
         met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
@@ -375,6 +377,8 @@ class StepLoop:
         after = self.after.due(step)
         self.gate.ended(after=bool(after))
         self.page.end(step, after=bool(after))
+        if self.observers.watch_ends:
+            self.observers.step_ended(step)
         if self.hooks.backup is not None:
             self.hooks.backup(step=step)
         if self.periodic.due(step):
