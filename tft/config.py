@@ -68,6 +68,10 @@ class JobSettings:
     shard (`all`)."""
     skip_batch: bool = False
     """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
+    on_corruption: str = "majority"
+    """What follows when copies of a shard differ and no earlier copy is left. `majority`: the
+    copies of the majority are used, and without a majority the job ends. `end`: the job ends.
+    `continue`: as `majority`, but without a majority the copy of the lowest rank is used."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     checkpoint_dir: Path | None = None

@@ -124,6 +124,7 @@ class Controller:
                 spread_savers=settings.spread_savers,
                 save_copies=settings.save_copies == "all",
                 skip_batch=settings.skip_batch,
+                corruption=settings.on_corruption,  # type: ignore[arg-type]  # checked at the start
                 checkpoint_every=settings.checkpoint_every,
                 keep_checkpoints=settings.keep_checkpoints,
                 advised=self._advisors.present(),
