@@ -45,9 +45,9 @@ class Digester:
         """
         self._wait()
 
-    def tft_on_loop_left(self) -> None:
+    def tft_on_state_released(self) -> None:
         """
-        Wait until the slice is digested: the script may change the state from now on.
+        Wait until the slice is digested: an evaluation may exchange the weights for a while.
         """
         self._wait()
 

@@ -185,6 +185,12 @@ class Ranks:
             if rank_state.process is not None
         )
 
+    def posted(self) -> int:
+        """
+        Return how many digests the ranks of this node have posted on their pages.
+        """
+        return sum(rank_state.page.posted() for rank_state in self._rank_states.values())
+
     def completed(self) -> int:
         """
         Return the highest step that any rank of this node has completed; 0 without ranks.

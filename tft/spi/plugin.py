@@ -91,7 +91,7 @@ class PluginSpecs:
         React to the end of `step`: the state of the rank is that of the end of the step.
 
         Called on the training thread in every step. The state does not change before
-        `tft_on_window_opening` or `tft_on_loop_left` has returned, unless the script changes it
+        `tft_on_window_opening` or `tft_on_state_released` has returned, unless the script changes it
         outside of update windows.
         """
 
@@ -105,12 +105,13 @@ class PluginSpecs:
         """
 
     @hookspec
-    def tft_on_loop_left(self) -> None:
+    def tft_on_state_released(self) -> None:
         """
-        React to the end of the training loop on this rank: all steps are trained, or an incident or
-        an exception has ended the loop.
+        React to the fact that other code may change the state from now on, outside of update
+        windows: a function that is called after the step, or the script and the orders of an
+        incident after the training loop was left.
 
-        Called on the training thread, before the state of this rank can be changed or sent.
+        Called on the training thread, before that code runs.
         """
 
     @hookspec

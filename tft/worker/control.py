@@ -46,6 +46,7 @@ from tft.protocol.messages import (
     RankOrder,
     RankReport,
     Refused,
+    Resume,
 )
 from tft.protocol.topics import ORDERS, REPORTS
 
@@ -120,6 +121,8 @@ class Control:
         self._clock = SystemClock()
         self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
         self._outbox = Outbox()
+        self.compared = 0
+        """The newest step at whose end all copies of every shard are known to have been equal."""
         self._unheard: dict[int, Callable[[], None]] = {}
         """By number of a report: the function to call when the report is acknowledged."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
@@ -230,6 +233,7 @@ class Control:
     def _hear(self, message: object) -> None:
         rank = self._settings.rank
         if isinstance(message, Lead):
+            self.compared = message.compared
             acknowledged = message.heard.get(self._sender, 0)
             self._outbox.acknowledge(acknowledged)
             for number in [each for each in self._unheard if each <= acknowledged]:
@@ -240,6 +244,8 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
+            if isinstance(order, Resume):  # a `Lead` of before may have named a later step
+                self.compared = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))
 

@@ -97,11 +97,11 @@ class Observers:
         """
         self._tell("tft_on_window_opening", step=step)
 
-    def loop_left(self) -> None:
+    def state_released(self) -> None:
         """
-        Notify the observers that the training loop was left.
+        Notify the observers that other code than the update may change the state from now on.
         """
-        self._tell("tft_on_loop_left")
+        self._tell("tft_on_state_released")
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """

@@ -482,7 +482,7 @@ class Session:
 
     def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
-        self._observers.loop_left()
+        self._observers.state_released()
         self._loop.periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:

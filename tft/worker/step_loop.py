@@ -426,6 +426,7 @@ class StepLoop:
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
+        self.observers.state_released()
         self.after.call(after, step, self.expect)
         if self.digests is not None:
             self.digests.called_after(step, [each.name for each in after])
