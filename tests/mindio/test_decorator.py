@@ -159,8 +159,7 @@ def test_an_unknown_error_ends_the_job_with_a_last_checkpoint(
     assert (found, kind in evidence) == ("software", True)
     assert [call["step"] for _, call in outcome.called("save")] == [3]
     assert (
-        "event=state_released state=RS_UNKNOWN" in outcome.output
-        or "not_classified" in outcome.output
+        "event=loop_left state=RS_UNKNOWN" in outcome.output or "not_classified" in outcome.output
     )
     assert ", in train\n" in outcome.output
 
