@@ -128,6 +128,18 @@ def test_two_copies_that_differ_are_made_equal_when_the_policy_is_to_continue() 
     assert any("[0, 1]" in fault["evidence"] for fault in report["faults"])
 
 
+def test_early_copy_of_every_rank_counts_when_the_policy_is_to_continue() -> None:
+    """When two copies differ, the policy is `continue`, and each rank is the only holder of another
+    shard, then both ranks are to restore their own early copies: no copy of a rank is given up."""
+    groups = {"dense": (0, 1), "left": (0,), "right": (1,)}
+    job = trained(world=2, steps=8, keeps=4, corruption="continue", groups=groups)
+    job.ranks[1].state.content = "another"
+    differ(job, 0, 1)
+    job.settle()
+    restore, *_ = job.orders(Restore)
+    assert (restore.to, restore.step) == ((0, 1), 5)
+
+
 def test_traced_rank_is_named_in_the_report_of_its_incident() -> None:
     """When the steps were computed again and a rank is found to have had the wrong copy, then the
     fault of the closed incident names that rank."""

@@ -340,7 +340,8 @@ class Comparison:
         job, first = self._job, self._job.training.compared + 1
         lowest, *others = sorted(difference.wrong)
         for rank in others:
-            job.ranks.states[rank].holdings.distrust()
+            job.ranks.states[rank].holdings.disputed = True
+        job.incident.spread.passed_over.update(others)
         job.incident.spread.prefer(job.training.compared)
         why = (
             f"{difference.sentence()}, and it is not known which copy is right: the copy of rank "

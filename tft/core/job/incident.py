@@ -123,6 +123,9 @@ class Spread:
     differed."""
     undecided: bool = False
     """True if a slice has differed and no majority says which copies are right."""
+    passed_over: set[int] = field(default_factory=set)
+    """Ranks whose copies are not used if the ceiling has to be dropped: nobody knows which copies
+    are right, and then that of another rank is used."""
 
     @property
     def tentative(self) -> bool:
@@ -166,6 +169,7 @@ class Spread:
         """
         self.ceiling = self.firm = self.sliced = None
         self.undecided = False
+        self.passed_over = set()
 
 
 @dataclass(slots=True, kw_only=True)

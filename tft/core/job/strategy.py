@@ -91,6 +91,8 @@ class StrategyChoice:
         made = self._make_offers()
         if incident.spread.tentative and _hopeless(made):
             incident.spread.yield_to_need()
+            for rank in incident.spread.passed_over:
+                job.ranks.states[rank].holdings.distrust()  # copies that it keeps are no better
             made = self._make_offers()
         doubted = [
             s
