@@ -9,7 +9,7 @@ import pytest
 from tests.core.lives import strategies, trained
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
 from tft.core.job.transitions import State
-from tft.protocol.messages import Fetch, Restore
+from tft.protocol.messages import Fetch, Restore, Resume
 from tft.testing.scripted import ScriptedJob
 
 
@@ -195,3 +195,21 @@ def test_difference_that_a_fault_brings_up_leads_to_an_early_copy_too(policy: st
     job.settle()
     job.train()
     assert job.reports()[-1]["step"] == 7
+
+
+def test_attempt_of_the_digests_stays_the_same_in_a_pause() -> None:
+    """When a job pauses and goes on, then the attempt whose slices are compared is still that of
+    the last resume order, as the ranks tag their digests. A fault begins another one."""
+    job = trained(steps=8)
+    before = job.machine.attempt
+    job.pause()
+    job.settle()
+    job.go_on()
+    job.settle()
+    job.train()
+    assert job.state is State.HEALTHY
+    assert job.machine.attempt == before == (0, 0)
+    job.fault(2, "memory")
+    job.settle()
+    (resume,) = job.orders(Resume)
+    assert job.machine.attempt == (resume.incident, resume.round) != before

@@ -75,6 +75,7 @@ class Controller:
         self._machine, policy = self._begin()
         self._hang_detection = HangDetection(policy)
         self._slices = SliceComparison()
+        self._compare_slices()  # the ranks may train already, under an earlier controller
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -285,10 +286,16 @@ class Controller:
             if self._state in (State.RESUMING, State.PAUSING):
                 self._hang_detection.resumed(event.at)
             if self._state is State.RESUMING:
-                self._slices.resumed(
-                    self._machine.attempt, self._machine.compared, self._machine.replicas()
-                )
+                self._compare_slices()
         self._set_timer()
+
+    def _compare_slices(self) -> None:
+        """
+        Compare the slices of the attempt in which the ranks train from now on.
+        """
+        machine = self._machine
+        if machine.attempt is not None:
+            self._slices.resumed(machine.attempt, machine.compared, machine.replicas())
 
     def _judge(self, event: Event) -> list[Command]:
         """

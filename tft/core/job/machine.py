@@ -154,11 +154,12 @@ class Machine:
         return self._job.training.compared
 
     @property
-    def attempt(self) -> tuple[int, int]:
+    def attempt(self) -> tuple[int, int] | None:
         """
-        The incident and the round after which the ranks train.
+        The incident and the round in which the ranks were last ordered to resume, as they tag the
+        digests of slices. None: no rank has trained yet.
         """
-        return self._job.incident.number, self._job.incident.round
+        return self._job.training.attempt
 
     def replicas(self) -> Replicas:
         """

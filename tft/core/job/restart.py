@@ -307,6 +307,7 @@ class Restart:
             again=self._called_again(),
             tails=job.training.tails,
         )
+        job.training.attempt = (resume.incident, resume.round)
         job.step_to(S.RESUMING, resume)
 
     def _note_compared(self) -> None:

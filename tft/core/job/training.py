@@ -32,6 +32,9 @@ class Training:
     """True once the states with which the ranks begin to train were compared."""
     tails: bool = False
     """True if the training loops report where their steps end."""
+    attempt: tuple[int, int] | None = None
+    """The incident and the round in which the ranks were last ordered to resume. A pause does not
+    change it. None: no rank has trained yet."""
     trained: set[int] = field(default_factory=set)
     """The ranks that have completed a step since the last resume."""
     finished: set[int] = field(default_factory=set)
