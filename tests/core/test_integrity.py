@@ -213,3 +213,16 @@ def test_attempt_of_the_digests_stays_the_same_in_a_pause() -> None:
     job.settle()
     (resume,) = job.orders(Resume)
     assert job.machine.attempt == (resume.incident, resume.round) != before
+
+
+def test_compared_step_is_at_most_the_step_that_all_ranks_return_to() -> None:
+    """When all ranks return to an earlier step and a copy of it cannot be read, then later steps,
+    which are computed again, no longer count as compared."""
+    job = trained(steps=8, keeps=4)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    job.ranks[2].state.content = ""
+    differ(job, 1, right=(0, 2, 3), sound=4)
+    job.settle()
+    assert job.orders(Restore)[0].step == 4
+    assert job.facts("copies_not_compared")[0]["ranks"] == [2]
+    assert job.machine.compared == 4

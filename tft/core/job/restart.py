@@ -312,8 +312,9 @@ class Restart:
 
     def _note_compared(self) -> None:
         """
-        Record that all copies were equal at the end of the agreed step. Record nothing if a member
-        that shares a shard could not read its state, because its copy was not compared.
+        Record that all copies were equal at the end of the agreed step. If a member that shares a
+        shard could not read its state, its copy was not compared. Then only the steps that are
+        computed again no longer count as compared.
         """
         job, step = self._job, self._job.incident.progress.agreed
         shared = {
@@ -330,6 +331,7 @@ class Restart:
         if not unread or step == 0:
             job.training.compared = step
             return
+        job.training.compared = min(job.training.compared, step)
         why = f"the copies of ranks {unread} could not be read and were not compared"
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
