@@ -153,6 +153,19 @@ def test_traced_rank_is_named_in_the_report_of_its_incident() -> None:
     assert job.state is State.HEALTHY
 
 
+def test_nobody_is_traced_when_training_does_not_continue_bit_for_bit() -> None:
+    """When the report of the incident has a reservation, such as an RNG that was made anew, then
+    the gradients of a right copy may come out otherwise. So no rank is named."""
+    job = trained(world=2, steps=8, keeps=4)
+    differ(job, 0, 1)
+    job.settle()
+    job.machine.incident.exactness.reservations.append((5, "the RNG of rank 0 was made anew"))
+    job.train(2)
+    job.slices(CorruptionTraced(at=0.0, incident=1, ranks=(0,), step=6))
+    assert faults(job) == [("corruption", None)]
+    assert job.facts("corruption_traced") == []
+
+
 def elastic(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
     Return a job of two nodes with two ranks each, and a third node with room for both ranks of one.

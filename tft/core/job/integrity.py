@@ -65,28 +65,28 @@ class Integrity:
     def traced(self, event: CorruptionTraced) -> None:
         """
         Name the ranks that had a wrong copy in the faults of the incident to which it had led. Until
-        now the incident only knew that copies differed.
+        now the incident only knew that copies differed. If training does not continue bit for bit
+        after that incident, other gradients say nothing about copies: then nobody is named.
         """
         job = self._job
         incident = self._incident(event.incident)
+        if incident is None or incident.exactness.sentences:
+            return
         why = (
             f"the steps were computed again, and the gradients of ranks {list(event.ranks)} were "
             f"the first that came out otherwise, in step {event.step + 1}: these ranks had the "
             "wrong copy"
         )
         job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
-        if incident is not None:
-            incident.faults = [
-                replace(fault, rank=rank, evidence=f"{fault.evidence}; {why}")
-                if fault.kind == "corruption" and fault.rank is None
-                else fault
-                for fault in incident.faults
-                for rank in (
-                    event.ranks
-                    if fault.kind == "corruption" and fault.rank is None
-                    else (fault.rank,)
-                )
-            ]
+        incident.faults = [
+            replace(fault, rank=rank, evidence=f"{fault.evidence}; {why}")
+            if fault.kind == "corruption" and fault.rank is None
+            else fault
+            for fault in incident.faults
+            for rank in (
+                event.ranks if fault.kind == "corruption" and fault.rank is None else (fault.rank,)
+            )
+        ]
         self._recovery.comparison.blame(event.ranks, event.incident)
 
     def _incident(self, number: int) -> Incident | None:
