@@ -336,7 +336,7 @@ class Auditor:
                 self._verdicts(event)
             case Resume():
                 self._copies.resumed(order.step - 1)
-                self._slices.resumes(order)
+                self._slices.resumes(order, self._members(machine))
             case _:
                 pass
 

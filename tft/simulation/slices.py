@@ -68,6 +68,13 @@ class _Record:
     """By step."""
     members: dict[int, frozenset[int]] = field(default_factory=dict)
     """By step: the ranks of the process group."""
+    clean: bool = True
+    """True when the ranks have begun with right content, and no corruption has come since that no
+    comparison can find."""
+
+
+def _is_wrong(process: ProcessPart) -> bool:
+    return any(content.flipped or content.spread for content in process.memory.content.values())
 
 
 class Slices:
@@ -92,11 +99,14 @@ class Slices:
 
     # ---------------------------------------------------------------- the real content
 
-    def resumes(self, order: Resume) -> None:
+    def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
-        Begin a new record: all members resume training.
+        Begin a new record: all members resume training. Content that is wrong by now was accepted
+        with a reservation, or nobody could find that it is wrong.
         """
-        self._record = _Record(attempt=(order.incident, order.round), begun=order.step - 1)
+        attempt = (order.incident, order.round)
+        clean = not any(_is_wrong(process) for process in members.values())
+        self._record = _Record(attempt=attempt, begun=order.step - 1, clean=clean)
 
     def leads(self) -> None:
         """
@@ -117,7 +127,9 @@ class Slices:
         record.members[step] = frozenset(process.group.members)
         if any(content.flipped for content in process.memory.content.values()):
             self._corrupted.add(process.rank)
-        for shard in process.memory.content:
+        for shard, content in process.memory.content.items():
+            if content.flipped and len(self._holders(shard, step)) == 1:
+                record.clean = False
             copies = self._slice(shard, step)
             if copies is not None and len(set(copies.values())) > 1:
                 stage.clock.after(FOUND, self._has_found, record.attempt, stage.clock.now, shard)
@@ -338,14 +350,15 @@ class Slices:
     def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
         """
         Check the content from which the members go on after copies differed. If the job has gone
-        back to before the difference, no content of the only corruption is left. Raises `Broken`
+        back to before the difference, no content of a corruption is left. Raises `Broken`
         otherwise.
         """
         found = self.found
-        flips = [mishap for mishap in self._stage.mishaps.happened if mishap.what == "flip"]
-        if found is None or step > found.sound or len(flips) > 1:
+        if found is None or step > found.sound or not self._record.clean:
             return
         for rank, process in members.items():
+            if process.memory.unsaid:
+                continue  # corrupted since the ranks have reported digests: slices find it later
             for shard, content in process.memory.content.items():
                 if content.flipped or content.spread:
                     raise Broken(
