@@ -39,15 +39,9 @@ class Digester:
         self._busy = True
         self._work.put(work)
 
-    def tft_on_window_opening(self, step: int) -> None:
-        """
-        Wait until the slice is digested: the update changes its bytes.
-        """
-        self._wait()
-
     def tft_on_state_released(self) -> None:
         """
-        Wait until the slice is digested: an evaluation may exchange the weights for a while.
+        Wait until the slice is digested: its bytes may change from now on.
         """
         self._wait()
 

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import tft
 
-FLAGS = ("watch_windows", "watch_tails", "watch_ends", "watch_openings")
+FLAGS = ("watch_windows", "watch_tails", "watch_ends", "watch_releases", "watch_numbers")
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--blocks", type=int, default=120)
@@ -36,7 +36,7 @@ session.adopt(
     model=model, optimizer=optimizer, scheduler=scheduler, data=data, wrap=lambda: DDP(model)
 )
 observers = session._observers
-wanted = {flag: getattr(observers, flag) for flag in FLAGS}
+wanted = {flag: getattr(observers, flag, False) for flag in FLAGS}
 times: list[float] = []
 
 

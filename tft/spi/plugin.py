@@ -91,27 +91,17 @@ class PluginSpecs:
         React to the end of `step`: the state of the rank is that of the end of the step.
 
         Called on the training thread in every step. The state does not change before
-        `tft_on_window_opening` or `tft_on_state_released` has returned, unless the script changes it
-        outside of update windows.
-        """
-
-    @hookspec
-    def tft_on_window_opening(self, step: int) -> None:
-        """
-        React to the update window of `step`, which is about to open.
-
-        The all-reduces of the step are complete on this rank. Called on the training thread in
-        every step.
+        `tft_on_state_released` has returned, unless the script changes it outside of update
+        windows.
         """
 
     @hookspec
     def tft_on_state_released(self) -> None:
         """
-        React to the fact that other code may change the state from now on, outside of update
-        windows: a function that is called after the step, or the script and the orders of an
-        incident after the training loop was left.
+        React to the fact that the state may change from now on: an update window is about to open,
+        a function is about to be called after the step, or the training loop was left.
 
-        Called on the training thread, before that code runs.
+        Called on the training thread, in every step, before the state changes.
         """
 
     @hookspec

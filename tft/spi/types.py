@@ -364,8 +364,7 @@ class SessionView(Protocol):
         the digests to the controller, which compares them.
 
         Call it in `tft_on_step_ended`. If the result is a function, the slice is large: call it on
-        any thread. It must have returned before the next update window opens, and before the rank
-        leaves its loop. None: all is done.
+        any thread. It must have returned before `tft_on_state_released` returns. None: all is done.
         """
 
 

@@ -37,9 +37,9 @@ class Observers:
         self.watch_ends = False
         """True if an observer wants to be called at the end of each step. Otherwise the training
         thread skips the call."""
-        self.watch_openings = False
-        """True if an observer wants to be called before each update window opens. Otherwise the
-        training thread skips the call."""
+        self.watch_releases = False
+        """True if an observer wants to be called before the state changes. Otherwise the training
+        thread skips the call."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -65,7 +65,7 @@ class Observers:
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
         self.watch_tails = any(hasattr(w, "tft_on_tail_ending") for w in self._watchers)
         self.watch_ends = any(hasattr(w, "tft_on_step_ended") for w in self._watchers)
-        self.watch_openings = any(hasattr(w, "tft_on_window_opening") for w in self._watchers)
+        self.watch_releases = any(hasattr(w, "tft_on_state_released") for w in self._watchers)
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
@@ -91,15 +91,9 @@ class Observers:
         """
         self._tell("tft_on_step_ended", step=step)
 
-    def window_opens(self, step: int) -> None:
-        """
-        Notify the observers that the update window of `step` is about to open.
-        """
-        self._tell("tft_on_window_opening", step=step)
-
     def state_released(self) -> None:
         """
-        Notify the observers that other code than the update may change the state from now on.
+        Notify the observers that the state may change from now on.
         """
         self._tell("tft_on_state_released")
 

@@ -317,8 +317,8 @@ class StepLoop:
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
-        if self.observers.watch_openings:
-            self.observers.window_opens(completed + 1)
+        if self.observers.watch_releases:
+            self.observers.state_released()
         met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
