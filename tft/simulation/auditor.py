@@ -502,7 +502,6 @@ class Auditor:
         if state is S.HEALTHY:
             self._everyone_trained(machine)
             self._ledger.over()
-            self._slices.found = None
         ends = state in (S.DUMPING, S.EXITING)
         if ends and self._state not in (S.DUMPING, S.EXITING):
             self._chances.none_left(machine)

@@ -34,15 +34,13 @@ Held = dict[int, dict[str, Content]]
 @dataclass(slots=True)
 class Found:
     """
-    Copies that the machine knows to differ, until all ranks train again.
+    Copies that the machine knows to differ, until all ranks are ordered to resume.
     """
 
     sound: int
     """The last step at whose end the slice was equal on all ranks."""
     decided: bool
     """True when a majority says which copies are right."""
-    step: int | None = None
-    """The step from whose end all ranks go on. None: not decided yet."""
 
 
 @dataclass(slots=True)
@@ -94,6 +92,9 @@ class Slices:
         self._counts: dict[tuple[int, int], set[int]] = {}
         """By rank and node: the incidents in which the copies of the rank were wrong."""
         self.found: Found | None = None
+        self._sound: int | None = None
+        """The last step that was sound when the ranks were ordered to resume after copies had
+        differed, until the incident closes. None: no copies have differed."""
         self.left: set[int] = set()
         """The nodes that may be given up, since a rank on them had wrong copies twice."""
 
@@ -107,6 +108,8 @@ class Slices:
         attempt = (order.incident, order.round)
         clean = not any(_is_wrong(process) for process in members.values())
         self._record = _Record(attempt=attempt, begun=order.step - 1, clean=clean)
+        if self.found is not None:
+            self._sound, self.found = self.found.sound, None
 
     def leads(self) -> None:
         """
@@ -315,10 +318,7 @@ class Slices:
         chosen, or when the policy forbids the step.
         """
         found, corruption = self.found, self._stage.schedule.policy.corruption
-        if found is None:
-            return
-        found.step = step
-        if step <= found.sound:
+        if found is None or step <= found.sound:
             return
         if earlier is not None:
             raise Broken(
@@ -337,14 +337,15 @@ class Slices:
         """
         Check at the end of an incident that it reports that the state of all ranks may be wrong.
         """
-        found = self.found
-        if found is None or found.step is None or found.step <= found.sound:
+        sound, step = self._sound, machine.incident.progress.agreed
+        self._sound = None
+        if sound is None or step <= sound:
             return
         if not any("may be wrong" in told for told in machine.incident.exactness.sentences):
             raise Broken(
                 "an inexact recovery is reported",
-                f"training resumed from step {found.step}, copies were equal at step {found.sound} "
-                "last, and the report calls the incident exact",
+                f"training resumed from step {step}, copies were equal at step {sound} last, and "
+                "the report calls the incident exact",
             )
 
     def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
