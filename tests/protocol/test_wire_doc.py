@@ -24,11 +24,12 @@ from tft.protocol.messages import (
     SavedFile,
     ShardCopies,
     Source,
+    StepNumbers,
     Transfer,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
-RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
+RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer, StepNumbers)
 
 
 def tables() -> dict[str, list[list[str]]]:

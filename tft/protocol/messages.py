@@ -134,6 +134,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """
+    What a rank has computed in one step: digests, by which two attempts of the step are compared.
+    """
+
+    own: str
+    """Digest of the losses and of the gradients that the rank has computed alone."""
+    common: str
+    """Digest of the norm of the reduced gradients."""
+    batches: int = 1
+    """How many batches the step has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """
     Report of a rank: an exception has left the training loop.
@@ -154,6 +168,9 @@ class Faulted:
     """The error is known to be older: no copy of a step later than this one is sound."""
     context_lost: bool = False
     """The device accepts no more work from this process: only another process can go on."""
+    refused: StepNumbers | None = None
+    """The rank has refused the update of `step` because of its numbers, before it changed its
+    state. None: something else happened."""
     at: float
 
 
@@ -218,6 +235,8 @@ class Trained:
     rank: int
     incarnation: int
     step: int
+    numbers: StepNumbers | None = None
+    """What the rank has computed in this step. None: no plugin watches the numbers."""
     at: float
 
 

@@ -52,6 +52,7 @@ from tft.protocol.messages import (
     ShardCopies,
     Spawn,
     Spawned,
+    StepNumbers,
     StopRequested,
     StoreOpened,
     SwitchRequested,
@@ -140,6 +141,8 @@ class Script:
     """By rank: how many more fetches of the rank bring damaged content."""
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     """The result of the next check on a rank; a check passes on all other ranks."""
+    numbers: dict[int, StepNumbers] = field(default_factory=dict)
+    """By rank: what it computes in each step from now on."""
 
 
 class ScriptedJob(JobShape):
@@ -243,8 +246,11 @@ class ScriptedJob(JobShape):
         if one.loop.announce:
             one.loop.announce = False
             self.report(
-                Trained(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
-            )
+                Trained(
+                    rank=one.rank, incarnation=one.incarnation, step=one.step,
+                    numbers=self.script.numbers.get(one.rank), at=self.now,
+                )
+            )  # fmt: skip
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
@@ -307,6 +313,26 @@ class ScriptedJob(JobShape):
                 at=self.now,
             )
         )
+
+    def refuse(self, *ranks: int) -> None:
+        """
+        Let ranks refuse the update of their present step, because of `script.numbers`.
+        """
+        for one in (self.ranks[rank] for rank in ranks):
+            one.training = False
+            self.report(
+                Faulted(
+                    rank=one.rank,
+                    incarnation=one.incarnation,
+                    kind="numeric",
+                    step=one.step + 1,
+                    summary="the loss is nan",
+                    traceback="Traceback",
+                    position=one.position,
+                    refused=self.script.numbers[one.rank],
+                    at=self.now,
+                )
+            )
 
     def notice(
         self, rank: int, kind: FaultKind, evidence: str = "seen from outside", *,

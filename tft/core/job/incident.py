@@ -5,6 +5,7 @@ phase.
 
 from dataclasses import dataclass, field
 
+from tft.core.job.refusals import RefusedStep
 from tft.core.plan.plan import Plan
 from tft.core.plan.savers import SavePlan
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder, SavedFile
@@ -28,6 +29,8 @@ class Fault:
     certain: bool = False
     """True if this fault is a cause even where other faults of its kind are only consequences of
     another fault."""
+    refused: bool = False
+    """True if the ranks have refused the update of the step, so no state was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +233,10 @@ class Exactness:
     """How many batches are left out after the rollback."""
     skip_at: int | None = None
     """The step after which these batches are left out. None: not known yet."""
+    refused: list[RefusedStep] = field(default_factory=list)
+    """The steps whose update the ranks have refused in this incident."""
+    left_out: dict[int, int] = field(default_factory=dict)
+    """By step: how many batches are left out before it because its update was refused."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
@@ -246,7 +253,12 @@ class Exactness:
         Return the sentences that say why training may not continue bit for bit as without the
         incident.
         """
-        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
+        left_out = [
+            f"batches left out on all ranks before step {step}, because its update was refused "
+            f"twice: {batches}"
+            for step, batches in self.left_out.items()
+        ]
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations), *left_out]))
 
     def returns_to(self, step: int) -> None:
         """
@@ -255,6 +267,7 @@ class Exactness:
         round are kept.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
+        self.left_out = {each: n for each, n in self.left_out.items() if each <= step + 1}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -308,9 +321,10 @@ class Incident:
 
     def numeric_step(self) -> int:
         """
-        Return the last step with a numeric fault. 0: there is none.
+        Return the last step with a numeric fault whose update was not refused. 0: there is none.
         """
-        return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
+        steps = (f.step for f in self.faults if f.kind == "numeric" and not f.refused)
+        return max(steps, default=0)
 
     def faulty(self) -> set[int]:
         """

@@ -254,10 +254,12 @@ class Restart:
     def _skip(self, step: int) -> int:
         """
         Return how many batches to leave out after `step`: the advised number or, with
-        `policy.skip_batch`, the number up to the last numeric fault if that is larger. A second
-        rollback to the same step gets the same number.
+        `policy.skip_batch`, the number up to the last numeric fault if that is larger, or the
+        number for refused updates if that is larger. A second rollback to the same step gets the
+        same number.
         """
         incident = self._job.incident
+        refused = self._job.training.refusals.returns_to(step)
         if incident.exactness.skip_at is None:
             if self._job.policy.skip_batch and incident.spread.ceiling is not None:
                 incident.exactness.skip = max(
@@ -265,7 +267,7 @@ class Restart:
                 )
             if incident.exactness.skip:
                 incident.exactness.skip_at = step
-        return incident.exactness.skip if step == incident.exactness.skip_at else 0
+        return max(refused, incident.exactness.skip if step == incident.exactness.skip_at else 0)
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
@@ -292,6 +294,7 @@ class Restart:
     def resume(self) -> None:
         job = self._job
         job.training.trained = set()
+        job.training.refusals.resumed()
         self._note_compared()
         job.incident.spread.lift()
         for rank_state in job.ranks.member_states():
