@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.spi import FaultKind, StateHooks, hookimpl
+from tft.spi import FaultKind, Numbers, StateHooks, hookimpl
+from tft_pytorch import step_numbers
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.faults import classify, waiting
@@ -60,6 +61,16 @@ tft_digests = _hooks.tft_digests
 tft_compare = _hooks.tft_compare
 tft_generators = _hooks.tft_generators
 tft_set_aside = _torch.tft_set_aside
+
+
+@hookimpl
+def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
+    return _hooks.state().watch_numbers(refuse)
+
+
+@hookimpl
+def tft_numbers() -> Numbers:
+    return step_numbers.watch.take()
 
 
 @hookimpl

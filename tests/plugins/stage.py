@@ -11,8 +11,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ class View:
     run_dir: Path
     step: int
     evaluating: bool = False
+    incarnations: Mapping[int, int] = field(default_factory=dict)
 
 
 class Small(nn.Module):

@@ -154,6 +154,13 @@ class Session:
         return self._settings.run_dir
 
     @property
+    def incarnations(self) -> Mapping[int, int]:
+        """
+        The incarnation of each rank's process, as the last order said it.
+        """
+        return self._observers.incarnations
+
+    @property
     def checkpoints(self) -> CheckpointStore:
         """
         The store in which this run keeps its checkpoints.
@@ -496,6 +503,7 @@ class Session:
         failure: str | None = None
         lost = False
         work = Work()
+        self._observers.incarnations = execute.order.incarnations
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
