@@ -267,6 +267,7 @@ class StateStore:
         another rank. Drop the wrappers and all references to the process groups.
         """
         self._wrappers.drop()
+        step_numbers.watch.forget()
         self._trained.put_back()  # before another wrapper is built
         self._local_state.rewind()
         self._settings.put_back()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
@@ -53,8 +53,14 @@ class Watch:
 
     def forget(self) -> None:
         """
-        Drop the numbers of a step that was not finished.
+        Drop the numbers of a step that was not finished, and all references to the user's objects.
         """
+        self._model: nn.Module | None = None
+        self._parameters: list[nn.Parameter] = []
+        """The parameters of this model."""
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
         """Losses on a device, which are read when the device has done its work."""
@@ -83,7 +89,7 @@ class Watch:
             norm=None if norm is None else _unscaled(norm.item(), made, scaler),
             own=tuple(self._own),
         )
-        self.forget()
+        self._begin_step()
         return numbers
 
     # ---------------------------------------------------------------- functions in place of torch's
@@ -136,11 +142,15 @@ class Watch:
 
     def _gradients(self) -> list[Tensor]:
         made = self._made()
-        parameters = () if made is None else made.model.parameters()
-        return [each.grad for each in parameters if each.grad is not None]
+        if made is None:
+            return []
+        if made.model is not self._model:  # to walk through the modules takes 100 us
+            self._model, self._parameters = made.model, list(made.model.parameters())
+        return [grad for each in self._parameters if (grad := each.grad) is not None]
 
+    @torch.no_grad()
     def _norm_of_all(self) -> Tensor | None:
-        parts = [_dense(_local(each.detach())) for each in self._gradients()]
+        parts = [_dense(_local(each)) for each in self._gradients()]
         if not parts:
             return None
         device = parts[0].device
@@ -148,7 +158,9 @@ class Watch:
             norms = [torch.linalg.vector_norm(part).to(device) for part in parts]
         else:
             norms = list(torch._foreach_norm(parts))
-        total: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+        if any(norm.dtype != torch.float32 for norm in norms):
+            norms = [norm.float() for norm in norms]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return total
 
 
@@ -190,7 +202,9 @@ def _local(tensor: Tensor) -> Tensor:
     """
     Return this rank's part of a distributed tensor, and any other tensor as it is.
     """
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return (
+        tensor if type(tensor) is Tensor or not isinstance(tensor, DTensor) else tensor.to_local()
+    )
 
 
 def _dense(gradient: Tensor) -> Tensor:
