@@ -2,9 +2,10 @@
 The numbers of a step: the losses from which its backward passes begin, and the norm of the reduced
 gradients.
 
-torch has no hook for either. So this module replaces two functions of torch while numbers are
+torch has no hook for either. So this module replaces functions of torch while numbers are
 watched: the one that begins a backward pass, and the one with which `clip_grad_norm_` computes the
-norm. A script that clips its gradients thus computes the norm once, not twice.
+norm. A script that clips its gradients thus computes the norm once, not twice. A `GradScaler` that
+tft does not know is refused when it scales its first loss.
 """
 
 import threading
@@ -17,6 +18,7 @@ from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 
+from tft.errors import UsageError
 from tft.spi import Made, Numbers
 
 _NORM = "_get_total_norm"
@@ -46,6 +48,8 @@ class Watch:
         if not self._native:
             self._native["backward"] = torch.autograd.backward
             torch.autograd.backward = self._backward
+            self._native["scale"] = GradScaler.scale
+            GradScaler.scale = self._scale_of()  # type: ignore[method-assign]
             norm = getattr(clip_grad, _NORM, None)
             if norm is not None:
                 self._native["norm"] = norm
@@ -105,6 +109,19 @@ class Watch:
                 grad_tensors = [torch.full_like(loss, float("nan")) for loss in losses]
         return self._native["backward"](tensors, grad_tensors, *args, **named)
 
+    def _scale_of(self) -> Callable[..., Any]:
+        def scale(scaler: GradScaler, outputs: Any) -> Any:
+            made = self._made()
+            if scaler.is_enabled() and made is not None and scaler_of(made) is None:
+                raise UsageError(
+                    "a GradScaler scales the loss, and session.adopt was not given it: its "
+                    "overflows would be taken for faults. Hand it over, "
+                    "others={'scaler': scaler}, or run without --numerics"
+                )
+            return self._native["scale"](scaler, outputs)
+
+        return scale
+
     def _begins(self, loss: Tensor) -> bool:
         """
         Note a loss. Return whether the gradients of its backward pass must become NaN.
@@ -129,16 +146,27 @@ class Watch:
     def _total_norm(self, tensors: Any, norm_type: float = 2.0, *args: Any, **named: Any) -> Any:
         if self._norm is None and threading.get_ident() == self._thread:
             tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            gradients = self._gradients()
-            if norm_type == 2.0 and _same(tensors, gradients):
+            if norm_type == 2.0 and self._are_all(tensors):
                 found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
                 self._norm = _local(found).detach()
                 return found
-            if {id(each) for each in tensors} & {id(each) for each in gradients}:
+            if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
                 self._norm = self._norm_of_all()  # a part of them is about to be clipped
         return self._native["norm"](tensors, norm_type, *args, **named)
 
     # ---------------------------------------------------------------- gradients
+
+    def _are_all(self, tensors: Sequence[Tensor]) -> bool:
+        """
+        Return whether `tensors` are all gradients.
+        """
+        known = self._parameters
+        if known and len(tensors) == len(known):  # with all others between the first and the last
+            return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
+        gradients = self._gradients()
+        return len(tensors) == len(gradients) and all(
+            one is other for one, other in zip(tensors, gradients, strict=True)
+        )
 
     def _gradients(self) -> list[Tensor]:
         made = self._made()
@@ -190,12 +218,6 @@ def _unscaled(norm: float, made: Made | None, scaler: GradScaler | None) -> floa
     state = scaler._per_optimizer_states.get(id(made.optimizer))
     unscaled = state is not None and state["stage"].name == "UNSCALED"
     return norm if unscaled else norm / scaler.get_scale()
-
-
-def _same(tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> bool:
-    return len(tensors) == len(gradients) and all(
-        one is other for one, other in zip(tensors, gradients, strict=True)
-    )
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ WINDOW = 100
 WARM = 50
 """No value is a spike before there are so many others: the first steps of a training change
 quickly."""
+_RENEWED = 20
+"""After so many values the median is computed anew, if none of them was far above it."""
 _NORMAL = 1.4826
 """The standard deviation of a normal distribution, in median absolute deviations."""
 _FLOOR = 0.05
@@ -26,6 +28,10 @@ class History:
 
     def __init__(self) -> None:
         self._values: deque[tuple[int, float]] = deque(maxlen=2 * WINDOW)
+        self._fresh = 0
+        """How many more values may be compared with `_ordinary`."""
+        self._ordinary = 0.0
+        """A value up to this is no spike, judged by the last values some steps ago."""
 
     def add(self, step: int, value: float) -> None:
         """
@@ -37,6 +43,7 @@ class History:
         """
         Forget the values of `step` and of later steps, because these are computed again.
         """
+        self._fresh = 0
         while self._values and self._values[-1][0] >= step:
             self._values.pop()
 
@@ -44,6 +51,7 @@ class History:
         """
         Forget all values.
         """
+        self._fresh = 0
         self._values.clear()
 
     def limit(self, value: float, factor: float) -> float | None:
@@ -51,13 +59,16 @@ class History:
         Return the limit that `value` exceeds, or None if it is no spike: it is `factor` deviations
         above the median, or there are too few other values to say so.
         """
-        known = [each for _, each in self._values][-WINDOW:]
-        if len(known) < WARM:
+        if len(self._values) < WARM:
             return None
-        known.sort()
+        if self._fresh and value <= self._ordinary:  # in nearly all steps
+            self._fresh -= 1
+            return None
+        known = sorted([each for _, each in self._values][-WINDOW:])
         median = known[len(known) // 2]
         least = factor * _FLOOR * abs(median)
-        if value <= median + least:  # spares the second sorting, in nearly all steps
+        self._fresh, self._ordinary = _RENEWED, median + least
+        if value <= self._ordinary:
             return None
         away = sorted(abs(each - median) for each in known)
         limit = median + max(least, factor * _NORMAL * away[len(away) // 2])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grad, clip_grad_norm_
 
+from tft.errors import UsageError
 from tft.spi import Made
 
 
@@ -21,8 +22,10 @@ def native() -> Iterator[None]:
     Put torch's own functions back after the test.
     """
     functions = torch.autograd.backward, clip_grad._get_total_norm
+    scale = GradScaler.scale
     yield
     torch.autograd.backward, clip_grad._get_total_norm = functions
+    GradScaler.scale = scale  # type: ignore[method-assign]
 
 
 class Step:
@@ -170,6 +173,16 @@ def test_overflow_is_left_to_the_grad_scaler() -> None:
     backward(scaler.scale(step.loss(1e6)))
     numbers = step.watch.take()
     assert (numbers.losses, numbers.norm, step.seen) == ((), None, [])
+
+
+@pytest.mark.usefixtures("native")
+def test_grad_scaler_that_was_not_handed_over_is_refused() -> None:
+    """When the script scales its loss with a GradScaler that tft does not know, then it is told to
+    hand it over. A disabled one is accepted."""
+    step = Step()
+    GradScaler("cpu", enabled=False).scale(step.loss())
+    with pytest.raises(UsageError, match=r"others=.*scaler"):
+        GradScaler("cpu").scale(step.loss())
 
 
 @pytest.mark.usefixtures("native")

@@ -1,6 +1,7 @@
 """
-The example with the numbers of every second step judged, in one run. Rank 0 writes the time of each
-pair of steps. Started by `numerics_step`.
+The example with the numbers of every second step judged, in one run. Rank 0 writes for each pair of
+steps the ratio of their times, and of the processor times of the training thread. Started by
+`numerics_step`.
 """
 
 import argparse
@@ -63,12 +64,14 @@ def train(session: tft.Session) -> None:
     """
     Train all steps. In each pair of steps the order of the two kinds changes.
     """
-    switch, times, ratios = Switch(), {True: 0.0, False: 0.0}, []
+    clocks = {"time": time.perf_counter, "processor": time.thread_time}
+    switch, taken = Switch(), {True: dict.fromkeys(clocks, 0.0), False: dict.fromkeys(clocks, 0.0)}
+    ratios: dict[str, list[float]] = {name: [] for name in clocks}
     for step in session.steps(STEPS):
         pair, second = divmod(step - WARM - 1, 2)
         on = (pair + second) % 2 == 0
         switch.turn(on or step <= WARM)
-        began = time.perf_counter()
+        began = {name: clock() for name, clock in clocks.items()}
         loss = session.model(*data.next())
         loss.backward()
         if not args.no_clip:
@@ -77,9 +80,10 @@ def train(session: tft.Session) -> None:
             optimizer.step()
             scheduler.step()
         optimizer.zero_grad()
-        times[on] = time.perf_counter() - began
+        taken[on] = {name: clock() - began[name] for name, clock in clocks.items()}
         if second and step > WARM:
-            ratios.append(times[True] / times[False])
+            for name, each in ratios.items():
+                each.append(taken[True][name] / taken[False][name])
     if session.rank == 0:
         (session.run_dir / "ratios.json").write_text(json.dumps(ratios))
 

@@ -121,7 +121,12 @@ session = tft.init()
 rank = session.rank
 torch.manual_seed(0)
 model = nn.Sequential(
-    nn.Linear(WIDTH, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)
+    nn.Linear(WIDTH, 16),
+    nn.BatchNorm1d(16),
+    nn.Dropout(0.1),
+    nn.Linear(16, 16),
+    nn.Tanh(),
+    nn.Linear(16, 1),
 )
 make: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
 if args.replicas:

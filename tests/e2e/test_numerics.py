@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.jobs import ROOT, Outcome, identical, run
 
+FAKE = ROOT / "tests" / "e2e" / "fake_job.py"
 SCRIPT = ROOT / "tests" / "e2e" / "numerics_job.py"
 OPTIONS = ("--numerics", "refuse", "--skip-batch", "--audit", "off")
 WHATS = ("loss", "infinite", "gradient", "spike", "norm")
@@ -82,6 +83,19 @@ def test_job_with_sharded_optimizer_refuses_through_the_barrier(tmp_path: Path) 
         (3, 1, 0), (60, 1, 0),
     ]  # fmt: skip
     identical(outcome, trained(tmp_path / "calm", "--replicas", nproc=4, options=()))
+
+
+@pytest.mark.soak
+def test_adaptor_that_knows_no_numbers_is_refused(tmp_path: Path) -> None:
+    """When numbers are to be judged and the adaptor does not know them, then no step is trained, and
+    the message names the option."""
+    outcome = run(
+        tmp_path / "run", "--adaptor", "fake", "--numerics", "refuse", script=FAKE,
+        arguments=("5",), nproc=2,
+    )  # fmt: skip
+    assert outcome.code not in (0, 3), outcome.output
+    assert "does not know them: run without --numerics" in outcome.output
+    assert outcome.rows() == {}
 
 
 @pytest.mark.soak
