@@ -10,7 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tft.spi import FaultKind, StateHooks, hookimpl
+from tft.spi import FaultKind, Numbers, StateHooks, hookimpl
+from tft_pytorch import step_numbers
 from tft_pytorch.adopted_maker import adopt
 from tft_pytorch.factory_maker import adopt_make
 from tft_pytorch.faults import classify, waiting
@@ -62,6 +63,16 @@ tft_generators = _hooks.tft_generators
 tft_set_aside = _torch.tft_set_aside
 tft_slices = _torch.tft_slices
 tft_contribution = _torch.tft_contribution
+
+
+@hookimpl
+def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
+    return _hooks.state().watch_numbers(refuse)
+
+
+@hookimpl
+def tft_numbers() -> Numbers:
+    return step_numbers.watch.take()
 
 
 @hookimpl

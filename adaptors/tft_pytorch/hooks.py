@@ -97,8 +97,8 @@ class TorchHooks(Generic[State]):
         watch_batches(seen)
 
     @hookimpl
-    def tft_pre_update_barrier(self) -> None:
-        self._groups.meet()
+    def tft_pre_update_barrier(self, refuses: bool | None) -> bool:
+        return self._groups.meet(refuses)
 
     @hookimpl
     def tft_asynchronous(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
+from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.contributions import Contributions
@@ -225,8 +226,10 @@ class StateStore:
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero, all others are dropped.
 
-        Each `GradScaler` also forgets how far it has come in the interrupted step.
+        Each `GradScaler` also forgets how far it has come in the interrupted step. The numbers of
+        that step are dropped, with those of the backward passes that free and build wrappers.
         """
+        step_numbers.watch.forget()
         self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
@@ -236,6 +239,22 @@ class StateStore:
         Make the user's data object leave out its next `batches` batches.
         """
         self._local_state.skip(batches)
+
+    def watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
+        """
+        Begin to note the numbers of each step. Return whether the gradients carry a refusal to all
+        ranks: a process sees its losses before the backward pass, no `GradScaler` takes gradients
+        that are not finite for an overflow, and every rank has all gradients.
+        """
+        maker = self._maker
+        step_numbers.watch.begin(refuse, lambda: maker.made)
+        made = maker.made
+        return (
+            maker.lasting
+            and maker.devices.kind == "cpu"
+            and made is not None
+            and step_numbers.scaler_of(made) is None
+        )
 
     def updated(self) -> None:
         """
@@ -254,6 +273,7 @@ class StateStore:
         another rank. Drop the wrappers and all references to the process groups.
         """
         self._wrappers.drop()
+        step_numbers.watch.forget()
         self._trained.put_back()  # the next wrapper reads `requires_grad`
         self._contributions.forget()
         self._local_state.rewind()

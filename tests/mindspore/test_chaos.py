@@ -3,8 +3,6 @@ Tests of injected faults in MindSpore's Cells and optimizers that the job tests 
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,7 @@ from tft_chaos.spec import Bitflip, parse
 from tft_mindspore.memory import content
 
 from tests.mindspore.conftest import train
-
-
-@dataclass(slots=True, kw_only=True)
-class View:
-    """
-    The part of a session that a plugin sees.
-    """
-
-    rank: int
-    incarnation: int
-    world: int
-    run_dir: Path
-    step: int
-    evaluating: bool = False
-
-    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
-        """
-        Digest nothing: this view has no state.
-        """
-        return None
+from tests.plugins.view import View
 
 
 @pytest.mark.soak

@@ -25,11 +25,12 @@ from tft.protocol.messages import (
     ShardCopies,
     SliceDigest,
     Source,
+    StepNumbers,
     Transfer,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
-RECORDS = (Position, ShardCopies, SavedFile, Pulse, SliceDigest, Source, Transfer)
+RECORDS = (Position, ShardCopies, SavedFile, Pulse, SliceDigest, Source, Transfer, StepNumbers)
 
 
 def tables() -> dict[str, list[list[str]]]:

@@ -136,6 +136,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """
+    What a rank has computed in one step: digests, by which two attempts of the step are compared.
+    """
+
+    own: str
+    """Digest of the losses and of the gradients that the rank has computed alone."""
+    common: str
+    """Digest of the norm of the reduced gradients."""
+    batches: int = 1
+    """How many batches the step has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """
     Report of a rank: an exception has left the training loop.
@@ -159,6 +173,9 @@ class Faulted:
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
+    refused: StepNumbers | None = None
+    """The rank has refused the update of `step` because of its numbers, before it changed its
+    state. None: something else happened."""
     at: float
 
 
@@ -225,6 +242,8 @@ class Trained:
     rank: int
     incarnation: int
     step: int
+    numbers: StepNumbers | None = None
+    """What the rank has computed in this step. None: no plugin watches the numbers."""
     at: float
 
 

@@ -16,7 +16,14 @@ from typing import Any
 
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft.spi.markers import hookspec
-from tft.spi.types import Buffer, Diagnosis, LauncherStore, ShardPayload, SliceContent
+from tft.spi.types import (
+    Buffer,
+    Diagnosis,
+    LauncherStore,
+    Numbers,
+    ShardPayload,
+    SliceContent,
+)
 
 
 class AdaptorSpecs:
@@ -183,13 +190,19 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_pre_update_barrier(self) -> None:
+    def tft_pre_update_barrier(self, refuses: bool | None) -> bool | None:
         """
         Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
 
-        The hook is called in every step in which some shard is not on all ranks. It is called when
-        this rank's all-reduces are complete and its update window is about to open. Raise an
-        exception if the state of the other ranks cannot be known any more.
+        The hook is called in every step in which some shard is not on all ranks, or in which the
+        gradients cannot carry a refusal (`tft_watch_numbers`). It is called when this rank's
+        all-reduces are complete and its update window is about to open. Raise an exception if the
+        state of the other ranks cannot be known any more.
+
+        `refuses` is True if this rank refuses the update because of its numbers, and None if no
+        plugin watches the numbers. It is None on all ranks or on none. If it is not None, return
+        whether some rank refuses the update. An adaptor without `tft_watch_numbers` needs no such
+        argument.
 
         Not needed if no rank can complete a step that another rank cannot complete. Without this
         hook, a rank may complete a step that the holders of other shards cannot complete.
@@ -429,6 +442,37 @@ class AdaptorSpecs:
         """
         Return a digest (XXH3-128, hexadecimal) for each of `parameters`, `optimizer`, `scheduler`,
         `rng` and `data`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
+        """
+        Begin to note the numbers of each step for `tft_numbers`.
+
+        Call `refuse(loss)` on the training thread with each value from which a backward pass
+        begins. If the value is known before the pass and `refuse` returns True, make all gradients
+        of this pass NaN. The reduction of the gradients then tells all ranks. If the value is known
+        only when a device has done its work, call `refuse` in `tft_numbers`.
+
+        Return whether each refusal reaches all ranks in this way. If not, tft calls
+        `tft_pre_update_barrier` in every step, which carries it.
+
+        The hook is called once, before training begins, if a plugin watches the numbers of steps.
+
+        Not needed: without this hook, a job with such a plugin is refused.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_numbers(self) -> Numbers:
+        """
+        Return the numbers of the present step, and begin to note those of the next.
+
+        The hook is called on the training thread when an update window is about to open. An attempt
+        of the step that ended before that must leave nothing: drop its numbers in `tft_rollback`.
+
+        Needed with `tft_watch_numbers`.
         """
         raise NotImplementedError
 

@@ -13,7 +13,14 @@ import click
 
 from tft.protocol.messages import OrderName, OutsideReport
 from tft.spi.markers import hookspec
-from tft.spi.types import Advice, CheckResult, DeviceFault, IncidentView, SessionView
+from tft.spi.types import (
+    Advice,
+    CheckResult,
+    DeviceFault,
+    IncidentView,
+    Numbers,
+    SessionView,
+)
 
 
 class PluginSpecs:
@@ -65,6 +72,35 @@ class PluginSpecs:
 
         Called on the training thread. The objects are the user's own: observe them, but do not
         change them. Only a tool for tests may change them.
+        """
+
+    @hookspec
+    def tft_on_loss(self, step: int, loss: float) -> bool | None:
+        """
+        Return True to refuse the update of `step` because of the value `loss`, from which a
+        backward pass of this rank begins.
+
+        Called on the training thread for each backward pass of a step, mostly before the pass. No
+        rank then applies the update: all ranks see gradients that are not finite, or the pre-update
+        barrier tells them. A plugin with this method must have `tft_on_window_opening` too, and
+        raise its reason there.
+        """
+
+    @hookspec
+    def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
+        """
+        Raise a `tft.TrainingFault` to refuse the update of `step` because of its numbers.
+
+        Called on the training thread in every step, when all all-reduces of this rank are complete,
+        and before the update window opens. The state is then that of the end of the step before.
+
+        Every rank must come to the same result: from numbers that are the same on all ranks, or
+        from gradients that are not finite because a rank has refused its loss. Where ranks hold
+        different parts of a model, the refusal of one rank is enough. If a rank applies what
+        another refuses, it is brought back to the step before.
+
+        The step is computed again. If it is refused again, its batches are left out, or the job
+        ends (`--skip-batch`).
         """
 
     @hookspec

@@ -192,6 +192,22 @@ class DeviceFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """
+    What a rank has computed in one step, before the update.
+    """
+
+    losses: tuple[float, ...] = ()
+    """The values from which the backward passes of the step began, in their order."""
+    norm: float | None = None
+    """The norm of the reduced gradients before they were clipped. None: not known, or it is left to
+    the script's own handling of overflows."""
+    own: tuple[float, ...] = ()
+    """More numbers that this rank has computed alone. They are compared with those of another
+    attempt, and show whose device computes other numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
     What an exception means for the job. An adaptor returns it if the kind of fault alone does not
@@ -357,6 +373,11 @@ class SessionView(Protocol):
     @property
     def run_dir(self) -> Path:
         """The run directory, in which this run keeps its records."""
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """The incarnation of each rank's process, as the last order said it. A rank that is not in
+        it still has its first process."""
 
     def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
         """

@@ -154,7 +154,7 @@ class _Rank:
             self.hook.tft_synchronize(closing=False)
         self.hook.tft_capture(closing=False)
         if asynchronous or any(len(each.ranks) < self._world for each in self._shards()):
-            self.hook.tft_pre_update_barrier()
+            self.hook.tft_pre_update_barrier(refuses=None)
         yield
         if asynchronous:
             self.hook.tft_synchronize(closing=True)

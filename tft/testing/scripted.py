@@ -60,6 +60,7 @@ from tft.protocol.messages import (
     ShardCopies,
     Spawn,
     Spawned,
+    StepNumbers,
     StopRequested,
     StoreOpened,
     SwitchRequested,
@@ -151,6 +152,8 @@ class Script:
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     """By rank: the result of the next check on the rank. Ranks that are not in here pass the check.
     """
+    numbers: dict[int, StepNumbers] = field(default_factory=dict)
+    """By rank: what it computes in each step from now on."""
 
 
 class ScriptedJob(JobShape):
@@ -254,8 +257,11 @@ class ScriptedJob(JobShape):
         if one.loop.announce:
             one.loop.announce = False
             self.report(
-                Trained(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
-            )
+                Trained(
+                    rank=one.rank, incarnation=one.incarnation, step=one.step,
+                    numbers=self.script.numbers.get(one.rank), at=self.now,
+                )
+            )  # fmt: skip
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
@@ -318,6 +324,26 @@ class ScriptedJob(JobShape):
                 at=self.now,
             )
         )
+
+    def refuse(self, *ranks: int) -> None:
+        """
+        Let ranks refuse the update of their present step, because of `script.numbers`.
+        """
+        for one in (self.ranks[rank] for rank in ranks):
+            one.training = False
+            self.report(
+                Faulted(
+                    rank=one.rank,
+                    incarnation=one.incarnation,
+                    kind="numeric",
+                    step=one.step + 1,
+                    summary="the loss is nan",
+                    traceback="Traceback",
+                    position=one.position,
+                    refused=self.script.numbers[one.rank],
+                    at=self.now,
+                )
+            )
 
     def notice(
         self, rank: int, kind: FaultKind, evidence: str = "seen from outside", *,

@@ -48,6 +48,7 @@ from tft.spi.types import Buffer, CheckResult, ShardPayload
 from tft.transfer.client import Receiver, fetch
 from tft.transfer.tls import Tls
 from tft.worker.saving import Saving
+from tft.worker.slices import Slices
 from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
@@ -123,6 +124,8 @@ class Hands:
         self._page = page
         self._saving = saving
         self._check = check
+        self.slices = Slices(hook, page)
+        """Digests slices of the shards of this rank, to be compared while it trains."""
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._line = ""
         """The line (FILE:LINE) in the tail of a step at which the loop was left."""

@@ -51,7 +51,6 @@ from tft.worker.process import started_ticks
 from tft.worker.records import Records
 from tft.worker.replica_groups import Holdings
 from tft.worker.saving import Saving, own_functions
-from tft.worker.slices import Slices
 from tft.worker.step_gate import Gate
 from tft.worker.step_loop import StepLoop, UpdateWindow, step_hooks
 
@@ -88,7 +87,6 @@ class Session:
         self._saving = Saving(self._hook)
         self._hands = Hands(self, self._gate, self._hook, self._page, self._saving, check)
         self._records = Records(settings.run_dir, settings.rank)
-        self._slices = Slices(self._hook, self._page)
         self._loop = self._make_loop()
         self._adopted = False
         self.model: Any = None  # Any: the object that the user's function returned
@@ -154,6 +152,13 @@ class Session:
         The run directory, in which this run keeps its records.
         """
         return self._settings.run_dir
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """
+        The incarnation of each rank's process, as the last order said it.
+        """
+        return self._observers.incarnations
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -335,7 +340,7 @@ class Session:
         Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
         to the controller; see `tft.spi.SessionView`.
         """
-        return self._slices.digest(self._gate.completed, number, of)
+        return self._hands.slices.digest(self._gate.completed, number, of)
 
     def digests(self) -> Mapping[str, str]:
         """
@@ -359,7 +364,7 @@ class Session:
             )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
-        self._slices.begin(shards)
+        self._hands.slices.begin(shards)
         self._loop.begin(shards, asynchronous=bool(self._hook.tft_asynchronous()))
         self._control.report(
             Ready(
@@ -391,7 +396,7 @@ class Session:
                         self._loop.has_tails()
                     self._control.tell(self._done(execute, self._clock.now()))
                     self._loop.periodic.resumed((execute.order.incident, execute.order.round))
-                    self._slices.resume(execute.order.incident, execute.order.round)
+                    self._hands.slices.resume(execute.order.incident, execute.order.round)
                     self._page.train(True, self._clock.now())
                     self._gate.enter()
                     if again and not self._inside(self._loop.call_again):
@@ -509,6 +514,7 @@ class Session:
         failure: str | None = None
         lost = False
         work = Work()
+        self._observers.incarnations = execute.order.incarnations
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)

@@ -17,12 +17,14 @@ from tft.errors import Interrupted, UsageError
 from tft.page import Page
 from tft.plugins import direct
 from tft.protocol.messages import Faulted, ShardCopies, Trained
+from tft.spi.types import Numbers
 from tft.worker.after import AfterPhase, AfterStep
 from tft.worker.audit import Audit, Findings
 from tft.worker.control import Control
 from tft.worker.digest_records import DigestRecords
 from tft.worker.observers import Observers
 from tft.worker.periodic import Periodic
+from tft.worker.refusal import UpdateRefused, step_numbers
 from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
@@ -67,8 +69,10 @@ class StepHooks:
     updated: Callable[[], None] | None
     end_step: Callable[..., bytes | None] | None
     backup: Callable[..., None] | None
-    barrier: Callable[[], None] | None
+    barrier: Callable[..., bool | None] | None
     synchronize: Callable[..., None] | None
+    watch_numbers: Callable[..., bool] | None
+    numbers: Callable[[], Numbers] | None
 
 
 def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
@@ -86,6 +90,8 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
         backup=present(hook.tft_backup),
         barrier=present(hook.tft_pre_update_barrier),
         synchronize=present(hook.tft_synchronize),
+        watch_numbers=present(hook.tft_watch_numbers),
+        numbers=direct(hook.tft_numbers) if present(hook.tft_numbers) else None,
     )
 
 
@@ -96,11 +102,13 @@ class _EdgeWaits:
     wait.
     """
 
-    barrier: Callable[[], None] | None = None
-    """The pre-update barrier. It is needed if some shard is not on all ranks, or if collectives are
-    asynchronous."""
+    barrier: Callable[..., bool | None] | None = None
+    """The pre-update barrier. It is needed if some shard is not on all ranks, if collectives are
+    asynchronous, or if the gradients cannot carry a refusal."""
     synchronize: Callable[..., None] | None = None
     """Waits for the device. It is needed if the device carries out collectives asynchronously."""
+    numbers: Callable[[], Numbers] | None = None
+    """Reads the numbers of the step, which an observer judges."""
 
 
 class _LastStep(BaseException):
@@ -125,6 +133,10 @@ class _Present:
     """True if a step ends later than its update window, so that it has a tail."""
     yields: bool = False
     """True if the loop takes its steps from `steps`, which stops after the last step."""
+    numbers: Numbers | None = None
+    """The numbers of the step whose update window opened last. None: no observer judges them."""
+    refused_loss: str = ""
+    """Why an observer has refused a loss of the step that is being computed. Empty: none has."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -198,14 +210,47 @@ class StepLoop:
         """
         Record the shards that this rank holds, and whether its device carries out collectives after
         their calls have returned. Called before the first step.
+
+        Raises `UsageError` if a plugin judges the numbers of steps and the adaptor does not know
+        them.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
+        watches = self.observers.watch_numbers
+        carried = not watches or self._watch_numbers()
+        waits = asynchronous or not shared_by_all or not carried
         self._edges = _EdgeWaits(
-            barrier=self.hooks.barrier if asynchronous or not shared_by_all else None,
+            barrier=self.hooks.barrier if waits else None,
             synchronize=self.hooks.synchronize if asynchronous else None,
+            numbers=self.hooks.numbers if watches else None,
         )
         if self.audit is not None:
             self.audit.begin(each.shard for each in shards)
+
+    def _watch_numbers(self) -> bool:
+        """
+        Let the adaptor note the numbers of each step. Return whether the gradients carry a refusal
+        to all ranks.
+        """
+
+        def refuse(loss: float) -> bool:
+            # a backward pass in a function that is called after a step is not part of training
+            refused = not self.after.running and self.observers.loss(self.step, loss)
+            if refused:
+                self._present.refused_loss = f"the loss {loss} is refused"
+            return refused
+
+        if self.hooks.watch_numbers is None or self.hooks.numbers is None:
+            raise UsageError(
+                f"a plugin judges the numbers of each step, and the adaptor "
+                f"{self.settings.adaptor!r} does not know them: run without --numerics"
+            )
+        carried = self.hooks.watch_numbers(refuse=refuse)
+        if not carried and self.hooks.barrier is None:
+            raise UsageError(
+                f"the adaptor {self.settings.adaptor!r} cannot tell all ranks that one of them "
+                "refuses an update: run without --numerics"
+            )
+        return carried
 
     def train(self, function: Callable[[], None]) -> None:
         """
@@ -233,6 +278,7 @@ class StepLoop:
         Record that `error` has ended the loop; None: an incident interrupted it. Return the line
         (FILE:LINE) at which the tail was interrupted, if the audit knows the line.
         """
+        self._present.refused_loss = ""
         return "" if self.audit is None else self.audit.left(error)
 
     def expect(self, seconds: float) -> None:
@@ -305,7 +351,7 @@ class StepLoop:
         Open the update window: the all-reduces are complete, and the state may be changed.
 
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
-        takes this rank out of the loop.
+        takes this rank out of the loop. Raises `UpdateRefused` if a rank refuses the update.
         """
         self.end_last_step()  # the loop may not have marked the end of the last step
         self._stop_after_last()
@@ -319,7 +365,10 @@ class StepLoop:
             self._audited.window_opens(completed + 1, tails=self.tails)
         if self.observers.watch_releases:
             self.observers.state_released()
-        met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
+        refusal = None if self._edges.numbers is None else self._refusal(self._edges.numbers())
+        met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier, refusal)
+        if refusal is not None:
+            raise refusal
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
@@ -344,7 +393,10 @@ class StepLoop:
         if self.gate.announce:
             self.gate.announce = False
             rank, incarnation = self.settings.rank, self.settings.incarnation
-            self.control.report(Trained(rank=rank, incarnation=incarnation, step=step, at=now))
+            numbers = None if self._present.numbers is None else step_numbers(self._present.numbers)
+            self.control.report(
+                Trained(rank=rank, incarnation=incarnation, step=step, numbers=numbers, at=now)
+            )
         if self.observers.watch_windows:
             self.observers.window_closed(step)
         if self._audited is not None:
@@ -437,20 +489,38 @@ class StepLoop:
 
     # ---------------------------------------------------------------- waiting
 
-    def _passes_barrier(self, barrier: Callable[[], None]) -> bool:
+    def _refusal(self, numbers: Numbers) -> UpdateRefused | None:
         """
-        Return True if all ranks have finished the all-reduces of the step.
+        Return the refusal of the update by an observer of this rank, or None.
+        """
+        self._present.numbers = numbers
+        refused_loss, self._present.refused_loss = self._present.refused_loss, ""
+        # the gradients are NaN on all ranks, even if the observer fails now
+        why = self.observers.refusal(self.step, numbers) or refused_loss
+        return UpdateRefused(why, numbers) if why else None
+
+    def _passes_barrier(
+        self, barrier: Callable[..., bool | None], refusal: UpdateRefused | None
+    ) -> bool:
+        """
+        Return True if all ranks have finished the all-reduces of the step. `refusal` is the refusal
+        of this rank. Raises `UpdateRefused` if another rank refuses the update.
 
         If the barrier fails, this is unknown: ranks with other shards may or may not be able to
         complete the step. This rank could complete it or not. It reports the fault, and waits at
         the window for the decision of the controller.
         """
+        numbers = self._present.numbers
         try:
-            barrier()
+            refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
+            if refusal is not None:
+                return False  # no rank passes the barrier: this one has not agreed
             self.control.report(self.fault(error))
             self.gate.stand()
             return False
+        if refused and refusal is None and numbers is not None:
+            raise UpdateRefused(f"another rank refuses the update of step {self.step}", numbers)
         return True
 
     def _wait_at_window(self) -> None:

@@ -5,6 +5,7 @@ phase.
 
 from dataclasses import dataclass, field
 
+from tft.core.job.refusals import RefusedStep
 from tft.core.plan.plan import Plan
 from tft.core.plan.savers import SavePlan
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder, SavedFile
@@ -30,6 +31,8 @@ class Fault:
     certain: bool = False
     """True if this fault is certainly a cause. Other `network` faults may be mere consequences of
     another fault."""
+    refused: bool = False
+    """True if the ranks have refused the update of the step, so no state was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +268,10 @@ class Exactness:
     """The number of batches that are skipped after the rollback."""
     skip_at: int | None = None
     """The step after which these batches are skipped. None: not known yet."""
+    refused: list[RefusedStep] = field(default_factory=list)
+    """The steps whose update the ranks have refused in this incident."""
+    left_out: dict[int, int] = field(default_factory=dict)
+    """By step: how many batches are left out before it because its update was refused."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
@@ -281,7 +288,12 @@ class Exactness:
         Return the sentences that say why training may differ, bit for bit, from a run without the
         incident.
         """
-        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
+        left_out = [
+            f"batches left out on all ranks before step {step}, because its update was refused "
+            f"twice: {batches}"
+            for step, batches in self.left_out.items()
+        ]
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations), *left_out]))
 
     def returns_to(self, step: int) -> None:
         """
@@ -290,6 +302,7 @@ class Exactness:
         round are kept.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
+        self.left_out = {each: n for each, n in self.left_out.items() if each <= step + 1}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -344,9 +357,10 @@ class Incident:
 
     def numeric_step(self) -> int:
         """
-        Return the highest step with a numeric fault. 0: there is none.
+        Return the last step with a numeric fault whose update was not refused. 0: there is none.
         """
-        return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
+        steps = (f.step for f in self.faults if f.kind == "numeric" and not f.refused)
+        return max(steps, default=0)
 
     def faulty(self) -> set[int]:
         """

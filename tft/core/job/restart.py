@@ -256,11 +256,12 @@ class Restart:
 
     def _skip(self, step: int) -> int:
         """
-        Return the number of batches to skip after `step`: the number that a plugin has advised or,
-        with `policy.skip_batch`, the number up to the last numeric fault if that is larger. A
-        second rollback to the same step skips the same number.
+        Return the number of batches to skip after `step`: the largest of the number that a plugin
+        has advised, the number for refused updates and, with `policy.skip_batch`, the number up to
+        the last numeric fault. A second rollback to the same step skips the same number.
         """
         incident = self._job.incident
+        refused = self._job.training.refusals.returns_to(step)
         if incident.exactness.skip_at is None:
             if self._job.policy.skip_batch and incident.spread.ceiling is not None:
                 incident.exactness.skip = max(
@@ -268,7 +269,7 @@ class Restart:
                 )
             if incident.exactness.skip:
                 incident.exactness.skip_at = step
-        return incident.exactness.skip if step == incident.exactness.skip_at else 0
+        return max(refused, incident.exactness.skip if step == incident.exactness.skip_at else 0)
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
@@ -296,6 +297,7 @@ class Restart:
     def resume(self) -> None:
         job = self._job
         job.training.trained = set()
+        job.training.refusals.resumed()
         self._note_compared()
         job.incident.spread.lift()
         for rank_state in job.ranks.member_states():

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tft.core.job.origin import Origin
+from tft.core.job.refusals import Refusals
 
 UNFINISHED = "ranks ended before they had written their part"
 
@@ -39,6 +40,8 @@ class Training:
     """The ranks that have completed a step since the last resume."""
     finished: set[int] = field(default_factory=set)
     """The ranks whose `train` has returned."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """The updates that the ranks have refused because of their numbers."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Training":
