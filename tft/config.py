@@ -59,6 +59,8 @@ class JobSettings:
     """How often a shard is in a checkpoint: once (`one`), or by each rank that holds it (`all`)."""
     skip_batch: bool = False
     """When bad numbers took everyone back, the batches up to that step are left out."""
+    backup_every: int = 0
+    """Steps between two copies of a rank's state in host memory; 0: no copies are kept."""
     checkpoint_every: int = 0
     """Steps between two periodic checkpoints; 0: there are none."""
     checkpoint_dir: Path | None = None
@@ -117,6 +119,8 @@ class RankSettings:
     """TFT_PAGE: the inherited file descriptor of this rank's page."""
     host: str
     """TFT_HOST: the address other ranks reach this node at."""
+    backup_every: int = 0
+    """TFT_BACKUP_EVERY: see `JobSettings.backup_every`."""
     checkpoint_every: int = 0
     """TFT_CHECKPOINT_EVERY: see `JobSettings.checkpoint_every`."""
     checkpoint_dir: Path | None = None
@@ -159,6 +163,7 @@ class RankSettings:
             "TFT_INCARNATION": str(self.incarnation),
             "TFT_PAGE": str(self.page),
             "TFT_HOST": self.host,
+            "TFT_BACKUP_EVERY": str(self.backup_every),
             "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
             "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
             "TFT_CHECKPOINT_NAME": self.checkpoint_name,
@@ -188,6 +193,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             incarnation=int(environ["TFT_INCARNATION"]),
             page=int(environ["TFT_PAGE"]),
             host=environ["TFT_HOST"],
+            backup_every=int(environ["TFT_BACKUP_EVERY"]),
             checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
             checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
             checkpoint_name=environ["TFT_CHECKPOINT_NAME"],

@@ -12,6 +12,7 @@ is written last.
 
 import mmap
 import os
+from collections.abc import Collection
 
 import xxhash
 
@@ -24,8 +25,12 @@ few bytes."""
 
 _SLOTS = 4
 """Two captures for each of the last two steps: one when the window closed, one before that."""
+_KEPT_SLOTS = 4
+"""One capture for each step of which a copy of the state is kept (`tft_backup`). An adaptor keeps
+two copies. Two slots more, because another rank may keep copies of other steps than this rank."""
+_ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 _HEAD_BYTES = 4096
-_SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
+_SIZE = _HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
 # the head of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
@@ -136,14 +141,32 @@ class Page:
         `closed`: the state was captured when the update window of `step` closed; else before that.
         Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
-        length = len(local_state)
-        if length > CAPTURE_LIMIT:
+        if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
-                f"the rank-local state of a rank (RNG, data position) has {length} bytes; at most "
-                f"{CAPTURE_LIMIT} can be kept at every step: give `data` a smaller state_dict()"
+                f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: give `data` a smaller "
+                "state_dict()"
             )
         tag = 2 * step + closed
-        start = _HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
+        self._write(tag % _SLOTS, tag, local_state)
+
+    def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
+        """
+        Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
+        the rest of the state is kept too.
+
+        `kept`: the other steps of which this rank has a copy. Their captures stay.
+        """
+        tag = 2 * step + 1
+        tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
+        old = {slot: old for slot, old in tags.items() if old // 2 not in kept}
+        same = [slot for slot, old in tags.items() if old == tag]
+        slot = same[0] if same else min(old or tags, key=tags.__getitem__)
+        self._write(slot, tag, local_state)
+
+    def _write(self, slot: int, tag: int, local_state: bytes) -> None:
+        length = len(local_state)
+        start = _HEAD_BYTES + slot * SLOT_BYTES
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
@@ -159,10 +182,18 @@ class Page:
         The job has given up these steps. When they are trained again, for example without a batch
         that is left out, their rank-local state may differ.
         """
-        for slot in range(_SLOTS):
-            header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
-            if self._words[header + _TAG] // 2 > step:
+        for slot in range(_ALL_SLOTS):
+            if self._tag(slot) // 2 > step:
+                header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1  # no capture has this length
+
+    def _tag(self, slot: int) -> int:
+        """
+        Return the tag of the capture in a slot; negative if the slot has no valid capture.
+        """
+        header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
+        tag, length = self._words[header + _TAG], self._words[header + _LENGTH]
+        return tag if length <= CAPTURE_LIMIT else -1
 
     # ------------------------------------------------------------ methods for all readers
 
@@ -199,15 +230,19 @@ class Page:
         taken when its window closed.
         """
         captures: dict[int, bytes] = {}
-        for tag, local_state in sorted(self._whole()):
+        for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
                 local_state  # the capture of the closed window sorts last, so it stays
             )
         return captures
 
-    def _whole(self) -> list[tuple[int, bytes]]:
+    def _whole(self) -> list[tuple[int, int, bytes]]:
+        """
+        Return tag, negative slot and content of each valid capture. Of two captures with one tag,
+        the one of the last two steps sorts last: it may have been made anew.
+        """
         whole = []
-        for slot in range(_SLOTS):
+        for slot in range(_ALL_SLOTS):
             start = _HEAD_BYTES + slot * SLOT_BYTES
             tag, length, digest = self._words[start // 8 : start // 8 + _HEADER_WORDS]
             if length > CAPTURE_LIMIT:
@@ -215,5 +250,5 @@ class Page:
             content = start + 8 * _HEADER_WORDS
             local_state = bytes(self._bytes[content : content + length])
             if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
-                whole.append((tag, local_state))
+                whole.append((tag, -slot, local_state))
         return whole

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
@@ -78,6 +79,8 @@ class Adopted:
         contributing: Callable[[], None] | None,
     ) -> None:
         self.training = training
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._replaced = replaced
         self._parallel = parallel
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
@@ -191,6 +194,7 @@ class Adopted:
         Buffers that the forward pass changes, and settings that scripts change, are restored to the
         end of the last complete step.
         """
+        self.backups.wait()
         forget(self.training)
         self._local_state.running.rewind()
         self._settings.put_back()
@@ -204,6 +208,7 @@ class Adopted:
         All ranks call this together. At the beginning of a job it first checks the stages and gives
         ranks equal parameters.
         """
+        self.backups.wait()
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
             make_alike(self.training)
@@ -243,6 +248,7 @@ class Adopted:
         """
         Make room for a shard with the description `meta`. Return the writable buffers.
         """
+        self.backups.wait()
         return self.shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
@@ -250,6 +256,32 @@ class Adopted:
         Use the shard, whose buffers have all arrived.
         """
         self.shard(shard).taken(meta)
+        self._forget()
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        return {name: shard.in_use() for name, shard in self._shards.items()}
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(
+            step,
+            self._shards,
+            lambda shard, meta: self.shard(shard).room(meta),
+            lambda shard, meta, tensors: self.shard(shard).settle(meta, tensors),
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """
+        Forget what `clear` would put back: the state of this rank now comes from elsewhere.
+        """
         self._local_state.running.forget()
         self._settings.forget()
 
@@ -278,18 +310,17 @@ class Adopted:
         from tft_megatron.checkpoints import load
 
         own = self.shard(shard)
+        self.backups.wait()
         own.settle(*load(directory, shard, own.room))
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def replaced(self) -> None:
         """
         Take note that the script has loaded other content into its objects.
         """
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written

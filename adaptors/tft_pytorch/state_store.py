@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, pack
 from tft_pytorch.auxiliary_state import forget_stages
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.device import Devices
 from tft_pytorch.memory import Awaited
@@ -30,6 +31,9 @@ from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
+
+_LASTING = ("master.", "optim.state.")
+"""Tensors with these names, and parameters, change only within update windows."""
 
 
 class Maker(Protocol):
@@ -145,6 +149,8 @@ class StateStore:
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
         self._trained = Trained()
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._kept: dict[str, ShardContent] = {}
         """The content by shard while the user's objects do not exist."""
         self._awaited: dict[str, Awaited] = {}
@@ -247,6 +253,7 @@ class StateStore:
         Undo the changes of an unfinished step, because this rank may have to give its state to
         another rank. Drop the wrappers and all references to the process groups.
         """
+        self.backups.wait()
         self._wrappers.drop()
         self._trained.put_back()  # before another wrapper is built
         self._local_state.rewind()
@@ -260,6 +267,7 @@ class StateStore:
 
         The content, and the order in which gradients are reduced, are the same as before.
         """
+        self.backups.wait()
         self._wrappers.drop()
         if self._passing():
             self._detach()
@@ -333,6 +341,7 @@ class StateStore:
         for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
+        self.backups.wait()
         awaited = self._awaited.setdefault(shard, Awaited())
         room = awaited.make(meta, self._maker.room(shard, meta))
         return [*room, *self._local_state.modes.take()] if self._has_modes(shard) else room
@@ -372,6 +381,7 @@ class StateStore:
         from tft_pytorch.checkpoints import load
 
         self._refuse_other(shard)
+        self.backups.wait()
         self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
         self._local_state.modes.forget()
 
@@ -396,6 +406,32 @@ class StateStore:
         self._forget()
         self._local_state.modes.forget()
         self._maker.replaced(shard, beside)
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        made = self._maker.made
+        parameters = {} if made is None else named_parameters(made.model)
+        fixed = {f"model.{name}" for name in parameters}
+        return {
+            shard: ShardInUse(
+                meta=content.meta(),
+                tensors=content.tensors,
+                lasting={n for n in content.tensors if n in fixed or n.startswith(_LASTING)},
+                beside=self._local_state.modes.give() if self._has_modes(shard) else (),
+            )
+            for shard, content in self._contents(self._maker.shards()).items()
+        }
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
+        self._local_state.modes.forget()
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         content = self._maker.settle(shard, meta, tensors)

@@ -170,6 +170,7 @@ def _ends(process: ProcessPart, step: int) -> None:
     if backups:
         process.memory.copies[step] = dict(process.memory.content)
         process.memory.copies.pop(step - backups - 1, None)
+        process.page.keep(step, process.memory.data, process.memory.copies)
 
 
 def _keep(process: ProcessPart, step: int) -> None:

@@ -7,7 +7,7 @@ start. The model is any object with `values`, an `array` of doubles. The ranks a
 `group().add(x)`. Like a collective, this call waits for all ranks, and hangs if a rank is missing.
 
 All ranks have the same state, unless the model is adopted with `apart`; then each rank has a shard
-of its own. Each rank keeps copies of the last two complete steps. A function that is adopted as
+of its own. With `--backup-every`, each rank keeps two copies. A function that is adopted as
 `reload` loads a checkpoint that the script itself wrote.
 """
 
@@ -222,7 +222,8 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback(local_state: bytes) -> None:
+def tft_rollback(local_state: bytes, step: int) -> None:
+    _adopted.backups = {kept: values for kept, values in _adopted.backups.items() if kept <= step}
     if _adopted.data is not None:
         _adopted.data.load_state_dict(unpack(local_state))
 
@@ -240,9 +241,14 @@ def tft_derive(step: int) -> bytes:
 
 
 @hookimpl
-def tft_backup(step: int) -> None:
-    kept = {s: values for s, values in _adopted.backups.items() if s == step - 1}
-    _adopted.backups = {**kept, step: array.array("d", _model().values)}
+def tft_backup(step: int, sound: int) -> None:
+    kept = {s: values for s, values in _adopted.backups.items() if s < step}
+    certified = [s for s in kept if s <= sound]
+    stays = max(certified or kept, default=step)
+    _adopted.backups = {
+        **{s: values for s, values in kept.items() if s == stays},
+        step: array.array("d", _model().values),
+    }
 
 
 @hookimpl
@@ -256,8 +262,8 @@ def tft_restore(step: int) -> None:
 
 
 @hookimpl
-def tft_give(shard: str, step: int) -> ShardPayload:
-    view = memoryview(_adopted.backups.get(step, _model().values)).cast("B")
+def tft_give(shard: str, step: int, kept: bool) -> ShardPayload:
+    view = memoryview(_adopted.backups[step] if kept else _model().values).cast("B")
     return ShardPayload(
         meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),)
     )
@@ -265,7 +271,6 @@ def tft_give(shard: str, step: int) -> ShardPayload:
 
 @hookimpl
 def tft_compare(shard: str) -> Mapping[str, str]:
-    # of the state in use: `tft_give` may read the copy of the same step
     return {"values": xxhash.xxh3_128_hexdigest(_model().values.tobytes())}
 
 

@@ -29,6 +29,9 @@ log = structlog.get_logger()
 
 _CLOCK = SystemClock()
 
+_COPYING = 600.0
+"""Seconds that a copy in host memory may take before the training thread counts as hanging."""
+
 
 class UpdateWindow:
     """
@@ -64,7 +67,7 @@ class StepHooks:
     capture: Callable[..., bytes]
     updated: Callable[[], None] | None
     end_step: Callable[..., bytes | None] | None
-    backup: Callable[..., None] | None
+    backup: Callable[..., Callable[[], None] | None] | None
     barrier: Callable[[], None] | None
     synchronize: Callable[..., None] | None
 
@@ -120,6 +123,8 @@ class _Present:
     """Whether a step ends after its update window (with a tail), not with the window."""
     yields: bool = False
     """Whether the loop takes its steps from `steps`, which ends with the last one."""
+    copied: Callable[[], None] | None = None
+    """Waits until the copy of the last step in host memory is complete; None: it is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -218,9 +223,11 @@ class StepLoop:
 
     def finish(self) -> None:
         """
-        End the last step, and wait until this rank has written its part of the last checkpoint.
+        End the last step, and wait until this rank has made its last copy, and has written its part
+        of the last checkpoint.
         """
         self.end_last_step()
+        self._await_copy()
         self.periodic.finish()
 
     def left(self, error: BaseException | None) -> str:
@@ -312,6 +319,7 @@ class StepLoop:
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
         met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
+        self._await_copy()
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
@@ -369,8 +377,8 @@ class StepLoop:
         after = self.after.due(step)
         self.gate.ended(after=bool(after))
         self.page.end(step, after=bool(after))
-        if self.hooks.backup is not None:
-            self.hooks.backup(step=step)
+        if self._backs_up(step):
+            self._back_up(step)
         if self.periodic.due(step):
             self.periodic.stage(step, self._present.closed)
         if self.gate.leaves(step):
@@ -378,6 +386,63 @@ class StepLoop:
         if after:
             self._call(after, step)
         self._stop_after_last()
+
+    # ---------------------------------------------------------------- copies in host memory
+
+    def check_backups(self) -> None:
+        """
+        Raise `UsageError` if copies in host memory are wanted and the adaptor cannot keep any.
+        """
+        if self.settings.backup_every and self.hooks.backup is None:
+            raise UsageError(
+                f"the adaptor {self.settings.adaptor!r} cannot keep copies of the state in host "
+                "memory: start the job without --backup-every"
+            )
+
+    def rolled_back(self, step: int) -> None:
+        """
+        Note that this rank has taken back its rank-local state of the end of `step`.
+
+        If copies of this step are kept, keep this rank-local state as long: the page may be new, or
+        this state may have been made anew.
+        """
+        if self._backs_up(step):
+            self.page.keep(step, self.page.local_states()[step], self.gate.backups())
+
+    def _backs_up(self, step: int) -> bool:
+        every = self.settings.backup_every
+        return every > 0 and step % every == 0
+
+    def _back_up(self, step: int) -> None:
+        """
+        Have a copy made of the state at the end of `step`.
+
+        The page keeps the rank-local state of this step from now on, even if the copy fails: other
+        ranks may have a copy, and another process of this rank may need it.
+        """
+        self.page.keep(step, self._present.closed, self.gate.backups())
+        if self.hooks.backup is not None:
+            self._present.copied = self.hooks.backup(step=step, sound=self._sound(step))
+
+    def _sound(self, step: int) -> int:
+        """
+        Return the newest step, not later than `step`, at whose end all copies of each shard are
+        known to be equal.
+
+        Copies are compared in incidents only. So every step counts until an incident finds the
+        opposite, and takes all ranks back.
+        """
+        return step
+
+    def _await_copy(self) -> None:
+        """
+        Wait until the copy of the last step is complete: the state is about to change.
+        """
+        copied, self._present.copied = self._present.copied, None
+        if copied is not None:
+            self.expect(_COPYING)
+            copied()
+            self.expect(0.0)
 
     def _stop_after_last(self) -> None:
         """
@@ -416,6 +481,7 @@ class StepLoop:
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
+        self._await_copy()
         self.after.call(after, step, self.expect)
         if self.digests is not None:
             self.digests.called_after(step, [each.name for each in after])
