@@ -12,6 +12,7 @@ is written last.
 
 import mmap
 import os
+from collections.abc import Collection
 
 import xxhash
 
@@ -25,8 +26,12 @@ generators and the data position take about 5 KB, those of each GPU a few bytes.
 _SLOTS = 4
 """There is room for two captures of each of the last two steps: one from before the update window
 closed, and one from when it closed."""
+_KEPT_SLOTS = 4
+"""One capture for each step of which a copy of the state is kept (`tft_backup`). An adaptor keeps
+two copies. Two slots more, because another rank may keep copies of other steps than this rank."""
+_ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
-_SIZE = HEAD_BYTES + _SLOTS * SLOT_BYTES
+_SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
 # the indexes of the fields at the begin of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
@@ -149,14 +154,32 @@ class Page:
         `closed`: the state was captured when the update window of `step` closed; otherwise before
         that. Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
-        length = len(local_state)
-        if length > CAPTURE_LIMIT:
+        if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
-                f"the rank-local state of a rank (RNG, data position) has {length} bytes; at most "
-                f"{CAPTURE_LIMIT} can be kept at every step: give `data` a smaller state_dict()"
+                f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: give `data` a smaller "
+                "state_dict()"
             )
         tag = 2 * step + closed
-        start = HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
+        self._write(tag % _SLOTS, tag, local_state)
+
+    def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
+        """
+        Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
+        the rest of the state is kept too.
+
+        `kept`: the other steps of which this rank has a copy. Their captures stay.
+        """
+        tag = 2 * step + 1
+        tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
+        old = {slot: old for slot, old in tags.items() if old // 2 not in kept}
+        same = [slot for slot, old in tags.items() if old == tag]
+        slot = same[0] if same else min(old or tags, key=tags.__getitem__)
+        self._write(slot, tag, local_state)
+
+    def _write(self, slot: int, tag: int, local_state: bytes) -> None:
+        length = len(local_state)
+        start = HEAD_BYTES + slot * SLOT_BYTES
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
@@ -181,9 +204,9 @@ class Page:
         words[start + _STAMP] = number + 1
         words[_POSTED] = number + 1
 
-    def keep(self, step: int) -> None:
+    def keeps(self, step: int) -> None:
         """
-        Write that the rank keeps a copy of its state of the end of `step`; 0: it keeps none.
+        Write that `step` is the newest one of which the rank keeps a complete copy of its state.
         """
         self._words[_KEPT] = step
 
@@ -194,11 +217,21 @@ class Page:
         The job has given up these steps. When they are trained again, for example without a batch
         that is left out, their rank-local state may differ.
         """
-        for slot in range(_SLOTS):
-            header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-            if self._words[header + _TAG] // 2 > step:
+        for slot in range(_ALL_SLOTS):
+            if self._tag(slot) // 2 > step:
+                header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
                 # a length that no capture can have makes it invalid
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
+        if self._words[_KEPT] > step:
+            self._words[_KEPT] = 0
+
+    def _tag(self, slot: int) -> int:
+        """
+        Return the tag of the capture in a slot; negative if the slot has no valid capture.
+        """
+        header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
+        tag, length = self._words[header + _TAG], self._words[header + _LENGTH]
+        return tag if length <= CAPTURE_LIMIT else -1
 
     # ------------------------------------------------------------ methods for all readers
 
@@ -270,16 +303,20 @@ class Page:
         taken when its window closed.
         """
         captures: dict[int, bytes] = {}
-        for tag, local_state in sorted(self._whole()):
+        for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
                 # for each step the capture of the closed window comes last, and so is the one kept
                 local_state
             )
         return captures
 
-    def _whole(self) -> list[tuple[int, bytes]]:
+    def _whole(self) -> list[tuple[int, int, bytes]]:
+        """
+        Return tag, negative slot and content of each valid capture. Of two captures with one tag,
+        the one of the last two steps sorts last: it may have been made anew.
+        """
         whole = []
-        for slot in range(_SLOTS):
+        for slot in range(_ALL_SLOTS):
             start = HEAD_BYTES + slot * SLOT_BYTES
             tag, length, digest = self._words[start // 8 : start // 8 + _HEADER_WORDS]
             if length > CAPTURE_LIMIT:
@@ -287,5 +324,5 @@ class Page:
             content = start + 8 * _HEADER_WORDS
             local_state = bytes(self._bytes[content : content + length])
             if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
-                whole.append((tag, local_state))
+                whole.append((tag, -slot, local_state))
         return whole

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
@@ -82,6 +83,8 @@ class Adopted:
         contributing: Callable[[], None] | None,
     ) -> None:
         self.training = training
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._replaced = replaced
         self._parallel = parallel
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
@@ -199,6 +202,7 @@ class Adopted:
         Restore the buffers that the forward pass changes, and the settings that scripts change, as
         they were at the end of the last complete step.
         """
+        self.backups.wait()
         forget(self.training)
         self._contributions.forget()
         self._local_state.running.rewind()
@@ -213,6 +217,7 @@ class Adopted:
         All ranks call this together. At the beginning of a job, this method first checks that the
         pipeline stages fit together, and makes the parameters of the ranks equal.
         """
+        self.backups.wait()
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
             make_alike(self.training)
@@ -253,6 +258,7 @@ class Adopted:
         Reserve memory for a shard with the description `meta`. Return the memory as writable
         buffers.
         """
+        self.backups.wait()
         return self.shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
@@ -260,6 +266,32 @@ class Adopted:
         Put the received shard into use. The content of all its buffers has arrived.
         """
         self.shard(shard).taken(meta)
+        self._forget()
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        return {name: shard.in_use() for name, shard in self._shards.items()}
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(
+            step,
+            self._shards,
+            lambda shard, meta: self.shard(shard).room(meta),
+            lambda shard, meta, tensors: self.shard(shard).settle(meta, tensors),
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """
+        Forget what `clear` would put back: the state of this rank now comes from elsewhere.
+        """
         self._local_state.running.forget()
         self._settings.forget()
 
@@ -289,18 +321,17 @@ class Adopted:
         from tft_megatron.checkpoints import load
 
         own = self.shard(shard)
+        self.backups.wait()
         own.settle(*load(directory, shard, own.room))
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def replaced(self) -> None:
         """
         Note that the script has loaded new content into its objects.
         """
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written

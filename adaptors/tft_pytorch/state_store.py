@@ -19,6 +19,7 @@ from tft.errors import OrderRefused
 from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
 from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.buckets import Wrappers
 from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
@@ -33,6 +34,9 @@ from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
+
+_LASTING = ("master.", "optim.state.")
+"""Tensors with these names, and parameters, change only within update windows."""
 
 
 class Maker(Protocol):
@@ -149,6 +153,8 @@ class StateStore:
         self._settings = Settings()
         self._trained = Trained()
         self._contributions = Contributions()
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._kept: dict[str, ShardContent] = {}
         """The content of each shard, while the user's objects do not exist. Empty while they
         exist."""
@@ -272,6 +278,7 @@ class StateStore:
         Undo the changes of an unfinished step, because this rank may have to give its state to
         another rank. Drop the wrappers and all references to the process groups.
         """
+        self.backups.wait()
         self._wrappers.drop()
         step_numbers.watch.forget()
         self._trained.put_back()  # the next wrapper reads `requires_grad`
@@ -287,6 +294,7 @@ class StateStore:
 
         They have the same content as before, and reduce gradients in the same order.
         """
+        self.backups.wait()
         self._wrappers.drop()
         if self._passing():
             self._detach()
@@ -360,6 +368,7 @@ class StateStore:
         for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
+        self.backups.wait()
         awaited = self._awaited.setdefault(shard, Awaited())
         room = awaited.make(meta, self._maker.room(shard, meta))
         return [*room, *self._local_state.modes.take()] if self._has_modes(shard) else room
@@ -401,6 +410,7 @@ class StateStore:
         from tft_pytorch.checkpoints import load
 
         self._refuse_other(shard)
+        self.backups.wait()
         self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
         self._local_state.modes.forget()
 
@@ -425,6 +435,32 @@ class StateStore:
         self._forget()
         self._local_state.modes.forget()
         self._maker.replaced(shard, beside)
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        made = self._maker.made
+        parameters = {} if made is None else named_parameters(made.model)
+        fixed = {f"model.{name}" for name in parameters}
+        return {
+            shard: ShardInUse(
+                meta=content.meta(),
+                tensors=content.tensors,
+                lasting={n for n in content.tensors if n in fixed or n.startswith(_LASTING)},
+                beside=self._local_state.modes.give() if self._has_modes(shard) else (),
+            )
+            for shard, content in self._contents(self._maker.shards()).items()
+        }
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
+        self._local_state.modes.forget()
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         content = self._maker.settle(shard, meta, tensors)

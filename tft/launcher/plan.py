@@ -267,6 +267,7 @@ def check_settings(settings: JobSettings) -> None:
         ("--nproc-per-node", settings.nproc_per_node, 1),
         ("--max-incidents", settings.max_incidents, 0),
         ("--max-rank-faults", settings.max_rank_faults, 0),
+        ("--backup-every", settings.backup_every, 0),
         ("--checkpoint-every", settings.checkpoint_every, 0),
         ("--keep-checkpoints", settings.keep_checkpoints, 0),
         ("--last-step", settings.last_step, 0),

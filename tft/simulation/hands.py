@@ -335,8 +335,6 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
             data = int(order.local_state[process.rank], 16)
     if data is not None:
         process.page.capture(order.step, data, closed=True)
-        if process.stage.schedule.slices and process.stage.schedule.backups:
-            process.page.keep(order.step, data, process.stage.schedule.backups)
     if data is None:
         kept = sorted(process.page.local_states())
         why = f"OrderRefused: no data position of step {order.step} is kept, only of {kept}"
@@ -344,6 +342,8 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
     process.steps.tail = False
     process.page.move(process.steps.position(), process.node.now)
     process.page.forget_after(order.step)
+    if process.stage.schedule.backups:
+        process.page.keep(order.step, data, process.memory.copies)
     void(process, order.step)
     for later in [step for step in process.stage.disk.own if step > order.step]:
         del process.stage.disk.own[later]

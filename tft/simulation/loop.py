@@ -180,9 +180,8 @@ def _ends(process: ProcessPart, step: int) -> None:
     if backups:
         process.memory.copies[step] = dict(process.memory.content)
         process.memory.copies.pop(step - backups - 1, None)
+        process.page.keep(step, process.memory.data, process.memory.copies)
     if process.stage.schedule.slices:
-        if backups:
-            process.page.keep(step, process.memory.data, backups)
         _post(process, step)
 
 

@@ -3,11 +3,15 @@ The shared memory of a simulated rank, which stays on the node when the process 
 """
 
 from collections import deque
+from collections.abc import Collection
 
 from tft.protocol.messages import Position, SliceDigest
 
 REPEATED = 16
 """The number of digests that each beat repeats, the newest ones. A real page has more of them."""
+
+_KEPT = 4
+"""The number of steps that `keep` keeps."""
 
 
 class Page:
@@ -24,7 +28,7 @@ class Page:
         self.moved = 0.0
         self._closed: list[tuple[int, int]] = []
         self._open: list[tuple[int, int]] = []
-        self._kept: list[tuple[int, int]] = []
+        self._kept: dict[int, int] = {}
         self.digests: deque[SliceDigest] = deque(maxlen=REPEATED)
         self.kept = 0
         """The step of the newest copy that the rank keeps. 0: none."""
@@ -44,13 +48,15 @@ class Page:
         slots = self._closed if closed else self._open
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
 
-    def keep(self, step: int, data: int, steps: int) -> None:
+    def keep(self, step: int, data: int, kept: Collection[int]) -> None:
         """
-        Record that copies of the state are kept of `step` and the `steps` steps before it. Keep the
-        data position `data` as long as the copy.
+        Keep the data position `data` of a step beyond the next two steps. Of four such steps, those
+        in `kept` stay: the rank has copies of the state of these steps.
         """
         self.kept = step
-        self._kept[:] = [(s, d) for s, d in self._kept if step - steps <= s < step] + [(step, data)]
+        self._kept[step] = data
+        if len(self._kept) > _KEPT:
+            del self._kept[min(set(self._kept).difference(kept), default=min(self._kept))]
 
     def forget_after(self, step: int) -> None:
         """
@@ -58,12 +64,13 @@ class Page:
         be used.
         """
         self.kept = min(self.kept, step)
-        for slots in (self._closed, self._open, self._kept):
+        for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]
+        self._kept = {s: d for s, d in self._kept.items() if s <= step}
 
     def local_states(self) -> dict[int, int]:
         """
         Return the captured data positions, by step. If a step was captured before and after its
         update window, return the later capture.
         """
-        return dict([*self._kept, *self._open, *self._closed])
+        return dict([*self._open, *self._kept.items(), *self._closed])

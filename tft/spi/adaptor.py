@@ -160,12 +160,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_rollback(self, local_state: bytes) -> None:
+    def tft_rollback(self, local_state: bytes, step: int) -> None:
         """
         Restore the rank-local state `local_state`, and drop the gradients.
 
         `local_state` is a result of `tft_capture`. The capture was made in this process, or in the
-        process that held this rank before.
+        process that held this rank before. All ranks go on from the end of `step`. Drop the copies
+        of later steps that `tft_backup` has made: these steps are computed again, and may then have
+        another result.
         """
 
     @hookspec(firstresult=True)
@@ -284,23 +286,33 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_backup(self, step: int) -> None:
+    def tft_backup(self, step: int, sound: int) -> Callable[[], None] | None:
         """
-        Store a copy of the whole state at the end of `step` in memory, and drop the oldest copy.
+        Store a copy of the whole state at the end of `step` in memory. Two copies are kept.
 
-        The hook is called in every step, when `step` is complete.
+        The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
+        At the end of step `sound` and of earlier steps, all copies of a shard are known to be equal
+        on all ranks. If the newest copy is later than that, drop no copy, and make no further one:
+        all ranks must keep a copy of one common step that is known to be equal.
 
-        Not needed: without this hook no copy is stored, and `tft_backups` and `tft_restore` are not
-        called.
+        Copy at once what the next step may change before its update window opens. The rest may be
+        copied on another thread. Then return a function that waits until the copy is complete. It
+        is called on the training thread, before the next update window opens and before functions
+        of the user are called after the step. Before any other hook of this adaptor changes the
+        state, the adaptor itself must wait. None: the copy is complete already.
+
+        Not needed: without this hook `--backup-every` is refused, and `tft_backups` and
+        `tft_restore` are not called.
         """
+        raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_backups(self) -> Sequence[int]:
         """
         Return the steps for which this rank has a copy made by `tft_backup`.
 
-        A copy contains the whole state at the end of its step. The hook may be called on any
-        thread.
+        A copy contains the whole state at the end of its step. A copy that is not complete does not
+        count. The hook may be called on any thread.
         """
         raise NotImplementedError
 
@@ -312,12 +324,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_give(self, shard: str, step: int) -> ShardPayload:
+    def tft_give(self, shard: str, step: int, kept: bool) -> ShardPayload:
         """
         Return a shard as it was at the end of `step`, for another rank.
 
-        `step` is the step of the present state, or a step in the result of `tft_backups`. The hook
-        is called on a transfer thread. The buffers are read while the training thread is out of the
+        If `kept` is True, `step` is in the result of `tft_backups`, and the shard must be taken
+        from this copy. If `kept` is False, `step` is the step of the present state, and the shard
+        must be taken from the state in use, even if there is a copy of this step. The hook is
+        called on a transfer thread. The buffers are read while the training thread is out of the
         loop.
         """
         raise NotImplementedError
@@ -353,8 +367,7 @@ class AdaptorSpecs:
         is then compared on no rank.
 
         If this hook is missing, tft computes the digests with `tft.spi.state.part_digests` from the
-        result of `tft_give`. An adaptor that keeps copies (`tft_backup`) needs this hook if its
-        `tft_give` may read a copy of the present step.
+        result of `tft_give`.
 
         The hook is called on the training thread, out of the loop. While tft audits the loop, the
         hook is also called in the loop, at the start and end of a step. There, a change between the

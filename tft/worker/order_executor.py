@@ -228,7 +228,7 @@ class Hands:
         if self._hook.tft_compare.get_hookimpls():
             parts: Mapping[str, str] = self._hook.tft_compare(shard=shard)
             return parts
-        return part_digests(self._hook.tft_give(shard=shard, step=step))
+        return part_digests(self._hook.tft_give(shard=shard, step=step, kept=False))
 
     def give(self, shard: str, step: int) -> ShardPayload:
         """
@@ -248,7 +248,7 @@ class Hands:
                 f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard "
                 "itself"
             )
-        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
+        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step, kept=step != held)
         return payload
 
     def _restore(self, order: Restore) -> None:
@@ -288,7 +288,7 @@ class Hands:
         self._hold(order.step)
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.checkpoints, order.step)
-        self._hook.tft_rollback(local_state=local_state)
+        self._hook.tft_rollback(local_state=local_state, step=order.step)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")

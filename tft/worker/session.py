@@ -226,6 +226,7 @@ class Session:
         if own is not None:
             self._saving.give(own)
         self._loop.periodic.check()
+        self._loop.check_backups()
         if self._loop.digests is not None:
             self._loop.digests.watch()
         self._adopted = True
@@ -340,6 +341,7 @@ class Session:
         Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
         to the controller; see `tft.spi.SessionView`.
         """
+        self._control.compared.wanted = True
         return self._hands.slices.digest(self._gate.completed, number, of)
 
     def digests(self) -> Mapping[str, str]:
@@ -522,6 +524,8 @@ class Session:
                 self._loop.periodic.rolled_back(execute.order.step)
                 self._records.drop_later(execute.order.step)
             work = self._hands.carry_out(execute.order)
+            if isinstance(execute.order, Rollback):
+                self._loop.rolled_back(execute.order.step)
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
             failure = f"{type(error).__name__}: {error}"

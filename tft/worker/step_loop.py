@@ -31,6 +31,9 @@ log = structlog.get_logger()
 
 _CLOCK = SystemClock()
 
+_COPYING = 600.0
+"""Seconds that a copy in host memory may take before the training thread counts as hanging."""
+
 
 class UpdateWindow:
     """
@@ -68,7 +71,7 @@ class StepHooks:
     capture: Callable[..., bytes]
     updated: Callable[[], None] | None
     end_step: Callable[..., bytes | None] | None
-    backup: Callable[..., None] | None
+    backup: Callable[..., Callable[[], None] | None] | None
     barrier: Callable[..., bool | None] | None
     synchronize: Callable[..., None] | None
     watch_numbers: Callable[..., bool] | None
@@ -137,6 +140,8 @@ class _Present:
     """The numbers of the step whose update window opened last. None: no observer judges them."""
     refused_loss: str = ""
     """Why an observer has refused a loss of the step that is being computed. Empty: none has."""
+    copied: Callable[[], None] | None = None
+    """Waits until the copy of the last step in host memory is complete; None: it is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -268,9 +273,11 @@ class StepLoop:
 
     def finish(self) -> None:
         """
-        End the last step, and wait until this rank has written its part of the last checkpoint.
+        End the last step, and wait until this rank has made its last copy, and has written its part
+        of the last checkpoint.
         """
         self.end_last_step()
+        self._await_copy()
         self.periodic.finish()
 
     def left(self, error: BaseException | None) -> str:
@@ -369,6 +376,7 @@ class StepLoop:
         met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier, refusal)
         if refusal is not None:
             raise refusal
+        self._await_copy()
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
@@ -431,8 +439,8 @@ class StepLoop:
         self.page.end(step, after=bool(after))
         if self.observers.watch_ends:
             self.observers.step_ended(step)
-        if self.hooks.backup is not None:
-            self.hooks.backup(step=step)
+        if self._backs_up(step):
+            self._back_up(step)
         if self.periodic.due(step):
             self.periodic.stage(step, self._present.closed)
         if self.gate.leaves(step):
@@ -440,6 +448,56 @@ class StepLoop:
         if after:
             self._call(after, step)
         self._stop_after_last()
+
+    # ---------------------------------------------------------------- copies in host memory
+
+    def check_backups(self) -> None:
+        """
+        Raise `UsageError` if copies in host memory are wanted and the adaptor cannot keep any.
+        """
+        if self.settings.backup_every and self.hooks.backup is None:
+            raise UsageError(
+                f"the adaptor {self.settings.adaptor!r} cannot keep copies of the state in host "
+                "memory: start the job without --backup-every"
+            )
+
+    def rolled_back(self, step: int) -> None:
+        """
+        Note that this rank has taken back its rank-local state of the end of `step`.
+
+        If copies of this step are kept, keep this rank-local state as long: the page may be new, or
+        this state may have been made anew.
+        """
+        if self._backs_up(step):
+            self.page.keep(step, self.page.local_states()[step], self.gate.backups())
+
+    def _backs_up(self, step: int) -> bool:
+        every = self.settings.backup_every
+        return every > 0 and step % every == 0
+
+    def _back_up(self, step: int) -> None:
+        """
+        Have a copy made of the state at the end of `step`.
+
+        The page keeps the rank-local state of this step from now on, even if the copy fails: other
+        ranks may have a copy, and another process of this rank may need it.
+        """
+        self.page.keep(step, self._present.closed, self.gate.backups())
+        if self.hooks.backup is not None:
+            self._present.copied = self.hooks.backup(
+                step=step, sound=self.control.compared.sound(step)
+            )
+
+    def _await_copy(self) -> None:
+        """
+        Wait until the copy of the last step is complete: the state is about to change.
+        """
+        copied, self._present.copied = self._present.copied, None
+        if copied is not None:
+            self.expect(_COPYING)
+            copied()
+            self.expect(0.0)
+            self.page.keeps(max(self.gate.backups(), default=0))
 
     def _stop_after_last(self) -> None:
         """
@@ -478,6 +536,7 @@ class StepLoop:
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
+        self._await_copy()
         self.observers.state_released()
         self.after.call(after, step, self.expect)
         if self.digests is not None:
