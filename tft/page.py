@@ -37,10 +37,9 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 # the ring of digests in the head: its first word, its entries, and the words of an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
-_STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT = 0, 1, 2, 3, 4, 5
+_STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
-"""The number of digests that a reader gets, the newest ones. A beat that is lost is made good by
-the next beats."""
+"""The most digests that a reader gets, the newest ones."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -201,6 +200,7 @@ class Page:
         words[start + _SLICE] = (digest.number + 1) << 32 | digest.of
         words[start + _SHARD] = digest.shard
         words[start + _CONTENT] = digest.digest
+        words[start + _CHECK] = _check(words[start + _ATTEMPT : start + _CHECK], number)
         words[start + _STAMP] = number + 1
         words[_POSTED] = number + 1
 
@@ -274,19 +274,21 @@ class Page:
         """
         return self._words[_POSTED]
 
-    def digests(self) -> tuple[SliceDigest, ...]:
+    def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:
         """
-        Return the newest digests that were posted, the oldest of them first.
+        Return the newest digests that were posted, the oldest of them first. The first `since`
+        digests of all are left out.
         """
         posted = self._words[_POSTED]
-        found = (self._entry(number) for number in range(max(0, posted - _REPEATED), posted))
+        found = (self._entry(n) for n in range(max(since, posted - _REPEATED), posted))
         return tuple(digest for digest in found if digest is not None)
 
     def _entry(self, number: int) -> SliceDigest | None:
         start = RING + number % _ENTRIES * ENTRY_WORDS
         entry = self._words[start : start + ENTRY_WORDS].tolist()
-        if entry[_STAMP] != number + 1 or self._words[start + _STAMP] != number + 1:
-            return None  # it is being overwritten
+        check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
+        if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
+            return None  # it is being overwritten, or not all of it has arrived in memory
         return SliceDigest(
             incident=entry[_ATTEMPT] >> 32,
             round=entry[_ATTEMPT] & _LOW_HALF,
@@ -326,3 +328,10 @@ class Page:
             if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
                 whole.append((tag, -slot, local_state))
         return whole
+
+
+def _check(words: memoryview, number: int) -> int:
+    """
+    Return the check word of an entry of the ring of digests: its other words and its number.
+    """
+    return xxhash.xxh3_64_intdigest(words, number)

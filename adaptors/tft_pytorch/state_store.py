@@ -223,9 +223,16 @@ class StateStore:
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them.
+        function that restores them, and forgets the gradients and losses that were seen since.
         """
-        return self._local_state.set_aside()
+        put_back = self._local_state.set_aside()
+
+        def done() -> None:
+            put_back()
+            self._contributions.forget()
+            step_numbers.watch.forget()
+
+        return done
 
     def rollback(self, local_state: bytes) -> None:
         """

@@ -178,7 +178,7 @@ def test_node_is_left_when_a_rank_on_it_is_corrupted_again() -> None:
     and the ranks of that node start elsewhere."""
     job = elastic()
     for _ in range(2):
-        differ(job, 1, right=(0, 2, 3), sound=job.machine.last_step - 3)
+        differ(job, 1, right=(0, 2, 3), sound=job.ranks[0].step - 3)
         job.settle()
         job.train(8)
     assert strategies(job) == ["retry", "recover"]
@@ -190,7 +190,7 @@ def test_repeated_corruption_is_said_when_no_node_has_room() -> None:
     log says why the node is not left."""
     job = trained(steps=8, keeps=4)
     for _ in range(2):
-        differ(job, 1, right=(0, 2, 3), sound=job.machine.last_step - 3)
+        differ(job, 1, right=(0, 2, 3), sound=job.ranks[0].step - 3)
         job.settle()
         job.train(8)
     assert strategies(job) == ["retry", "retry"]
@@ -234,8 +234,57 @@ def test_compared_step_is_at_most_the_step_that_all_ranks_return_to() -> None:
     job = trained(steps=8, keeps=4)
     job.slices(SlicesAgreed(at=0.0, step=6))
     job.ranks[2].state.content = ""
-    differ(job, 1, right=(0, 2, 3), sound=4)
+    job.notice(1, "numeric", not_after=4)
     job.settle()
     assert job.orders(Restore)[0].step == 4
     assert job.facts("copies_not_compared")[0]["ranks"] == [2]
     assert job.machine.compared == 4
+
+
+def test_checkpoint_that_was_compared_counts_as_sound() -> None:
+    """When a periodic checkpoint was compared after the slice was equal last, then the job returns
+    to that checkpoint."""
+    job = trained(world=2, steps=8)
+    job.checkpointed(7, compared=True)
+    assert job.machine.compared == 7
+    differ(job, 0, 1, sound=5)
+    job.settle()
+    job.train()
+    assert (strategies(job), job.reports()[-1]["step"]) == (["retry"], 8)
+
+
+def test_late_verdict_about_a_known_difference_is_not_a_second_incident() -> None:
+    """When an incident has found the same difference already, and all ranks went on from later
+    state, then a verdict about digests of before it leads to no further incident."""
+    job = trained(steps=8)
+    job.slices(SlicesAgreed(at=0.0, step=5))
+    job.ranks[1].state.content = "another"
+    job.fault(2, "memory")
+    job.settle()
+    job.train()
+    assert faults(job) == [("memory", 2), ("corruption", 1)]
+    before = len(job.machine.incidents)
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    assert (len(job.machine.incidents), job.state) == (before, State.HEALTHY)
+
+
+def test_node_is_kept_when_no_rank_elsewhere_has_its_shards() -> None:
+    """When a rank has wrong copies again and only ranks of its node hold a shard, then the job goes
+    on there, although another node has room."""
+    groups = {"a": (0, 1, 2), "b": (3, 4, 5)}
+    job = trained(
+        world=6, steps=8, keeps=4, groups=groups,
+        placement={0: (0, 1, 2), 1: (3, 4, 5), 2: ()}, spare={2: 3},
+    )  # fmt: skip
+    for _ in range(2):
+        job.slices(
+            SlicesDiffered(
+                at=0.0, shard="a", step=job.ranks[0].step, right=(0, 2), wrong=(1,),
+                sound=job.ranks[0].step - 3,
+            )
+        )  # fmt: skip
+        job.settle()
+        job.train(8)
+    assert strategies(job) == ["retry", "retry"]
+    assert "no rank elsewhere" in str(job.facts("corruption_repeats")[0]["why_not"])

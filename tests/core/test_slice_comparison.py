@@ -235,6 +235,26 @@ def test_rank_with_the_wrong_copy_is_named_when_the_steps_are_computed_again() -
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(1,), step=4)]
 
 
+@pytest.mark.parametrize(
+    ("again", "wrong"), [(1, (1,)), (2, (0,)), (3, ())], ids=["second", "first", "both"]
+)
+def test_slice_that_is_computed_again_names_the_rank_with_the_wrong_copy(
+    again: int, wrong: tuple[int, ...]
+) -> None:
+    """When two copies differ and no gradient shows which is wrong, then the slice of the same step,
+    computed again, names the rank that had another one. If both had another one, nobody is
+    named."""
+    comparison = begun(0, 1)
+    comparison.heard(beat(0, digest(2, 1)))
+    comparison.heard(beat(1, digest(2, 2)))
+    verdicts(comparison)
+    comparison.resumed((1, 1), 0, replicas(0, 1))
+    for rank in (0, 1):
+        comparison.heard(beat(rank, digest(1, 5, attempt=(1, 1)), digest(2, again, attempt=(1, 1))))
+    found = [each for each in verdicts(comparison) if isinstance(each, CorruptionTraced)]
+    assert [each.ranks for each in found] == ([wrong] if wrong else [])
+
+
 @pytest.mark.parametrize("changed", [(), (0, 1)])
 def test_nobody_is_named_when_the_gradients_do_not_tell(changed: tuple[int, ...]) -> None:
     """When the gradients of both ranks come out otherwise in the same step, or those of none, then

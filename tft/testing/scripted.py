@@ -406,9 +406,10 @@ class ScriptedJob(JobShape):
         """
         self.report(SwitchRequested(ranks=ranks, why="its pod is switched", at=self.now))
 
-    def checkpointed(self, step: int) -> None:
+    def checkpointed(self, step: int, *, compared: bool = False) -> None:
         """
-        Report that a periodic checkpoint of the job is complete.
+        Report that a periodic checkpoint of the job is complete. `compared`: the copies of all
+        ranks were compared for it.
         """
         self.report(
             Checkpointed(
@@ -416,6 +417,7 @@ class ScriptedJob(JobShape):
                 incarnation=self.ranks[0].incarnation,
                 directory=f"/periodic/{step}",
                 step=step,
+                compared=compared,
                 at=self.now,
             )
         )

@@ -105,7 +105,9 @@ class Session:
             hooks=step_hooks(self._hook),
             observers=self._observers,
             periodic=periodic,
-            after=AfterPhase(AfterSteps(self._hook), self._records, digests),
+            after=AfterPhase(
+                AfterSteps(self._hook), self._records, digests, self._hands.slices.forget
+            ),
             fault=self._faults.report,
             carry_out=self._carry_out,
         )
@@ -342,7 +344,11 @@ class Session:
         to the controller; see `tft.spi.SessionView`.
         """
         self._control.compared.wanted = True
-        return self._hands.slices.digest(self._gate.completed, number, of)
+        work = self._hands.slices.digest(self._gate.completed, number, of)
+        if work is not None and not self._loop.tails:
+            work()  # the script may have code behind the window that changes the state
+            return None
+        return work
 
     def digests(self) -> Mapping[str, str]:
         """
@@ -490,6 +496,7 @@ class Session:
     def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
         self._observers.state_released()
+        self._hands.slices.forget()
         self._loop.periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:

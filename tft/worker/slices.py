@@ -61,9 +61,10 @@ class Slices:
         self._shards: list[tuple[int, str]] = []
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
+        self._identity: list[tuple[int, ...]] = []
+        """Where the buffers were at the last listing."""
         self._steady = 0
         """The number of listings in a row in which every buffer was the same memory."""
-        self._since = 0
 
     @property
     def present(self) -> bool:
@@ -83,7 +84,13 @@ class Slices:
         Note the attempt in which this rank trains from now on.
         """
         self._attempt = (incident, round_)
-        self._listed, self._steady, self._since = {}, 0, 0
+        self._listed, self._identity, self._steady = {}, [], 0
+
+    def forget(self) -> None:
+        """
+        Drop the references to the memory of the shards: other code may replace it from now on.
+        """
+        self._listed = {}
 
     def digest(self, step: int, number: int, of: int) -> Callable[[], None] | None:
         """
@@ -95,7 +102,7 @@ class Slices:
         """
         if not self.present:
             return None
-        self._list_again(of)
+        self._list_again(number, of)
         contributed = (
             self._hook.tft_contribution() if self._hook.tft_contribution.get_hookimpls() else None
         )
@@ -121,22 +128,22 @@ class Slices:
         run()
         return None
 
-    def _list_again(self, of: int) -> None:
+    def _list_again(self, number: int, of: int) -> None:
         """
         Ask the adaptor for the memory of the shards. In the first cycle this is done in every step:
         an optimizer may replace the tensors of its state instead of changing them. If it does not,
-        once in a cycle is enough, which also shows if it begins to.
+        once in a cycle is enough, at the same step on all ranks.
         """
-        self._since += 1
-        if self._listed and self._steady >= of and self._since < of:
+        if self._listed and self._steady >= of and number > 0:
             return
-        before = {shard: each.content.identity for shard, each in self._listed.items()}
         self._listed = {
             shard: _list(self._hook.tft_slices(shard=shard)) for _, shard in self._shards
         }
-        now = {shard: each.content.identity for shard, each in self._listed.items()}
-        self._steady = self._steady + 1 if now == before else 0
-        self._since = 0
+        before, self._identity = (
+            self._identity,
+            [each.content.identity for each in self._listed.values()],
+        )
+        self._steady = self._steady + 1 if self._identity == before else 0
 
     def _post(
         self, step: int, number: int, of: int, shard: int, digest: int,

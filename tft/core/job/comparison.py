@@ -212,15 +212,21 @@ class Comparison:
             free for other, free in job.nodes.room.items() if other not in {node, *job.nodes.lost}
         )
         why = f"rank {rank_state.rank} on node {node} had wrong copies in {times} incidents"
-        if room >= len(going):
+        alone = job.ranks.only_on(each.rank for each in going)
+        if room >= len(going) and not alone:
             self._attempts.isolate(rank_state, why)
         else:
+            why_not = (
+                f"no rank elsewhere has shard {alone[0]!r}"
+                if alone
+                else "the other nodes have no room for all ranks of this node"
+            )
             job.tell(
                 "corruption_repeats",
                 rank=rank_state.rank,
                 node=node,
                 why=why,
-                why_not="the other nodes have no room for all ranks of this node",
+                why_not=why_not,
             )
 
     def tell_begins(self) -> None:

@@ -73,8 +73,8 @@ class SlicesDiffered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionTraced:
     """
-    Steps after which copies differed without a majority were computed again, and the gradients of
-    these ranks were the first that came out otherwise. So these ranks had a wrong copy.
+    Steps after which copies differed without a majority were computed again, and what these ranks
+    had computed was the first that came out otherwise. So these ranks had a wrong copy.
     """
 
     at: float

@@ -78,7 +78,11 @@ class Faults:
         self._attempts.fault(
             "numeric", None, message.step, message.at, message.summary, refused=True
         )
-        job.incident.spread.lower(message.step - 1)
+        # a rank may have applied what this one refuses. If no earlier copy is left, that state has to
+        # do: the numbers of the refusing rank are missing in it
+        job.incident.spread.prefer(message.step - 1)
+        why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
+        job.incident.exactness.reservations.append((message.step, why))
         if record not in job.incident.exactness.refused:
             job.incident.exactness.refused.append(record)
         if record.refused > 1:

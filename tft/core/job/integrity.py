@@ -36,13 +36,17 @@ class Integrity:
         """
         job, training = self._job, self._job.training
         training.sliced = True
-        training.compared = max(training.compared, event.sound)
-        said = f"a slice of shard {event.shard!r} at the end of step {event.step}"
-        since = f"it was equal on all ranks at the end of step {event.sound}"
+        # a periodic checkpoint may have compared all copies since the slice was equal
+        sound = max(event.sound, training.compared)
+        training.compared = sound
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
-            wrong=list(event.wrong), sound=event.sound,
+            wrong=list(event.wrong), sound=sound,
         )  # fmt: skip
+        if self._is_known(event, sound):
+            return
+        said = f"a slice of shard {event.shard!r} at the end of step {event.step}"
+        since = f"all copies were equal at the end of step {sound}"
         if event.right:
             for rank in event.wrong:
                 why = f"rank {rank} holds another copy of {said} than ranks {list(event.right)}"
@@ -54,13 +58,26 @@ class Integrity:
             why = f"ranks {list(event.wrong)} hold different copies of {said}"
             self._attempts.fault("corruption", None, event.step + 1, event.at, f"{why}; {since}")
         incident = job.incident
-        incident.spread.sliced, incident.spread.undecided = event.sound, not event.right
+        incident.spread.sliced, incident.spread.undecided = sound, not event.right
         gone = (
             f"copies of {said} differed, and all ranks went on from later state than that of step "
-            f"{event.sound}: the state of all ranks may be wrong since step {event.sound + 1}"
+            f"{sound}: the state of all ranks may be wrong since step {sound + 1}"
         )
-        incident.exactness.reservations.append((event.sound + 1, gone))
+        incident.exactness.reservations.append((sound + 1, gone))
         self._recovery.comparison.blame(event.wrong if event.right else ())
+
+    def _is_known(self, event: SlicesDiffered, sound: int) -> bool:
+        """
+        Return whether an incident since the digests were made has found the same: its faults name
+        the ranks, and its report says since when the state may be wrong.
+        """
+        named = set(event.wrong) if event.right else {None}
+        return any(
+            named <= {fault.rank for fault in incident.faults if fault.kind == "corruption"}
+            and any(since <= sound + 1 for since, _ in incident.exactness.reservations)
+            for incident in self._job.history.incidents
+            if incident.progress.furthest >= event.step
+        )
 
     def traced(self, event: CorruptionTraced) -> None:
         """
@@ -73,9 +90,8 @@ class Integrity:
         if incident is None or incident.exactness.sentences:
             return
         why = (
-            f"the steps were computed again, and the gradients of ranks {list(event.ranks)} were "
-            f"the first that came out otherwise, in step {event.step + 1}: these ranks had the "
-            "wrong copy"
+            f"the steps were computed again, and what ranks {list(event.ranks)} had computed was the "
+            f"first that came out otherwise, in step {event.step + 1}: these ranks had the wrong copy"
         )
         job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
         incident.faults = [

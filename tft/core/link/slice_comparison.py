@@ -59,7 +59,8 @@ class _Dispute:
 
     A wrong copy shows first in the gradients of its holder, and one step later in those of all
     ranks. So the rank whose contribution is the first to differ when the steps are computed again
-    had the wrong copy.
+    had the wrong copy. If no gradient has shown it, the wrong numbers have not spread: then the
+    slice itself, computed again, is equal to that of the rank with the right copy.
     """
 
     incident: int | None = None
@@ -67,8 +68,10 @@ class _Dispute:
     holders: tuple[int, ...]
     before: Mapping[int, Mapping[int, int]]
     """By step after the last one at which the copies were equal, and by rank: the digest."""
-    last: int
-    """The step at which the copies differed."""
+    slice: tuple[str, int, int]
+    """The shard, the number of the slice, and the step at which the copies differed."""
+    copies: Mapping[int, int]
+    """By rank: the digest of this slice."""
 
 
 class SliceComparison:
@@ -179,6 +182,7 @@ class SliceComparison:
             self._verdicts.append(self._differed(shard, digest, copies))
             return
         self._agreed[digest.number, shard] = digest.step
+        self._trace_slice((shard, digest.number, digest.step), digest.digest)
         self._complete(digest.step)
 
     def _complete(self, step: int) -> None:
@@ -205,7 +209,8 @@ class SliceComparison:
             self._dispute = _Dispute(
                 holders=tuple(sorted(copies)),
                 before={step: dict(each) for step, each in self._contributed.items()},
-                last=digest.step,
+                slice=(shard, digest.number, digest.step),
+                copies=dict(copies),
             )
         return SlicesDiffered(
             at=0.0,
@@ -220,28 +225,41 @@ class SliceComparison:
 
     def _trace(self) -> None:
         """
-        Name the rank that had the wrong copy, once the steps of a dispute are computed again.
+        Name the rank that had the wrong copy, once the steps of a dispute are computed again and
+        the gradients of a rank are the first to come out otherwise.
         """
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
             return
         for step in sorted(self._contributed):
             now, before = self._contributed[step], dispute.before.get(step, {})
-            if step > dispute.last:
-                self._dispute = None  # the gradients did not show it
-                return
+            if step > dispute.slice[2]:
+                return  # the gradients did not show it
             if any(rank in before and rank not in now for rank in dispute.holders):
                 return  # this rank has not reported the step yet
             changed = tuple(
                 rank for rank in dispute.holders if rank in before and now[rank] != before[rank]
             )
-            if not changed:
-                continue
-            self._dispute = None
-            if all(rank in before for rank in dispute.holders) and changed != dispute.holders:
-                self._verdicts.append(
-                    CorruptionTraced(
-                        at=0.0, incident=dispute.incident, ranks=changed, step=step - 1
-                    )
-                )
-            return
+            if changed:
+                complete = all(rank in before for rank in dispute.holders)
+                return self._settle(dispute, changed if complete else (), step)
+
+    def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:
+        """
+        Name the rank whose slice was another one than that which is computed again.
+        """
+        dispute = self._dispute
+        if dispute is not None and dispute.incident is not None and dispute.slice == where:
+            changed = tuple(rank for rank in dispute.holders if dispute.copies[rank] != digest)
+            self._settle(dispute, changed, where[2])
+
+    def _settle(self, dispute: _Dispute, wrong: tuple[int, ...], step: int) -> None:
+        """
+        End a dispute. If not all holders computed otherwise, these ranks had the wrong copy. `step`
+        is the first step that shows it.
+        """
+        self._dispute = None
+        if wrong and wrong != dispute.holders and dispute.incident is not None:
+            self._verdicts.append(
+                CorruptionTraced(at=0.0, incident=dispute.incident, ranks=wrong, step=step - 1)
+            )
