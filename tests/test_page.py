@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tft.errors import UsageError
-from tft.page import CAPTURE_LIMIT, SLOT_BYTES, Page
-from tft.protocol.messages import Position
+from tft.page import CAPTURE_LIMIT, ENTRY_WORDS, HEAD_BYTES, RING, SLOT_BYTES, Page
+from tft.protocol.messages import Position, SliceDigest
 
 WRITER = """
 import sys
@@ -103,7 +103,7 @@ def test_damaged_capture_is_not_found(at: int, change: int) -> None:
     not found."""
     page = Page.create()
     page.capture(6, bytes(100), True)
-    start = 4096 + (13 % 4) * SLOT_BYTES + at
+    start = HEAD_BYTES + (13 % 4) * SLOT_BYTES + at
     [byte] = os.pread(page.fd, 1, start)
     os.pwrite(page.fd, bytes([byte ^ change]), start)
 
@@ -142,3 +142,87 @@ def test_descriptor_that_is_not_a_page_is_refused(tmp_path: Path) -> None:
     os.close(fd)
     with pytest.raises(UsageError, match=r"cannot be used \(Bad file descriptor\)"):
         Page.open(fd)
+
+
+# ---------------------------------------------------------------- digests of slices
+
+
+def digest(step: int, number: int = 0) -> SliceDigest:
+    return SliceDigest(
+        incident=3, round=2, step=step, number=number, of=48, shard=1, digest=2**64 - step
+    )
+
+
+def test_reader_finds_the_newest_digests_in_their_order(page: Page) -> None:
+    """When more digests were posted than a reader gets, then it gets the newest ones, the oldest of
+    them first."""
+    for step in range(1, 301):
+        page.post(digest(step, number=step % 48 - 1))
+    assert page.posted() == 300
+    assert page.digests() == tuple(digest(s, s % 48 - 1) for s in range(237, 301))
+
+
+def test_digests_do_not_touch_what_else_is_on_the_page(page: Page) -> None:
+    """When the ring of digests was filled several times, then position, kept step and captures are
+    as before."""
+    page.move(7, False, 1.5, tail=True)
+    page.capture(7, b"x" * CAPTURE_LIMIT, True)
+    page.keeps(6)
+    for step in range(1, 1000):
+        page.post(digest(step))
+    assert page.position() == Position(step=7, window=False, tail=True)
+    assert (page.kept(), page.local_states()) == (6, {7: b"x" * CAPTURE_LIMIT})
+
+
+def test_digest_that_is_being_overwritten_is_left_out(page: Page) -> None:
+    """When a process dies while it overwrites a digest, then a reader gets the other ones only."""
+    for step in (1, 2, 3):
+        page.post(digest(step))
+    os.pwrite(page.fd, bytes(8), 8 * (RING + ENTRY_WORDS))
+    assert page.digests() == (digest(1), digest(3))
+
+
+# ---------------------------------------------------------------- steps of which copies are kept
+
+
+def test_kept_capture_outlives_the_next_steps(page: Page) -> None:
+    """When the rank-local state of a step is kept, then it is found after any number of further
+    steps, also through another mapping of the page."""
+    for step in range(1, 10):
+        page.capture(step, b"closed %d" % step, True)
+        if step == 3:
+            page.keep(step, b"closed 3", ())
+    reader = Page.open(os.dup(page.fd))
+    assert reader.local_states() == {3: b"closed 3", 8: b"closed 8", 9: b"closed 9"}
+    reader.close()
+
+
+def test_captures_of_the_copies_that_are_left_are_not_overwritten(page: Page) -> None:
+    """When more captures are kept than there is room, then the oldest goes, but never one of a step
+    of which this rank has a copy."""
+    for step in (2, 4, 6, 8, 10, 12):
+        page.keep(step, b"%d" % step, (2,))
+    assert sorted(page.local_states()) == [2, 8, 10, 12]
+
+
+def test_kept_capture_of_an_abandoned_step_is_forgotten(page: Page) -> None:
+    """When the ranks go back to an earlier step, then kept captures of later steps are not found,
+    and their room is used first."""
+    for step in (2, 4, 6, 8):
+        page.keep(step, b"old", ())
+    page.forget_after(5)
+    assert page.local_states() == {2: b"old", 4: b"old"}
+    page.keep(6, b"new", ())
+    page.keep(8, b"new", ())
+    assert page.local_states() == {2: b"old", 4: b"old", 6: b"new", 8: b"new"}
+
+
+def test_capture_that_was_made_anew_replaces_the_kept_one(page: Page) -> None:
+    """When the rank-local state of a step is made anew, then it is found instead of the kept one,
+    and it can be kept in its place."""
+    page.keep(4, b"old", ())
+    page.capture(4, b"anew", True)
+    assert page.local_states() == {4: b"anew"}
+    page.keep(4, b"anew", (4,))
+    page.capture(6, b"6", True)
+    assert page.local_states() == {4: b"anew", 6: b"6"}

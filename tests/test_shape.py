@@ -15,7 +15,7 @@ SOURCES = {
     ROOT: ("tft",),
     ROOT / "adaptors": ("tft_pytorch", "tft_megatron", "tft_mindspore"),
     ROOT / "adaptors/mindio_ttp/src": ("mindio_ttp", "taskd"),
-    ROOT / "plugins": ("tft_chaos",),
+    ROOT / "plugins": ("tft_chaos", "tft_numerics"),
 }
 """The packages in each directory."""
 

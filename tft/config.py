@@ -68,6 +68,12 @@ class JobSettings:
     shard (`all`)."""
     skip_batch: bool = False
     """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
+    on_corruption: str = "majority"
+    """What follows when copies of a shard differ and no earlier copy is left. `majority`: the
+    copies of the majority are used, and without a majority the job ends. `end`: the job ends.
+    `continue`: as `majority`, but without a majority the copy of the lowest rank is used."""
+    backup_every: int = 0
+    """The number of steps between two copies of a rank's state in host memory. 0: there are none."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     checkpoint_dir: Path | None = None
@@ -131,6 +137,8 @@ class RankSettings:
     """TFT_PAGE: the inherited file descriptor of the shared memory of this rank (`tft.page`)."""
     host: str
     """TFT_HOST: the address at which other ranks can reach this node."""
+    backup_every: int = 0
+    """TFT_BACKUP_EVERY: see `JobSettings.backup_every`."""
     checkpoint_every: int = 0
     """TFT_CHECKPOINT_EVERY: see `JobSettings.checkpoint_every`."""
     checkpoint_dir: Path | None = None
@@ -174,6 +182,7 @@ class RankSettings:
             "TFT_INCARNATION": str(self.incarnation),
             "TFT_PAGE": str(self.page),
             "TFT_HOST": self.host,
+            "TFT_BACKUP_EVERY": str(self.backup_every),
             "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
             "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
             "TFT_CHECKPOINT_NAME": self.checkpoint_name,
@@ -203,6 +212,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             incarnation=int(environ["TFT_INCARNATION"]),
             page=int(environ["TFT_PAGE"]),
             host=environ["TFT_HOST"],
+            backup_every=int(environ["TFT_BACKUP_EVERY"]),
             checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
             checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
             checkpoint_name=environ["TFT_CHECKPOINT_NAME"],

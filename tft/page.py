@@ -12,11 +12,12 @@ is written last.
 
 import mmap
 import os
+from collections.abc import Collection
 
 import xxhash
 
 from tft.errors import UsageError
-from tft.protocol.messages import Position
+from tft.protocol.messages import Position, SliceDigest
 
 SLOT_BYTES = 256 * 1024
 """The number of bytes for one captured rank-local state with its header. The state of a CPU's
@@ -25,13 +26,24 @@ generators and the data position take about 5 KB, those of each GPU a few bytes.
 _SLOTS = 4
 """There is room for two captures of each of the last two steps: one from before the update window
 closed, and one from when it closed."""
-_HEAD_BYTES = 4096
-_SIZE = _HEAD_BYTES + _SLOTS * SLOT_BYTES
+_KEPT_SLOTS = 4
+"""One capture for each step of which a copy of the state is kept (`tft_backup`). An adaptor keeps
+two copies. Two slots more, because another rank may keep copies of other steps than this rank."""
+_ALL_SLOTS = _SLOTS + _KEPT_SLOTS
+HEAD_BYTES = 16384
+_SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
 # the indexes of the fields at the begin of the page, in words of eight bytes
-_POSITION, _MOVED, _TRAINING, _TAILED = 0, 1, 2, 3
+_POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
+# the ring of digests in the head: its first word, its entries, and the words of an entry
+RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
+_STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
+_REPEATED = 64
+"""The most digests that a reader gets, the newest ones."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
+
+_LOW_HALF = 2**32 - 1
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
 """Largest size of a rank-local state, in bytes."""
@@ -141,14 +153,32 @@ class Page:
         `closed`: the state was captured when the update window of `step` closed; otherwise before
         that. Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
         """
-        length = len(local_state)
-        if length > CAPTURE_LIMIT:
+        if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
-                f"the rank-local state of a rank (RNG, data position) has {length} bytes; at most "
-                f"{CAPTURE_LIMIT} can be kept at every step: give `data` a smaller state_dict()"
+                f"the rank-local state of a rank (RNG, data position) has {len(local_state)} "
+                f"bytes; at most {CAPTURE_LIMIT} can be kept at every step: give `data` a smaller "
+                "state_dict()"
             )
         tag = 2 * step + closed
-        start = _HEAD_BYTES + tag % _SLOTS * SLOT_BYTES
+        self._write(tag % _SLOTS, tag, local_state)
+
+    def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
+        """
+        Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
+        the rest of the state is kept too.
+
+        `kept`: the other steps of which this rank has a copy. Their captures stay.
+        """
+        tag = 2 * step + 1
+        tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
+        old = {slot: old for slot, old in tags.items() if old // 2 not in kept}
+        same = [slot for slot, old in tags.items() if old == tag]
+        slot = same[0] if same else min(old or tags, key=tags.__getitem__)
+        self._write(slot, tag, local_state)
+
+    def _write(self, slot: int, tag: int, local_state: bytes) -> None:
+        length = len(local_state)
+        start = HEAD_BYTES + slot * SLOT_BYTES
         content = start + 8 * _HEADER_WORDS
         self._bytes[content : content + length] = local_state
         header, words = start // 8, self._words
@@ -157,6 +187,29 @@ class Page:
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
 
+    def post(self, digest: SliceDigest) -> None:
+        """
+        Post the digest of a slice, for the next beats. Any thread of the rank's process may call
+        this, but only one at a time.
+        """
+        words, number = self._words, self._words[_POSTED]
+        start = RING + number % _ENTRIES * ENTRY_WORDS
+        words[start + _STAMP] = 0  # a reader leaves an entry out that is being written
+        words[start + _ATTEMPT] = digest.incident << 32 | digest.round
+        words[start + _STEP] = digest.step
+        words[start + _SLICE] = (digest.number + 1) << 32 | digest.of
+        words[start + _SHARD] = digest.shard
+        words[start + _CONTENT] = digest.digest
+        words[start + _CHECK] = _check(words[start + _ATTEMPT : start + _CHECK], number)
+        words[start + _STAMP] = number + 1
+        words[_POSTED] = number + 1
+
+    def keeps(self, step: int) -> None:
+        """
+        Write that `step` is the newest one of which the rank keeps a complete copy of its state.
+        """
+        self._words[_KEPT] = step
+
     def forget_after(self, step: int) -> None:
         """
         Invalidate the captures of steps later than `step`.
@@ -164,11 +217,21 @@ class Page:
         The job has given up these steps. When they are trained again, for example without a batch
         that is left out, their rank-local state may differ.
         """
-        for slot in range(_SLOTS):
-            header = (_HEAD_BYTES + slot * SLOT_BYTES) // 8
-            if self._words[header + _TAG] // 2 > step:
+        for slot in range(_ALL_SLOTS):
+            if self._tag(slot) // 2 > step:
+                header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
                 # a length that no capture can have makes it invalid
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
+        if self._words[_KEPT] > step:
+            self._words[_KEPT] = 0
+
+    def _tag(self, slot: int) -> int:
+        """
+        Return the tag of the capture in a slot; negative if the slot has no valid capture.
+        """
+        header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
+        tag, length = self._words[header + _TAG], self._words[header + _LENGTH]
+        return tag if length <= CAPTURE_LIMIT else -1
 
     # ------------------------------------------------------------ methods for all readers
 
@@ -199,28 +262,76 @@ class Page:
         """
         return self._stamps[_MOVED]
 
+    def kept(self) -> int:
+        """
+        Return the step of the newest copy that the rank keeps; 0: it keeps none.
+        """
+        return self._words[_KEPT]
+
+    def posted(self) -> int:
+        """
+        Return how many digests were posted so far.
+        """
+        return self._words[_POSTED]
+
+    def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:
+        """
+        Return the newest digests that were posted, the oldest of them first. The first `since`
+        digests of all are left out.
+        """
+        posted = self._words[_POSTED]
+        found = (self._entry(n) for n in range(max(since, posted - _REPEATED), posted))
+        return tuple(digest for digest in found if digest is not None)
+
+    def _entry(self, number: int) -> SliceDigest | None:
+        start = RING + number % _ENTRIES * ENTRY_WORDS
+        entry = self._words[start : start + ENTRY_WORDS].tolist()
+        check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
+        if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
+            return None  # it is being overwritten, or not all of it has arrived in memory
+        return SliceDigest(
+            incident=entry[_ATTEMPT] >> 32,
+            round=entry[_ATTEMPT] & _LOW_HALF,
+            step=entry[_STEP],
+            number=(entry[_SLICE] >> 32) - 1,
+            of=entry[_SLICE] & _LOW_HALF,
+            shard=entry[_SHARD],
+            digest=entry[_CONTENT],
+        )
+
     def local_states(self) -> dict[int, bytes]:
         """
         Return the valid captures, by step. If a step has two captures, return the one that was
         taken when its window closed.
         """
         captures: dict[int, bytes] = {}
-        for tag, local_state in sorted(self._whole()):
+        for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
                 # for each step the capture of the closed window comes last, and so is the one kept
                 local_state
             )
         return captures
 
-    def _whole(self) -> list[tuple[int, bytes]]:
+    def _whole(self) -> list[tuple[int, int, bytes]]:
+        """
+        Return tag, negative slot and content of each valid capture. Of two captures with one tag,
+        the one of the last two steps sorts last: it may have been made anew.
+        """
         whole = []
-        for slot in range(_SLOTS):
-            start = _HEAD_BYTES + slot * SLOT_BYTES
+        for slot in range(_ALL_SLOTS):
+            start = HEAD_BYTES + slot * SLOT_BYTES
             tag, length, digest = self._words[start // 8 : start // 8 + _HEADER_WORDS]
             if length > CAPTURE_LIMIT:
                 continue
             content = start + 8 * _HEADER_WORDS
             local_state = bytes(self._bytes[content : content + length])
             if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
-                whole.append((tag, local_state))
+                whole.append((tag, -slot, local_state))
         return whole
+
+
+def _check(words: memoryview, number: int) -> int:
+    """
+    Return the check word of an entry of the ring of digests: its other words and its number.
+    """
+    return xxhash.xxh3_64_intdigest(words, number)

@@ -54,15 +54,20 @@ tft_updated = _torch.tft_updated
 tft_watch_batches = _torch.tft_watch_batches
 tft_watch_collectives = _torch.tft_watch_collectives
 tft_capture = _hooks.tft_capture
-tft_rollback = _hooks.tft_rollback
+tft_rollback = _torch.tft_rollback
 tft_skip = _hooks.tft_skip
-tft_give = _hooks.tft_give
+tft_backup = _torch.tft_backup
+tft_backups = _torch.tft_backups
+tft_restore = _torch.tft_restore
+tft_give = _torch.tft_give
 tft_take = _hooks.tft_take
 tft_taken = _hooks.tft_taken
 tft_digests = _hooks.tft_digests
 tft_compare = _hooks.tft_compare
 tft_generators = _hooks.tft_generators
 tft_set_aside = _torch.tft_set_aside
+tft_slices = _torch.tft_slices
+tft_contribution = _torch.tft_contribution
 
 
 @hookimpl

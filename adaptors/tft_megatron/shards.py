@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from tft_pytorch.backups import ShardInUse
 from tft_pytorch.memory import Awaited, offered
 from tft_pytorch.tensor_holders import named_after
 from tft_pytorch.tensor_metadata import described, dtype_name, listed, read
@@ -27,6 +28,9 @@ from tft_megatron.training import Training
 
 _FORM = 1
 """The version of a shard's description. A description of another version is refused."""
+
+_LASTING = ("weights.", "kept.")
+"""Tensors with these names change only within update windows."""
 
 _FIXED = ("weights.", "model.")
 """The names of tensors that exist from the beginning, with the same shape on all holders of a
@@ -166,11 +170,27 @@ class Shard:
         Return the shard in the form in which it is sent to another rank. The buffers are the
         tensors' own memory where possible, else copies.
         """
-        plain, tensors = self.taken_apart()
+        meta, tensors = self._described()
         return ShardPayload(
-            meta=pack({"form": _FORM, "tensors": listed(tensors), "content": plain}),
-            buffers=tuple(offered(name, tensor) for name, tensor in tensors.items()),
+            meta=meta, buffers=tuple(offered(name, tensor) for name, tensor in tensors.items())
         )
+
+    def in_use(self) -> ShardInUse:
+        """
+        Return the shard as it is now, to be copied. Buffers, and what the script may set anew in
+        each step, do not last until the next update window.
+        """
+        meta, tensors = self._described()
+        lasting = {
+            name
+            for name, tensor in tensors.items()
+            if name.startswith(_LASTING) or isinstance(tensor, nn.Parameter)
+        }
+        return ShardInUse(meta=meta, tensors=tensors, lasting=lasting)
+
+    def _described(self) -> tuple[bytes, dict[str, Tensor]]:
+        plain, tensors = self.taken_apart()
+        return pack({"form": _FORM, "tensors": listed(tensors), "content": plain}), tensors
 
     def room(self, meta: bytes) -> dict[str, Tensor]:
         """

@@ -5,11 +5,14 @@ the same objects for as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
+from tft_pytorch.backups import Backups, ShardInUse
+from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.names import named_tensors
 from tft_pytorch.noted import Settings
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from tft_megatron.checkpoints import Written
 
 from tft.errors import OrderRefused, UsageError
-from tft.spi import Buffer, ShardCopies, ShardPayload, pack, part_digests
+from tft.spi import Buffer, ShardCopies, ShardPayload, SliceContent, pack, part_digests
 from tft_megatron.groups import Parallel
 from tft_megatron.initial_sync import begins, has_trained, make_alike
 from tft_megatron.method_hooks import Replaced
@@ -33,6 +36,8 @@ from tft_megatron.training import Training, check, common_state
 
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
+_LISTED = count(1)
+"""Numbers for buffers that are offered for slices, a new one each time."""
 
 
 def adopt(
@@ -78,6 +83,8 @@ class Adopted:
         contributing: Callable[[], None] | None,
     ) -> None:
         self.training = training
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._replaced = replaced
         self._parallel = parallel
         self._shards = {each.name: each for each in shards_of(training, parallel.place[0])}
@@ -105,6 +112,8 @@ class Adopted:
         """True after all ranks have begun training together, or if this rank has loaded a
         checkpoint."""
         replaced.install()
+        self._contributions = Contributions()
+        self._contributions.watch(p for chunk in training.chunks for p in chunk.parameters())
         if contributing is not None:
             say = contributing
             for chunk in training.chunks:
@@ -193,7 +202,9 @@ class Adopted:
         Restore the buffers that the forward pass changes, and the settings that scripts change, as
         they were at the end of the last complete step.
         """
+        self.backups.wait()
         forget(self.training)
+        self._contributions.forget()
         self._local_state.running.rewind()
         self._settings.put_back()
 
@@ -206,6 +217,7 @@ class Adopted:
         All ranks call this together. At the beginning of a job, this method first checks that the
         pipeline stages fit together, and makes the parameters of the ranks equal.
         """
+        self.backups.wait()
         if begins(self.training, self._stands):
             refuse_other_settings(self.training)
             make_alike(self.training)
@@ -246,6 +258,7 @@ class Adopted:
         Reserve memory for a shard with the description `meta`. Return the memory as writable
         buffers.
         """
+        self.backups.wait()
         return self.shard(shard).take(meta)
 
     def taken(self, shard: str, meta: bytes) -> None:
@@ -253,6 +266,32 @@ class Adopted:
         Put the received shard into use. The content of all its buffers has arrived.
         """
         self.shard(shard).taken(meta)
+        self._forget()
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        return {name: shard.in_use() for name, shard in self._shards.items()}
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(
+            step,
+            self._shards,
+            lambda shard, meta: self.shard(shard).room(meta),
+            lambda shard, meta, tensors: self.shard(shard).settle(meta, tensors),
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """
+        Forget what `clear` would put back: the state of this rank now comes from elsewhere.
+        """
         self._local_state.running.forget()
         self._settings.forget()
 
@@ -282,18 +321,17 @@ class Adopted:
         from tft_megatron.checkpoints import load
 
         own = self.shard(shard)
+        self.backups.wait()
         own.settle(*load(directory, shard, own.room))
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def replaced(self) -> None:
         """
         Note that the script has loaded new content into its objects.
         """
         self._stands = True
-        self._local_state.running.forget()
-        self._settings.forget()
+        self._forget()
 
     def _written(self, name: str, step: int) -> "Written":
         from tft_megatron.checkpoints import Written
@@ -318,7 +356,27 @@ class Adopted:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         payload = self.give(shard)
-        return part_digests(payload, self._local_state.running.own(payload))
+        own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
+        return part_digests(payload, own)
+
+    def slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of a shard that the other holders of the shard have, too, while the job
+        trains.
+        """
+        payload = self.give(shard)
+        own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
+        kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
+        # some buffers are copies, made anew each time: their content is never read again later
+        identity = tuple(next(_LISTED) for _ in kept)
+        return SliceContent(head=payload.meta, buffers=kept, identity=identity)
+
+    def contribution(self) -> int | None:
+        """
+        Return a digest of what this rank contributed to the gradients of the last step. None: it is
+        not known.
+        """
+        return self._contributions.digest()
 
     def digests(self) -> dict[str, str]:
         """

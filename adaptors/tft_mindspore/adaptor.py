@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tft.spi import FaultKind, StateHooks, hookimpl
+from tft.spi import FaultKind, Numbers, StateHooks, hookimpl
 from tft_mindspore.process import groups, model_train
 
 if TYPE_CHECKING:
@@ -89,8 +89,26 @@ tft_rebuild = _hooks.tft_rebuild
 
 
 @hookimpl
-def tft_pre_update_barrier() -> None:
+def tft_pre_update_barrier(refuses: bool | None) -> bool:
+    if refuses is not None:
+        return groups().present.agree(refuses)
     groups().present.barrier()
+    return False
+
+
+@hookimpl
+def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
+    from tft_mindspore.step_numbers import watch
+
+    watch.begin()
+    return True  # where some ranks average without the others, the barrier runs anyway
+
+
+@hookimpl
+def tft_numbers() -> Numbers:
+    from tft_mindspore.step_numbers import watch
+
+    return watch.take()
 
 
 @hookimpl
@@ -107,6 +125,9 @@ def tft_waiting(frame: FrameType) -> bool:
 
 @hookimpl
 def tft_clear() -> None:
+    from tft_mindspore.step_numbers import watch
+
+    watch.forget()
     if _hooks.adopted is not None:
         _hooks.adopted.clear()
     groups().clear()

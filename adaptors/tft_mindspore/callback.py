@@ -57,6 +57,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         *,
         prefix: str | None = None,
         ranks: Sequence[int] | None = None,
+        monitor_config: Mapping[str, object] | None = None,
         **others: Any,  # Any: arguments of MindSpore's callback, of various types
     ) -> None:
         """
@@ -65,7 +66,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         `ckpt_save_path` is the directory for last checkpoints. Without `prefix` these have
         MindSpore's names. With `prefix` they have the layout of MindSpore Transformers,
         `rank_0/PREFIX_rank_0-5_1.ckpt`. `ranks` are the ranks that hold the same state as this
-        rank, including this rank; None means all ranks. `others` are arguments of MindSpore's
+        rank, including this rank; None means all ranks. `monitor_config` is that of MindSpore
+        Transformers: with `TRE:1`, an update with a norm of the gradients above
+        `global_norm_spike_threshold` is refused. `others` are arguments of MindSpore's
         callback, such as `ckpt_save_fn` and `initial_step`.
         """
         self._ranks = None if ranks is None else tuple(sorted(ranks))
@@ -82,7 +85,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
                     "and no ckpt_save_fn with them"
                 )
             others["ckpt_save_fn"] = self._write
-        _check_enabled(environment.settle())
+        asked = environment.settle()
+        _check_enabled(asked)
+        _settle_norms(asked, monitor_config or {})
         super().__init__(ckpt_save_path, **others)
 
     # ---------------------------------------------------------------- methods that MindSpore's constructor calls
@@ -163,6 +168,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         super().on_train_begin(run_context)
         told = self.cb_params
+        told.setdefault("net_outputs", None)  # MindSpore reads it also where nothing was computed
         if not self._adopted:
             self._adopt(told)
         if self._retried:
@@ -325,7 +331,6 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
             )
         rank, world = self._session.rank, self._session.world
         ranks = self._ranks or tuple(range(world))
-        told.setdefault("net_outputs", None)  # MindSpore reads it even if it computed no step
         same = {"type": 1, "rank_list": list(ranks), "replica_cnt": len(ranks), "replica_shift": 0}
         self.tft.tft_set_optimizer_replica(rank, [same])
         self.has_init_replica = True
@@ -438,11 +443,29 @@ def _check_enabled(asked: environment.Environment) -> None:
             f"{environment.ENABLE} enables none of {', '.join(_NEEDED)}: expected is, for example, "
             f"{environment.ENABLE}={{TTP:1,UCE:1,ARF:1}}"
         )
-    if "TRE" in asked.features:
+    if asked.features.get("TRE") == "2":
         raise UsageError(
-            f"{environment.ENABLE} enables TRE, for which MindSpore loads a checkpoint itself, on "
-            "one rank and not on another: leave it out, and report wrong numbers to tft"
+            f"{environment.ENABLE} has TRE:2, for which MindSpore restores a copy of the state "
+            "itself, on one rank and not on another: use TRE:1, with which all ranks compute the "
+            "step again"
         )
+
+
+def _settle_norms(asked: environment.Environment, monitor: Mapping[str, object]) -> None:
+    """
+    Have norms of the gradients refused if TRE is enabled.
+
+    Raises `UsageError` if only one of TRE and the check of the norm is asked for.
+    """
+    limit = environment.norm_limit(monitor, "monitor_config")
+    if (limit is None) == ("TRE" in asked.features):
+        raise UsageError(
+            f"{environment.ENABLE} with TRE:1 and monitor_config with {environment.CHECKS}: True "
+            f"belong together: give the callback monitor_config={{{environment.CHECKS!r}: True, "
+            f"{environment.THRESHOLD!r}: NORM}} with TRE:1, and leave both out otherwise"
+        )
+    if limit is not None:
+        environment.refuse_norms(limit)
 
 
 class _Position:

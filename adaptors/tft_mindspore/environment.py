@@ -10,6 +10,7 @@ else it searches the text for `TTP:1` and the like, and spaces and case matter. 
 the value by a normal form, which has the same meaning in both ways.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ _PORTS = range(1024, 65536)
 """The port numbers that MindIO accepts."""
 _FOR_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 _AVAILABILITY = "HIGH_AVAILABILITY"
+
+_NUMERICS = "TFT_NUMERICS"
+"""The settings of the plugin that judges the numbers of steps, as `tft run --numerics` sets them."""
+CHECKS, THRESHOLD = "check_for_global_norm", "global_norm_spike_threshold"
+"""The keys of `monitor_config`, as MindSpore Transformers names them."""
 
 _IMPLIES_TTP = ("UCE", "ARF")
 """The features that also switch on TTP: if such a feature cannot repair a fault, the job saves a
@@ -175,6 +181,41 @@ def settle() -> Environment:
     if ENABLE in os.environ:
         os.environ[ENABLE] = asked.normal
     return asked
+
+
+def norm_limit(monitor: Mapping[str, object], where: str) -> float | None:
+    """
+    Return the largest norm of the gradients that a `monitor_config` of MindSpore Transformers
+    allows, or None if it does not check the norm. `where` is the place of the mapping, for
+    messages.
+
+    Raises `UsageError` for a value that cannot be used.
+    """
+    checks = monitor.get(CHECKS, False)
+    if not isinstance(checks, bool):
+        raise UsageError(f"{where}.{CHECKS} is {checks!r}; expected is True or False")
+    if not checks:
+        return None
+    limit = monitor.get(THRESHOLD)
+    number = isinstance(limit, int | float) and not isinstance(limit, bool)
+    if not number or not 0 < float(str(limit)) < float("inf"):
+        raise UsageError(
+            f"{where}.{THRESHOLD} is {limit!r}; expected with {CHECKS} is a number larger than 0: "
+            "train for some time first, and take a value above the norms of ordinary steps"
+        )
+    return float(str(limit))
+
+
+def refuse_norms(limit: float) -> None:
+    """
+    Let the plugin `tft_numerics` of this process refuse updates with a larger norm of the
+    gradients. Settings of `tft run --numerics` stay as they are, a limit among them.
+
+    Call it before the process joins the job.
+    """
+    asked = json.loads(os.environ.get(_NUMERICS) or '{"mode": "refuse", "spike": 0.0}')
+    if asked.get("limit") is None:
+        os.environ[_NUMERICS] = json.dumps({**asked, "limit": limit})
 
 
 def place() -> tuple[int, int]:

@@ -30,6 +30,7 @@ import numpy
 from numpy.typing import NDArray
 
 from tft.errors import OrderRefused, PeerError, UsageError
+from tft_mindspore.step_numbers import watch
 
 Array = NDArray[Any]  # Any: elements of any type
 
@@ -127,9 +128,11 @@ class Group:
         those of `sum`.
         """
         members = self._members(ranks)
-        totals = self.sum([_plain(array) for array in arrays], members)
+        plain = [_plain(array) for array in arrays]
+        totals = self.sum(plain, members)
         for each in totals:
             each /= each.dtype.type(len(members))
+        watch.averaged(plain, totals)
         return [_like(array, each) for array, each in zip(arrays, totals, strict=True)]
 
     def broadcast(
@@ -189,6 +192,14 @@ class Group:
             b"meet", dict.fromkeys(others, memoryview(b"")),
             {rank: memoryview(bytearray()) for rank in others},
         )  # fmt: skip
+
+    def agree(self, refuses: bool) -> bool:
+        """
+        Wait until all ranks have called this method. Return whether one of them passes `refuses`
+        True.
+        """
+        members = self._members(None)
+        return bool(self._sum(numpy.array([refuses], numpy.float32), members)[0] > 0)
 
     # ------------------------------------------------------------ all-reduce
 

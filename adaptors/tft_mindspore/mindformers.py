@@ -4,14 +4,15 @@ the checkpoints are. Other parts of the file are ignored. This module raises an 
 the key, for a setting with which tft cannot protect the job.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd
 from pathlib import Path
 from typing import Any
 
 from tft.errors import UsageError
 from tft.spi import Parallelism
+from tft_mindspore import environment
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
 """The keys of `parallel_config` that may be missing. A missing key has the value 1."""
@@ -114,6 +115,8 @@ class Recipe:
     checkpoint."""
     strategy_file: Path | None = None
     """The file in which this job records how it cuts its parameters."""
+    monitor_config: Mapping[str, object] = field(default_factory=dict)
+    """What the norm of the gradients is checked against, for the callback. Empty: it is not."""
 
     @property
     def checkpoints(self) -> Path:
@@ -143,7 +146,20 @@ def read_recipe(file: Path) -> Recipe:
         resume_file=resume_file,
         strategy=document.path("src_strategy_path_or_dir"),
         strategy_file=_strategy_file(parallel),
+        monitor_config=_monitor(document, file),
     )
+
+
+def _monitor(document: "_Section", file: Path) -> Mapping[str, object]:
+    """
+    Return the keys of `monitor_config` that check the norm of the gradients.
+    """
+    section = document.section("monitor_config")
+    if section is None:
+        return {}
+    found = section.values((environment.CHECKS, environment.THRESHOLD))
+    limit = environment.norm_limit(found, f"{file}: monitor_config")
+    return {} if limit is None else found
 
 
 class _Section:
@@ -168,6 +184,12 @@ class _Section:
         if not isinstance(found, dict):
             raise self._wrong(key, "a mapping")
         return _Section(self._file, self._path(key), found)
+
+    def values(self, keys: Iterable[str]) -> dict[str, object]:
+        """
+        Return the values under those of `keys` that are there.
+        """
+        return {key: self._content[key] for key in keys if key in self._content}
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.hooks import RemovableHandle
 
 from tft.errors import InternalError, MalformedMessage, UsageError
+from tft_pytorch import step_numbers
 
 _USUAL_SAMPLE_RATE = 100
 """DDP collects its statistics in every step of this many steps: `kDDPRuntimeLoggingSampleRate` in
@@ -184,10 +185,14 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
     def say(*_: object) -> None:
         contributing()
 
+    def arrived(gradient: Tensor) -> None:
+        step_numbers.watch.own(gradient)
+        contributing()
+
     first = _trained(ddp)[0][0]
     if ddp.find_unused_parameters or first.device.type != "cpu":
         return ddp.register_forward_hook(say)  # type: ignore[no-any-return]  # ddp is Any
-    return first.register_hook(say)  # type: ignore[no-untyped-call, no-any-return]  # torch has no types here
+    return first.register_hook(arrived)  # type: ignore[no-untyped-call, no-any-return]  # torch has no types here
 
 
 def _layout_of(ddp: Any) -> BucketLayout | None:

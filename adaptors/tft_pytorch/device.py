@@ -14,8 +14,8 @@ such as torch_npu adds both for its device. So a new kind of device needs no cod
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,9 +208,43 @@ def host_memory(place: torch.device, size: int) -> memoryview:
     """
     if place.type == _CPU:
         return memoryview(bytearray(size))
+    return _pinned(place, (size,), torch.uint8).numpy().data
+
+
+def host_tensor(like: Tensor) -> Tensor:
+    """
+    Return a contiguous tensor in host memory with the type and shape of `like`, to which the device
+    of `like` copies fast. Its content is undefined.
+    """
+    if like.device.type == _CPU:
+        return torch.empty(like.shape, dtype=like.dtype, device=_CPU)
+    return _pinned(like.device, like.shape, like.dtype)
+
+
+def _pinned(place: torch.device, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     with torch.accelerator.device_index(place.index or 0):
-        memory = torch.empty(size, dtype=torch.uint8, device=_CPU, pin_memory=True)
-    return memory.numpy().data
+        return torch.empty(tuple(shape), dtype=dtype, device=_CPU, pin_memory=True)
+
+
+def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> None:
+    """
+    Copy each first tensor into the second one, which is in host memory. Returns when all are
+    copied. May be called on a thread of its own.
+
+    On a device the copies have streams of their own, so that they do not wait for work that the
+    training thread puts into its streams meanwhile. The devices must have done all work on which
+    the content of the tensors depends.
+    """
+    pairs = list(copies)
+    if not pairs:
+        return
+    with torch.no_grad(), ExitStack() as streams:
+        own = [streams.enter_context(torch.Stream(place)) for place in devices._elsewhere]
+        # One call, without the interpreter's lock: after each single call the thread would have to
+        # wait until the training thread gives the lock up.
+        torch._foreach_copy_([host for _, host in pairs], [t for t, _ in pairs], non_blocking=True)
+        for stream in own:
+            stream.synchronize()
 
 
 def copier(flat: Tensor) -> Callable[[int, memoryview], Callable[[], None]]:

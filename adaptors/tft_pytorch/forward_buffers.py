@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase  # base of BatchNorm and InstanceNorm
 
 from tft.errors import MalformedMessage
-from tft.spi import ShardPayload
 from tft_pytorch.memory import flat_bytes, in_place
 from tft_pytorch.names import own_names
 
@@ -154,10 +153,10 @@ class RunningBuffers:
             return copy
         return self.copy(closing=True, room=room)
 
-    def own(self, payload: ShardPayload) -> dict[str, bool]:
+    def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
-        Return the names of those buffers of the model that are in `payload`, and for each whether
-        it moves.
+        Return which of these names of a shard's tensors are buffers of the model, and for each
+        whether it moves.
 
         A buffer moves if this rank has seen it change in the forward pass. Then its content belongs
         to this rank alone. A tensor in `others`, such as a moving average, may have the name of a
@@ -169,7 +168,7 @@ class RunningBuffers:
         found: dict[str, bool] = {}
         names = set(self._names)
         moving = {name for i, name in enumerate(self._names) if i in self._moving}
-        for name in (buffer.name for buffer in payload.buffers):
+        for name in names_of_tensors:
             whose, _, called = name.partition(".")
             words = called.split(".")
             endings = {".".join(words[at:]) for at in range(len(words))}

@@ -86,20 +86,27 @@ class Groups:
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
 
-    def meet(self) -> None:
+    def meet(self, refuses: bool | None = None) -> bool:
         """
-        Wait until all ranks have called this method: the pre-update barrier.
+        Wait until all ranks have called this method: the pre-update barrier. Return whether some
+        rank passes `refuses` True. None: no rank can refuse anything.
 
         Up to `_FEW` ranks use an all-reduce, whose ring is faster than the many messages of a
-        barrier. More ranks use a barrier, whose few rounds are faster than a long ring.
+        barrier. More ranks use a barrier, whose few rounds are faster than a long ring, unless they
+        can refuse.
         """
         group = self._meeting or distributed_c10d._get_default_group()
+        if refuses is not None:
+            refusals = torch.full((1,), float(refuses), device="cpu")
+            group.allreduce([refusals]).wait()
+            return refusals.item() > 0
         if group.size() <= _FEW:
             group.allreduce([self._token]).wait()
         else:
             options = BarrierOptions()
             options.device = self._token.device
             group.barrier(options).wait()
+        return False
 
     def synchronize(self, *, closing: bool) -> None:
         """

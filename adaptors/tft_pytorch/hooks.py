@@ -2,11 +2,19 @@
 The hooks that are the same for every adaptor whose ranks are joined by torch.distributed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from tft.spi import LauncherStore, StateHooks, TrainingState, hookimpl
+from tft.spi import (
+    LauncherStore,
+    ShardPayload,
+    SliceContent,
+    StateHooks,
+    TrainingState,
+    hookimpl,
+)
 from tft_pytorch import interruptible, watched
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.device import Devices
 from tft_pytorch.groups import Groups
 
@@ -20,9 +28,20 @@ class TorchState(TrainingState, Protocol):
     @property
     def devices(self) -> Devices: ...
 
+    @property
+    def backups(self) -> Backups: ...
+
+    def in_use(self) -> Mapping[str, ShardInUse]: ...
+
+    def restore(self, step: int) -> None: ...
+
     def updated(self) -> None: ...
 
     def set_aside(self) -> Callable[[], None]: ...
+
+    def slices(self, shard: str) -> SliceContent: ...
+
+    def contribution(self) -> int | None: ...
 
 
 class Forming(Protocol):
@@ -93,8 +112,8 @@ class TorchHooks(Generic[State]):
         watch_batches(seen)
 
     @hookimpl
-    def tft_pre_update_barrier(self) -> None:
-        self._groups.meet()
+    def tft_pre_update_barrier(self, refuses: bool | None) -> bool:
+        return self._groups.meet(refuses)
 
     @hookimpl
     def tft_asynchronous(self) -> bool:
@@ -109,6 +128,14 @@ class TorchHooks(Generic[State]):
         self._hooks.state().updated()
 
     @hookimpl
+    def tft_slices(self, shard: str) -> SliceContent:
+        return self._hooks.state().slices(shard)
+
+    @hookimpl
+    def tft_contribution(self) -> int | None:
+        return self._hooks.state().contribution()
+
+    @hookimpl
     def tft_set_aside(self) -> Callable[[], None]:
         return self._hooks.state().set_aside()
 
@@ -120,6 +147,33 @@ class TorchHooks(Generic[State]):
     ) -> None:
         watched.watch(entered)
         interruptible.watch_failures(failed)
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    @hookimpl
+    def tft_backup(self, step: int, sound: int) -> Callable[[], None] | None:
+        state = self._hooks.state()
+        return state.backups.keep(step, sound, state.in_use, state.devices)
+
+    @hookimpl
+    def tft_backups(self) -> Sequence[int]:
+        state = self._hooks.adopted
+        return () if state is None else state.backups.steps()
+
+    @hookimpl
+    def tft_restore(self, step: int) -> None:
+        self._hooks.state().restore(step)
+
+    @hookimpl
+    def tft_give(self, shard: str, step: int, kept: bool) -> ShardPayload:
+        state = self._hooks.state()
+        return state.backups.give(shard, step) if kept else state.give(shard)
+
+    @hookimpl
+    def tft_rollback(self, local_state: bytes, step: int) -> None:
+        state = self._hooks.state()
+        state.backups.drop_after(step)
+        state.rollback(local_state)
 
     # ------------------------------------------------------------ groups
 

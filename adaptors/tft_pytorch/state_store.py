@@ -16,14 +16,17 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from tft.errors import OrderRefused
-from tft.spi import Buffer, Made, ShardCopies, ShardPayload, pack
+from tft.spi import Buffer, Made, ShardCopies, ShardPayload, SliceContent, pack
+from tft_pytorch import step_numbers
 from tft_pytorch.auxiliary_state import forget_stages
+from tft_pytorch.backups import Backups, ShardInUse
 from tft_pytorch.buckets import Wrappers
+from tft_pytorch.contributions import Contributions
 from tft_pytorch.device import Devices
 from tft_pytorch.memory import Awaited
 from tft_pytorch.names import named_parameters
 from tft_pytorch.noted import Settings
-from tft_pytorch.part_digests import digest, shard_parts
+from tft_pytorch.part_digests import digest, shard_parts, slice_content
 from tft_pytorch.rank_local_state import RankLocalState
 from tft_pytorch.rehearsal import Rehearsal, refuse_unmovable
 from tft_pytorch.replicas import ReplicaOptimizer
@@ -31,6 +34,9 @@ from tft_pytorch.shard_content import ShardContent
 from tft_pytorch.tensor_holders import Holders
 from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
+
+_LASTING = ("master.", "optim.state.")
+"""Tensors with these names, and parameters, change only within update windows."""
 
 
 class Maker(Protocol):
@@ -146,6 +152,9 @@ class StateStore:
         self._rehearsal = Rehearsal(self._describe)
         self._settings = Settings()
         self._trained = Trained()
+        self._contributions = Contributions()
+        self.backups = Backups()
+        """The copies of the state of earlier steps."""
         self._kept: dict[str, ShardContent] = {}
         """The content of each shard, while the user's objects do not exist. Empty while they
         exist."""
@@ -164,6 +173,7 @@ class StateStore:
         parameters = named_parameters(made.model)
         others = others_of(made)
         self._trained.watch(parameters)
+        self._contributions.watch(parameters.values())
         self._local_state.watch(made.model, parameters.values(), others)
         self._rehearsal.watch(made.optimizer, others)
         self._settings.watch([made.optimizer], made.scheduler)
@@ -173,6 +183,7 @@ class StateStore:
         self._local_state.let_go()
         self._rehearsal.let_go()
         self._trained.let_go()
+        self._contributions.let_go()
 
     @property
     def devices(self) -> Devices:
@@ -212,17 +223,26 @@ class StateStore:
     def set_aside(self) -> Callable[[], None]:
         """
         Save the present state of the random generators and the modes of the modules. Return a
-        function that restores them.
+        function that restores them, and forgets the gradients and losses that were seen since.
         """
-        return self._local_state.set_aside()
+        put_back = self._local_state.set_aside()
+
+        def done() -> None:
+            put_back()
+            self._contributions.forget()
+            step_numbers.watch.forget()
+
+        return done
 
     def rollback(self, local_state: bytes) -> None:
         """
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero, all others are dropped.
 
-        Each `GradScaler` also forgets how far it has come in the interrupted step.
+        Each `GradScaler` also forgets how far it has come in the interrupted step. The numbers of
+        that step are dropped, with those of the backward passes that free and build wrappers.
         """
+        step_numbers.watch.forget()
         self._local_state.rollback(local_state)
         if self._maker.made is not None:
             forget_stages(others_of(self._maker.made))
@@ -232,6 +252,22 @@ class StateStore:
         Make the user's data object leave out its next `batches` batches.
         """
         self._local_state.skip(batches)
+
+    def watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
+        """
+        Begin to note the numbers of each step. Return whether the gradients carry a refusal to all
+        ranks: a process sees its losses before the backward pass, no `GradScaler` takes gradients
+        that are not finite for an overflow, and every rank has all gradients.
+        """
+        maker = self._maker
+        step_numbers.watch.begin(refuse, lambda: maker.made)
+        made = maker.made
+        return (
+            maker.lasting
+            and maker.devices.kind == "cpu"
+            and made is not None
+            and step_numbers.scaler_of(made) is None
+        )
 
     def updated(self) -> None:
         """
@@ -249,8 +285,11 @@ class StateStore:
         Undo the changes of an unfinished step, because this rank may have to give its state to
         another rank. Drop the wrappers and all references to the process groups.
         """
+        self.backups.wait()
         self._wrappers.drop()
+        step_numbers.watch.forget()
         self._trained.put_back()  # the next wrapper reads `requires_grad`
+        self._contributions.forget()
         self._local_state.rewind()
         self._settings.put_back()
         self._detach()
@@ -262,6 +301,7 @@ class StateStore:
 
         They have the same content as before, and reduce gradients in the same order.
         """
+        self.backups.wait()
         self._wrappers.drop()
         if self._passing():
             self._detach()
@@ -335,6 +375,7 @@ class StateStore:
         for example for optimizer state that this process does not have yet.
         """
         self._refuse_other(shard)
+        self.backups.wait()
         awaited = self._awaited.setdefault(shard, Awaited())
         room = awaited.make(meta, self._maker.room(shard, meta))
         return [*room, *self._local_state.modes.take()] if self._has_modes(shard) else room
@@ -376,6 +417,7 @@ class StateStore:
         from tft_pytorch.checkpoints import load
 
         self._refuse_other(shard)
+        self.backups.wait()
         self._settle(shard, *load(directory, shard, lambda meta: self._maker.room(shard, meta)))
         self._local_state.modes.forget()
 
@@ -400,6 +442,32 @@ class StateStore:
         self._forget()
         self._local_state.modes.forget()
         self._maker.replaced(shard, beside)
+
+    # ------------------------------------------------------------ copies of earlier steps
+
+    def in_use(self) -> dict[str, ShardInUse]:
+        """
+        Return all shards of this rank as they are now, to be copied.
+        """
+        made = self._maker.made
+        parameters = {} if made is None else named_parameters(made.model)
+        fixed = {f"model.{name}" for name in parameters}
+        return {
+            shard: ShardInUse(
+                meta=content.meta(),
+                tensors=content.tensors,
+                lasting={n for n in content.tensors if n in fixed or n.startswith(_LASTING)},
+                beside=self._local_state.modes.give() if self._has_modes(shard) else (),
+            )
+            for shard, content in self._contents(self._maker.shards()).items()
+        }
+
+    def restore(self, step: int) -> None:
+        """
+        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        """
+        self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
+        self._local_state.modes.forget()
 
     def _settle(self, shard: str, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         content = self._maker.settle(shard, meta, tensors)
@@ -429,8 +497,24 @@ class StateStore:
         Return the digests of a shard by part, for comparison with the other holders of the shard.
         """
         # leave out the modes, which may differ between ranks: one rank may evaluate for all ranks
-        payload = self.content(shard).payload()
-        return shard_parts(payload, self._local_state.running.own(payload))
+        content = self.content(shard)
+        return shard_parts(content.payload(), self._local_state.running.own(content.tensors))
+
+    def slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of a shard that the other holders of the shard have, too, while the job
+        trains.
+        """
+        content = self.content(shard)
+        own = self._local_state.running.own(content.tensors)
+        return slice_content(content.meta(), content.tensors, own)
+
+    def contribution(self) -> int | None:
+        """
+        Return a digest of what this rank contributed to the gradients of the last step. None: it is
+        not known.
+        """
+        return self._contributions.digest()
 
     def digests(self) -> dict[str, str]:
         """

@@ -260,7 +260,7 @@ class Actor:
         if local_state is not None:
             # as in a job, where the page of a rank outlives its process
             self.local_states[step] = local_state
-        adaptor.tft_rollback(self.local_states[step])
+        adaptor.tft_rollback(self.local_states[step], step)
         self.step = step
 
     def train(self, last: int) -> list[tuple[str, str]]:
@@ -403,7 +403,7 @@ class Actor:
         """
         Return the name, the metadata and the buffer contents of a shard.
         """
-        payload = adaptor.tft_give(shard)
+        payload = adaptor.tft_give(shard, self.step, kept=False)
         return shard, payload.meta, [bytes(buffer.view) for buffer in payload.buffers]
 
     def take(self, shard: str, meta: bytes, contents: list[bytes]) -> None:
@@ -485,7 +485,7 @@ class Actor:
         """
         digests = {}
         for shard in self.shards(world):
-            payload = adaptor.tft_give(shard)
+            payload = adaptor.tft_give(shard, self.step, kept=False)
             digest = xxhash.xxh3_128(payload.meta)
             for buffer in payload.buffers:
                 digest.update(buffer.view)

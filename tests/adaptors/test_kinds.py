@@ -366,4 +366,4 @@ def names_in(actor: Actor, shard: str) -> list[str]:
     """
     Return the names of the tensors that the adaptor gives to other ranks for a shard.
     """
-    return [buffer.name for buffer in adaptor.tft_give(shard).buffers]
+    return [buffer.name for buffer in adaptor.tft_give(shard, 0, kept=False).buffers]

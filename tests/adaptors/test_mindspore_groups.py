@@ -16,6 +16,7 @@ import numpy
 import pytest
 from tft_mindspore import groups
 from tft_mindspore.groups import GroupBroken, Groups
+from tft_mindspore.step_numbers import Watch
 from tft_mindspore.store import Store
 
 from tests.e2e.jobs import until
@@ -311,3 +312,45 @@ def test_ranks_wait_for_a_store_that_starts_late() -> None:
                 each.result(10)
     finally:
         ranks.close()
+
+
+# ---------------------------------------------------------------- numbers of a step
+
+
+@pytest.mark.parametrize("refusing", [None, 0, 2])
+def test_refusal_of_one_rank_reaches_all(together: Together, refusing: int | None) -> None:
+    """When one of three ranks refuses, then all ranks know it; when none does, then none knows of a
+    refusal."""
+    found = together(3).all(lambda g, rank: g.present.agree(rank == refusing))
+    assert found == [refusing is not None] * 3
+
+
+def test_means_are_noted_as_the_gradients_of_the_step(
+    together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When ranks average gradients, then the norm is that of the averages, and the own number of
+    the rank is the norm of what it has given. A NaN of one rank is in the norm."""
+    one = Watch()
+    one.begin()
+    monkeypatch.setattr(groups, "watch", one)
+    ranks = together(1)
+    gradients = [numpy.array([3.0, 0.0], numpy.float32), numpy.array([[4.0]], numpy.float32)]
+    ranks.all(lambda g, rank: g.present.mean(gradients))
+    numbers = one.take()
+    assert (numbers.losses, numbers.norm, numbers.own) == ((), 5.0, (5.0,))
+    assert one.take().norm is None
+    ranks.all(lambda g, rank: g.present.mean([numpy.array([float("nan")])]))
+    found = one.take().norm
+    assert found is not None
+    assert numpy.isnan(found)
+
+
+def test_average_of_integers_is_no_gradient() -> None:
+    """When ranks average counts, then there is no norm, and while nothing is watched nothing is
+    noted."""
+    one, counts = Watch(), [numpy.array([7])]
+    one.averaged([numpy.array([1.0])], [numpy.array([1.0])])
+    assert one.take().norm is None
+    one.begin()
+    one.averaged(counts, counts)
+    assert one.take().norm is None

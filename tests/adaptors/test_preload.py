@@ -45,7 +45,7 @@ for _ in range(2):
     scheduler.step()
     adaptor.tft_capture(closing=True)
     seconds.append(time.perf_counter() - began)
-payload = adaptor.tft_give("dense")
+payload = adaptor.tft_give("dense", 0, kept=False)
 adaptor.tft_take("dense", payload.meta)
 adaptor.tft_taken("dense", payload.meta)
 directory = Path(tempfile.mkdtemp())

@@ -1,5 +1,6 @@
 """How the adaptor reads the environment variables of a MindSpore job."""
 
+import json
 import os
 import subprocess
 import sys
@@ -259,3 +260,44 @@ def test_settling_writes_the_normal_form_into_the_environment(
     monkeypatch.delenv("MS_ENABLE_TFT")
     settle()
     assert "MS_ENABLE_TFT" not in os.environ
+
+
+# ---------------------------------------------------------------- the norm of the gradients
+
+CHECKED = {"check_for_global_norm": True}
+
+
+def test_monitor_config_names_the_largest_norm() -> None:
+    """When `monitor_config` checks the norm, then its threshold is the limit; without the check
+    there is none, whatever the threshold is."""
+    assert environment.norm_limit({**CHECKED, "global_norm_spike_threshold": 3}, "m") == 3.0
+    assert environment.norm_limit({"global_norm_spike_threshold": 3.0}, "m") is None
+    assert environment.norm_limit({}, "m") is None
+
+
+@pytest.mark.parametrize("threshold", [None, 0, -1.0, True, "3", float("nan"), float("inf")])
+def test_threshold_that_is_no_norm_is_refused(threshold: object) -> None:
+    """When the norm is checked against no number larger than 0, then the message names the key."""
+    monitor = {**CHECKED, "global_norm_spike_threshold": threshold}
+    with pytest.raises(UsageError, match=r"m\.global_norm_spike_threshold is"):
+        environment.norm_limit(monitor, "m")
+    with pytest.raises(UsageError, match=r"m\.check_for_global_norm is 1"):
+        environment.norm_limit({"check_for_global_norm": 1}, "m")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, {"mode": "refuse", "spike": 0.0, "limit": 3.0}),
+        ({"mode": "watch", "spike": 9.0, "limit": None}, {"mode": "watch", "spike": 9.0, "limit": 3.0}),
+        ({"mode": "refuse", "spike": 9.0, "limit": 2.0}, {"mode": "refuse", "spike": 9.0, "limit": 2.0}),
+    ],
+)  # fmt: skip
+def test_threshold_is_given_to_the_plugin_unless_the_command_line_has_one(
+    before: object, after: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When norms are to be refused, then the plugin of this process gets the limit. What `tft run
+    --numerics` has set stays as it is."""
+    monkeypatch.setenv("TFT_NUMERICS", "" if before is None else json.dumps(before))
+    environment.refuse_norms(3.0)
+    assert json.loads(os.environ["TFT_NUMERICS"]) == after

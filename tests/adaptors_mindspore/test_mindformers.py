@@ -291,3 +291,20 @@ def test_replicas_are_the_ranks_that_hold_the_same_shards(
         same.setdefault(frozenset(shards_of), []).append(rank)
 
     assert sizes.replicas() == tuple(sorted(tuple(ranks) for ranks in same.values()))
+
+
+def test_checked_norm_is_read_for_the_callback(tmp_path: Path) -> None:
+    """When a file checks the norm of the gradients, then the recipe has the keys that the callback
+    takes. A file without the check has none, and a threshold that is no number is refused."""
+    file = tmp_path / "more.yaml"
+    monitor = "monitor_config:\n  monitor_on: True\n  check_for_global_norm: {}\n"
+    threshold = "  global_norm_spike_threshold: {}\n"
+    file.write_text(FIRST + monitor.format(True) + threshold.format(3.0))
+    assert read_recipe(file).monitor_config == {
+        "check_for_global_norm": True, "global_norm_spike_threshold": 3.0,
+    }  # fmt: skip
+    file.write_text(FIRST + monitor.format(False) + threshold.format(3.0))
+    assert read_recipe(file).monitor_config == {}
+    file.write_text(FIRST + monitor.format(True) + threshold.format("null"))
+    with pytest.raises(UsageError, match=r"monitor_config.global_norm_spike_threshold is None"):
+        read_recipe(file)

@@ -137,6 +137,7 @@ class Stage:
         nproc: int = 1,
         adaptor: str = "staged",
         stdout: int | None = None,
+        backup_every: int = 0,
         **environment: str,
     ) -> "subprocess.Popen[bytes]":
         """
@@ -152,6 +153,7 @@ class Stage:
                 "broker": self._broker,
                 "adaptor": adaptor,
                 "nproc_per_node": nproc,
+                "backup_every": backup_every,
             },
             "node": 0,
             "script": str(self.tmp / "script.py"),

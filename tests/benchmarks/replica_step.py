@@ -93,7 +93,7 @@ def prepared(
         "tft": step,
         "torch": pieces.step,
         "torch_buckets": buckets.step,
-        "meeting": adaptor.tft_pre_update_barrier,
+        "meeting": lambda: adaptor.tft_pre_update_barrier(refuses=None),
     }
     return ways, equal
 

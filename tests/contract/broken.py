@@ -117,12 +117,16 @@ class DigestsOfAnAddress(Broken):
     instead: ClassVar = {"tft_compare": _digests_of_an_address}
 
 
+def _gives_a_copy(shard: str, step: int) -> ShardPayload:
+    return fake.tft_give(shard, step, kept=True)
+
+
 class DigestsOfACopy(Broken):
     """
     Digests are those of the kept copy instead of the state in use.
     """
 
-    instead: ClassVar = {"tft_compare": None}
+    instead: ClassVar = {"tft_compare": None, "tft_give": _gives_a_copy}
 
 
 def _unknown_failure(error: BaseException) -> None:
@@ -137,8 +141,8 @@ class UnknownFailure(Broken):
     instead: ClassVar = {"tft_classify": _unknown_failure}
 
 
-def _gives_too_little(shard: str, step: int) -> ShardPayload:
-    given = fake.tft_give(shard, step)
+def _gives_too_little(shard: str, step: int, kept: bool) -> ShardPayload:
+    given = fake.tft_give(shard, step, kept)
     values = array.array("d", given.buffers[0].view.cast("d"))
     values[99] = 0.0
     buffer = Buffer(name="values", view=memoryview(values).cast("B"))
@@ -173,6 +177,30 @@ class RestoresTheNewest(Broken):
     """
 
     instead: ClassVar = {"tft_restore": _restores_the_newest}
+
+
+def _gives_the_present(shard: str, step: int) -> ShardPayload:
+    return fake.tft_give(shard, step, kept=False)
+
+
+class GivesThePresent(Broken):
+    """
+    A rank gives the state in use instead of the copy of an earlier step.
+    """
+
+    instead: ClassVar = {"tft_give": _gives_the_present}
+
+
+def _keeps_later_copies(local_state: bytes) -> None:
+    fake.tft_rollback(local_state, max(fake._adopted.backups, default=0))
+
+
+class KeepsLaterCopies(Broken):
+    """
+    A rollback leaves copies of steps that are computed again.
+    """
+
+    instead: ClassVar = {"tft_rollback": _keeps_later_copies}
 
 
 def _never_waits(frame: object) -> bool:

@@ -103,19 +103,31 @@ def test_numeric_step_is_the_last_step_with_a_numeric_fault() -> None:
 
 def test_ceiling_is_only_lowered() -> None:
     """When several faults set a ceiling, the last step with sound state, then the lowest ceiling
-    applies and is no longer a guess. A ceiling is never below step 0."""
-    incident = open_one(spread=Spread(tentative=True))
+    applies. A ceiling is never below step 0."""
+    incident = open_one()
     incident.spread.lower(5)
-    assert incident == open_one(spread=Spread(ceiling=5))
+    assert incident == open_one(spread=Spread(ceiling=5, firm=5))
     incident.spread.lower(7)
-    assert incident == open_one(spread=Spread(ceiling=5))
+    assert incident == open_one(spread=Spread(ceiling=5, firm=5))
     incident.spread.lower(3)
-    assert incident == open_one(spread=Spread(ceiling=3))
+    assert incident == open_one(spread=Spread(ceiling=3, firm=3))
     incident.spread.lower(-1)
-    assert incident == open_one(spread=Spread(ceiling=0))
-    incident.spread.tentative = True
+    assert incident == open_one(spread=Spread(ceiling=0, firm=0))
     incident.spread.lift()
     assert incident == open_one()
+
+
+def test_preferred_ceiling_gives_way_to_the_ceiling_that_faults_demand() -> None:
+    """When copies of earlier steps than the faults demand are preferred, and there are none, then
+    the ceiling of the faults applies, however low the preferred one was."""
+    incident = open_one()
+    incident.spread.prefer(4)
+    assert (incident.spread.ceiling, incident.spread.tentative) == (4, True)
+    incident.spread.lower(8)
+    incident.spread.prefer(6)
+    assert (incident.spread.ceiling, incident.spread.tentative) == (4, True)
+    incident.spread.yield_to_need()
+    assert (incident.spread.ceiling, incident.spread.tentative) == (8, False)
 
 
 def test_step_in_its_update_counts_as_reached_but_not_as_completed() -> None:

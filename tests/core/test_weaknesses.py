@@ -452,7 +452,8 @@ def test_transition_table_covers_every_event_in_every_state() -> None:
     """The weakness: an unexpected pair of state and result ended the controller without a message.
     When any event comes in any state, then the table has an entry for this pair."""
     reports = {kind.__name__ for kind in MESSAGES if kind in Report.__args__}
-    assert set(REACTIONS) == reports | {"DeadlinePassed", "Stalled", "Led"}
+    verdicts = {"SlicesAgreed", "SlicesDiffered", "CorruptionTraced"}
+    assert set(REACTIONS) == reports | verdicts | {"DeadlinePassed", "Stalled", "Led"}
     assert all(set(row) == set(State) for row in REACTIONS.values())
 
 

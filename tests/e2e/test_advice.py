@@ -56,7 +56,7 @@ def test_a_scheduler_plugin_reports_faults_and_chooses_the_strategy(
     plugin's own variant of a strategy is carried out under the plugin's name for it. The losses are
     those of the undisturbed run."""
     outcome = run(
-        tmp_path / "run", "--adaptor", "fake", script=FAKE,
+        tmp_path / "run", "--adaptor", "fake", "--backup-every", "1", script=FAKE,
         arguments=(str(FAKE_STEPS), "--seconds", "0.03", "--spread", "1,20"), environment=scheduler,
     )  # fmt: skip
     assert outcome.code == 0, outcome.output

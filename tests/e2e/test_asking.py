@@ -277,7 +277,7 @@ def test_a_polluted_update_is_undone_from_the_copies_of_the_step_before(
     """When a fault may have polluted all ranks in the last update, then all ranks return to the
     copy of the step before, and compute the later steps again with the same losses."""
     outcome = run(
-        tmp_path / "run", "--adaptor", "fake",
+        tmp_path / "run", "--adaptor", "fake", "--backup-every", "1",
         script=FAKE, arguments=(str(FAKE_STEPS), "--spread", "1,30"),
     )  # fmt: skip
     assert outcome.code == 0, outcome.output

@@ -69,3 +69,15 @@ def test_missed_checkpoints_are_summarised_with_the_reason() -> None:
     ]
     unfinished = {"rank": None, "why": "ranks ended", "step": 20, "times": 1}
     assert summary([], [unfinished]) == ["no checkpoint of step 20: ranks ended"]
+
+
+def test_refused_updates_are_summarised_with_their_cause() -> None:
+    """When ranks have refused updates, then the summary says how often, what was left out, and
+    which rank's device is the cause."""
+    data = {"step": 7, "times": 2, "cause": "data or model", "ranks": [], "skipped": 4}
+    device = {"step": 9, "times": 1, "cause": "device", "ranks": [1], "skipped": 0}
+    lines = summary([incident(strategy="retry", refused=[data, device])], [])
+    assert lines[1:] == [
+        "  the update of step 7 was refused 2 times, batches left out: 4; the cause: data or model",
+        "  the update of step 9 was refused once; the cause: device, rank 1",
+    ]

@@ -113,7 +113,7 @@ for number in range(2):
         adaptor.tft_capture(closing=True)
     before = dict(adaptor.tft_digests())
     for shard in adaptor.tft_shards(0, 1):
-        payload = adaptor.tft_give(shard.shard)
+        payload = adaptor.tft_give(shard.shard, 0, kept=False)
         adaptor.tft_take(shard.shard, payload.meta)
         adaptor.tft_taken(shard.shard, payload.meta)
     adaptor.tft_quiesce()

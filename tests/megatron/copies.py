@@ -38,7 +38,7 @@ class Copies:
 
     def _shards(self) -> Iterator[tuple[str, str]]:
         for shard in adaptor.tft_shards(*self._place):
-            payload = adaptor.tft_give(shard.shard)
+            payload = adaptor.tft_give(shard.shard, 0, kept=False)
             found = xxhash.xxh3_128(payload.meta)
             for buffer in payload.buffers:
                 found.update(buffer.view)

@@ -91,7 +91,7 @@ class Script:
         self.wrapped.config.param_sync_func = None
         self.wrapped.eval()
         between = self.switched()
-        adaptor.tft_rollback(local_state)
+        adaptor.tft_rollback(local_state, 0)
         return {"before": before, "between": between, "after": self.switched()}
 
     def beginning(self) -> Found:
@@ -196,7 +196,7 @@ class Script:
         routers = [module for module in self.wrapped.modules() if hasattr(module, "ga_steps")]
         for router in routers:
             router.ga_steps += 1
-        adaptor.tft_rollback(adaptor.tft_capture(closing=False))
+        adaptor.tft_rollback(adaptor.tft_capture(closing=False), 0)
         return {"counts": [int(router.ga_steps) for router in routers]}
 
     def stages(self) -> Found:

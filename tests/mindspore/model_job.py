@@ -9,6 +9,8 @@ is JSON:
 - `faults`: a list of [rank, step, where, text]; each fault happens once. `where` is `forward`,
   `update` (after half of the state has changed) or `end` (after a step). The text is raised, except
   `kill` and `terminate`, which signal the process.
+- `wrong`: [rank, step, factor, always]; the output of the rank is multiplied by `factor` in this
+  step, the first time or always.
 - `callback`: the arguments of the callback.
 - `resume`: continue from the last checkpoint in the layout of MindSpore Transformers.
 - `recipe`: a file of MindSpore Transformers that says which ranks hold the same part of the
@@ -80,6 +82,19 @@ def strike(where: str) -> None:
         raise RuntimeError(text)
 
 
+def wrong() -> float:
+    """
+    Return the factor by which this rank's output is too large in this step, as `wrong` says: once,
+    or always. Else 1.
+    """
+    whom, step, factor, always = options.get("wrong", [-1, 0, 1.0, False])
+    mark = directory / "was-wrong"
+    if (whom, step) != (rank, At.step) or (mark.exists() and not always):
+        return 1.0
+    mark.touch()
+    return float(factor)
+
+
 class Network(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
     """
     A dense layer, or this rank's part of it.
@@ -98,7 +113,7 @@ class Network(nn.Cell):  # type: ignore[misc]  # MindSpore ships no types
         Compute the output. MindSpore calls this in the forward pass.
         """
         strike("forward")
-        return nn.Tanh()(self.first(x))
+        return nn.Tanh()(self.first(x)) * wrong()
 
 
 class Adam(nn.Adam):  # type: ignore[misc]  # as above

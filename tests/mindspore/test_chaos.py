@@ -3,7 +3,6 @@ Tests of injected faults in MindSpore's Cells and optimizers that the job tests 
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,7 @@ from tft_chaos.spec import Bitflip, parse
 from tft_mindspore.memory import content
 
 from tests.mindspore.conftest import train
-
-
-@dataclass(slots=True, kw_only=True)
-class View:
-    """
-    The part of a session that a plugin sees.
-    """
-
-    rank: int
-    incarnation: int
-    world: int
-    run_dir: Path
-    step: int
-    evaluating: bool = False
+from tests.plugins.view import View
 
 
 @pytest.mark.soak

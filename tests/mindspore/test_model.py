@@ -116,7 +116,8 @@ def test_without_a_prefix_mindspore_writes_and_names_the_last_checkpoint(tmp_pat
     [
         ("", mindspore.PYNATIVE_MODE, "enables none of TTP, UCE, HCCE, ARF"),
         ("{TSP:1}", mindspore.PYNATIVE_MODE, "enables none of"),
-        ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "enables TRE"),
+        ("{TRE:1,HCCE:1}", mindspore.PYNATIVE_MODE, "belong together"),
+        ("{TRE:2,HCCE:1}", mindspore.PYNATIVE_MODE, "has TRE:2"),
         (ALL, mindspore.GRAPH_MODE, "cannot be interrupted and repeated"),
     ],
 )
@@ -133,6 +134,41 @@ def test_unsupported_settings_are_refused_by_the_callback(
             TrainFaultTolerance(str(tmp_path))
     finally:
         mindspore.set_context(mode=before)
+
+
+NORMS = {"monitor_config": {"check_for_global_norm": True, "global_norm_spike_threshold": 100.0}}
+
+
+def test_norm_above_the_threshold_is_recovered_without_leaving_the_job(
+    tmp_path: Path, calm_pair: Outcome
+) -> None:
+    """When TRE is enabled with a threshold and the gradients of one rank are once too large, then
+    no rank updates, all processes are kept, the step is computed again, and the job ends as the
+    undisturbed one. The report names the rank."""
+    outcome = train(
+        tmp_path / "run", enable="{TTP:1,UCE:1,TRE:1}", callback=NORMS,
+        wrong=[1, 6, 1e4, False],
+    )  # fmt: skip
+    same(outcome, calm_pair)
+    assert told(outcome) == [("retry", [("numeric", 1)], 0)]
+    (found,) = outcome.incidents[0]["refused"]
+    assert (found["step"], found["times"], found["cause"]) == (6, 1, "device")
+    assert "--numerics-limit is 100" in found["why"][0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("factor", [1e4, float("inf"), float("nan")])
+def test_norm_that_stays_above_the_threshold_ends_the_job_with_a_last_checkpoint(
+    tmp_path: Path, factor: float
+) -> None:
+    """When the gradients are too large or not finite each time, then the job ends with a last
+    checkpoint of the step before."""
+    outcome = train(
+        tmp_path / "run", enable="{TTP:1,UCE:1,TRE:1}", callback=NORMS, wrong=[0, 6, factor, True]
+    )
+    assert outcome.code == 3, outcome.output
+    assert outcome.report["steps"] == 5
+    assert "the update of step 6 was refused twice" in outcome.output
 
 
 @pytest.mark.soak

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from tests.plugins.view import View
 from tft.protocol.messages import OrderName
 
 
@@ -106,20 +107,6 @@ class Scene:
         for line in self.file("trace").read_text().splitlines():
             step, at, place = line.split(" ", 2)
             yield int(step), float(at), place
-
-
-@dataclass(slots=True, kw_only=True)
-class View:
-    """
-    The part of a session that a plugin sees.
-    """
-
-    rank: int
-    incarnation: int
-    world: int
-    run_dir: Path
-    step: int
-    evaluating: bool = False
 
 
 class Small(nn.Module):

@@ -18,7 +18,8 @@ from tft_chaos.bit_patterns import choose, flipped, pattern_of
 from tft_chaos.bitflips import TensorMemory
 from tft_chaos.spec import Bitflip, parse
 
-from tests.plugins.stage import Scene, View, bits_of, content
+from tests.plugins.stage import Scene, bits_of, content
+from tests.plugins.view import View
 
 Start = Callable[[Scene], ForkServerProcess]
 

@@ -124,6 +124,8 @@ def test_frame_has_the_documented_fields() -> None:
                     "position": {"step": 7, "window": False, "tail": False, "after": False},
                     "training": True,
                     "moved": 1.5,
+                    "digests": [],
+                    "kept": 0,
                 }
             ],
             "at": 2.5,

@@ -23,12 +23,14 @@ from tft.protocol.messages import (
     Pulse,
     SavedFile,
     ShardCopies,
+    SliceDigest,
     Source,
+    StepNumbers,
     Transfer,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
-RECORDS = (Position, ShardCopies, SavedFile, Pulse, Source, Transfer)
+RECORDS = (Position, ShardCopies, SavedFile, Pulse, SliceDigest, Source, Transfer, StepNumbers)
 
 
 def tables() -> dict[str, list[list[str]]]:

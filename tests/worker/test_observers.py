@@ -12,9 +12,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from tft.plugins import add
+from tft.spi.faults import TrainingFault
 from tft.spi.markers import hookimpl
 from tft.spi.plugin import PluginSpecs
-from tft.spi.types import DeviceFault, SessionView
+from tft.spi.types import DeviceFault, Numbers, SessionView
 from tft.worker.observers import Observers
 
 LINE = DeviceFault(words="MUSA error", kind="memory")
@@ -159,3 +160,52 @@ def test_check_that_calls_sys_exit_has_failed() -> None:
     add(manager, Exits(), "exits")
     with pytest.raises(RuntimeError, match=r"the check called sys.exit\(0\)"):
         Observers(manager).check(cast("SessionView", None), "memory")
+
+
+class Refuses:
+    """
+    An observer that refuses what is larger than 3, and fails at 5.
+    """
+
+    @hookimpl
+    def tft_opened(self, session: SessionView) -> object:
+        """
+        Return this object as the observer of the session.
+        """
+        return self
+
+    @hookimpl
+    def tft_on_loss(self, step: int, loss: float) -> bool:
+        """
+        Return whether the loss is larger than 3.
+        """
+        return loss > 3
+
+    @hookimpl
+    def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
+        """
+        Raise a fault for a norm larger than 3, and another error at 5.
+        """
+        if numbers.norm == 5:
+            raise RuntimeError("no room")
+        if numbers.norm is not None and numbers.norm > 3:
+            raise TrainingFault("too large", kind="numeric")
+
+
+def test_observer_refuses_numbers_and_its_failure_refuses_nothing() -> None:
+    """When an observer refuses a loss or raises a fault before an update, then the reason is
+    returned. When it raises another exception, then that is logged, and nothing is refused."""
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(PluginSpecs)
+    observers = Observers(manager)
+    observers.opened(cast("SessionView", None))
+    watched_before = observers.watch_numbers
+    add(manager, Refuses(), "refuses")
+    observers.opened(cast("SessionView", None))
+    assert (watched_before, observers.watch_numbers) == (False, True)
+    assert [observers.loss(1, loss) for loss in (2.0, 4.0)] == [False, True]
+    assert observers.refusal(1, Numbers(norm=2.0)) == ""
+    assert observers.refusal(1, Numbers(norm=4.0)) == "too large"
+    with capture_logs() as logs:
+        assert observers.refusal(1, Numbers(norm=5.0)) == ""
+    assert [line["event"] for line in logs] == ["plugin_failed"]

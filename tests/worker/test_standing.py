@@ -90,24 +90,26 @@ def tft_check(session, name):
 """
 
 
-async def trains(stage: Stage, *arguments: str) -> None:
+async def trains(stage: Stage, *arguments: str, every: int = 1) -> None:
     """
-    Start two ranks and bring them into their training loop.
+    Start two ranks and bring them into their training loop. `every`: the steps between two copies
+    that they keep.
     """
     package(stage.tmp / "packages", "checks", CHECKS, "tft.plugins")
-    await stage.agent(SCRIPT, *arguments, nproc=2, adaptor="fake")
+    await stage.agent(SCRIPT, *arguments, nproc=2, adaptor="fake", backup_every=every)
     for rank in BOTH:
         await stage.start(rank=rank)
         await stage.report(Ready, rank=rank)
     await enter(stage, 0, 0)
 
 
-async def held(stage: Stage, incident: int) -> list[Answered]:
+async def held(stage: Stage, incident: int, *, least: int = 3) -> list[Answered]:
     """
-    Order both ranks to stand still after the same step, step 3 or later, and return their answers.
+    Order both ranks to stand still after the same step, step `least` or later, and return their
+    answers.
     """
     frozen = await done(stage, Freeze(**key(incident), cause="a test"))
-    step = max(3, *(answer.position.step + answer.position.window for answer in frozen))
+    step = max(least, *(answer.position.step + answer.position.window for answer in frozen))
     answers = await done(stage, Hold(**key(incident), step=step))
     assert [answer.position for answer in answers] == [Position(step=step, window=True)] * 2
     assert [answer.held for answer in answers] == [step] * 2
@@ -255,6 +257,37 @@ async def test_rank_restores_a_kept_copy_and_serves_it_to_another_rank(stage: St
     for rank in BOTH:
         begun, without = [row for row in rows(stage, rank) if row[1] == str(step + 1)][-2:]
         assert int(without[2]) == int(begun[2]) + 1
+
+
+async def test_copies_of_every_second_step_are_kept_with_their_rank_local_state(
+    stage: Stage,
+) -> None:
+    """When copies are to be kept every second step, then the ranks keep those of the last two even
+    steps. They can go back to the older of them, and have their rank-local state of it, though more
+    than two steps have passed since."""
+    await trains(stage, every=2)
+    step = (await held(stage, 1, least=7))[0].position.step
+    stopped = await done(stage, Stop(**key(1), finish=step, grace=1.0))
+    older, newer = step - step % 2 - 2, step - step % 2
+    assert [answer.backups for answer in stopped] == [(older, newer)] * 2
+    restored = await done(stage, Restore(**key(1), step=older))
+    assert [answer.backups for answer in restored] == [(older,)] * 2
+    await enter(stage, 1, older)
+    for rank in BOTH:
+        first, again = [row for row in rows(stage, rank) if row[1] == str(older + 1)]
+        assert first == again
+
+
+async def test_copies_are_refused_if_the_adaptor_cannot_keep_any(stage: Stage) -> None:
+    """When copies in host memory are wanted and the adaptor has no `tft_backup`, then the script
+    ends with a sentence that says so."""
+    source = "from tft.testing.adaptor import *\ndel tft_backup, tft_backups, tft_restore\n"
+    package(stage.tmp / "packages", "forgetful", source, "tft.adaptors")
+    await stage.agent(SCRIPT, nproc=1, adaptor="forgetful", backup_every=2)
+    await stage.start(rank=0)
+    await stage.report(Exited, rank=0)
+    found = (stage.run_dir / "logs" / "rank-0.0.log").read_text()
+    assert "the adaptor 'forgetful' cannot keep copies of the state in host memory" in found
 
 
 async def test_captured_state_of_abandoned_steps_is_discarded(stage: Stage) -> None:

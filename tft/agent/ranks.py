@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,6 +34,10 @@ log = structlog.get_logger(__name__)
 LAST_WORDS_LIMIT = 0.5
 """The time in seconds in which a process may write the stacks of its threads before it is killed.
 Writing takes milliseconds even for a hundred threads, unless the machine is busy."""
+
+
+REPEATED = 4
+"""Each digest of a slice is in so many beats less one: two of these may be lost."""
 
 
 @dataclass(slots=True)
@@ -72,6 +77,15 @@ class _RankState:
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
     """The reports on the newest incarnation. They are sent again when an order is repeated."""
+    posted: deque[int] = field(default_factory=lambda: deque(maxlen=REPEATED))
+    """How many digests were on the page at each of the last beats."""
+
+    def repeated(self) -> int:
+        """
+        Return how many digests the next beat leaves out, because the last beats have had them.
+        """
+        self.posted.append(self.page.posted())
+        return self.posted[0] if len(self.posted) == REPEATED else 0
 
 
 class Ranks:
@@ -178,10 +192,18 @@ class Ranks:
                 position=rank_state.page.position(),
                 training=rank_state.page.training(),
                 moved=rank_state.page.moved(),
+                digests=rank_state.page.digests(rank_state.repeated()),
+                kept=rank_state.page.kept(),
             )
             for rank_state in self._rank_states.values()
             if rank_state.process is not None
         )
+
+    def posted(self) -> int:
+        """
+        Return how many digests the ranks of this node have posted on their pages.
+        """
+        return sum(rank_state.page.posted() for rank_state in self._rank_states.values())
 
     def completed(self) -> int:
         """

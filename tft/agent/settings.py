@@ -181,6 +181,7 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         successor=start.successor,
         page=start.page,
         host=settings.host,
+        backup_every=job.backup_every,
         checkpoint_every=job.checkpoint_every,
         checkpoint_dir=job.checkpoint_dir,
         checkpoint_name=job.checkpoint_name,

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, assert_never, get_args
 
@@ -27,6 +28,7 @@ from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
+from tft.core.link.slice_comparison import SliceComparison
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
@@ -57,6 +59,16 @@ def main(settings: JobSettings) -> int:
         return asyncio.run(Controller(settings, story).run())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beats:
+    """
+    The judges of the beats: both are pure, and only their verdicts become events of the machine.
+    """
+
+    hang_detection: HangDetection
+    slices: SliceComparison = field(default_factory=SliceComparison)
+
+
 class Controller:
     """
     One controller of one job. It continues from the story when the run has one already.
@@ -72,7 +84,8 @@ class Controller:
         self._report = ReportFile(settings, plugins)
         self._warnings = Warnings()
         self._machine, policy = self._begin()
-        self._hang_detection = HangDetection(policy)
+        self._beats = _Beats(hang_detection=HangDetection(policy))
+        self._compare_slices()  # the ranks may train already, under an earlier controller
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -122,6 +135,7 @@ class Controller:
                 spread_savers=settings.spread_savers,
                 save_copies=settings.save_copies == "all",
                 skip_batch=settings.skip_batch,
+                corruption=settings.on_corruption,  # type: ignore[arg-type]  # checked at the start
                 checkpoint_every=settings.checkpoint_every,
                 keep_checkpoints=settings.keep_checkpoints,
                 advised=self._advisors.present(),
@@ -157,7 +171,7 @@ class Controller:
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
             # a node lost since then sends no heartbeat: start its time limit
             for node in self._machine.nodes:
-                self._hang_detection.expect(node, self._clock.now())
+                self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
             tasks = [
                 asyncio.create_task(self._listen(bus)),
@@ -187,7 +201,7 @@ class Controller:
                 elif isinstance(message, REPORTS_BY_TYPE):
                     if self._inbox.accept(envelope.sender, envelope.number):
                         if isinstance(message, NodeJoined):
-                            self._hang_detection.expect(message.node, self._clock.now())
+                            self._beats.hang_detection.expect(message.node, self._clock.now())
                         self._feed(
                             Received(
                                 at=self._clock.now(),
@@ -216,12 +230,16 @@ class Controller:
 
     def _beat(self, beat: Beat) -> None:
         now = self._clock.now()
-        silence = self._hang_detection.heard(beat, now)
+        silence = self._beats.hang_detection.heard(beat, now)
         if silence is not None and self._machine.state in WATCHED:
-            self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
-            self._hang_detection.resumed(now)
-        for node in self._hang_detection.silent(now):
-            why = f"node {node} has sent no heartbeat for {self._hang_detection.node_silence:.0f} s"
+            self._feed(Stalled(at=now, silence=silence, limit=self._beats.hang_detection.limit()))
+            self._beats.hang_detection.resumed(now)
+        self._beats.slices.heard(beat)
+        while self._machine.state is State.HEALTHY and (verdict := self._beats.slices.verdict(now)):
+            self._feed(verdict)
+            self._news.set()  # the ranks wait to hear how far their copies are compared
+        for node in self._beats.hang_detection.silent(now):
+            why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
 
     async def _say_again(self, bus: Bus) -> None:
@@ -250,6 +268,7 @@ class Controller:
             state=str(self._machine.state),
             incident=self._machine.incident.number,
             check=self._machine.checked,
+            compared=self._machine.compared,
         )
 
     async def _farewell(self, bus: Bus) -> None:
@@ -275,8 +294,18 @@ class Controller:
             log.info("state", state=str(self._state), incident=self._machine.incident.number)
             self._news.set()
             if self._state in (State.RESUMING, State.PAUSING):
-                self._hang_detection.resumed(event.at)
+                self._beats.hang_detection.resumed(event.at)
+            if self._state is State.RESUMING:
+                self._compare_slices()
         self._set_timer()
+
+    def _compare_slices(self) -> None:
+        """
+        Compare the slices of the attempt in which the ranks train from now on.
+        """
+        machine = self._machine
+        if machine.attempt is not None:
+            self._beats.slices.resumed(machine.attempt, machine.compared, machine.replicas())
 
     def _judge(self, event: Event) -> list[Command]:
         """

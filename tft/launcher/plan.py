@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tft.agent.settings import Placed, StartedElsewhere
 from tft.bus.broker import is_loopback
@@ -18,7 +18,7 @@ from tft.bus.ports import check_free, free_address
 from tft.bus.zeromq import host_and_port
 from tft.checkpoint import checkpoint_store_of, newest
 from tft.config import RUN_OPTIONS, JobSettings
-from tft.core.job.policy import STRATEGIES
+from tft.core.job.policy import STRATEGIES, OnCorruption
 from tft.errors import UsageError
 from tft.keys import read_keys
 from tft.launcher.options import LOOPBACK, job_arguments, job_settings
@@ -267,12 +267,18 @@ def check_settings(settings: JobSettings) -> None:
         ("--nproc-per-node", settings.nproc_per_node, 1),
         ("--max-incidents", settings.max_incidents, 0),
         ("--max-rank-faults", settings.max_rank_faults, 0),
+        ("--backup-every", settings.backup_every, 0),
         ("--checkpoint-every", settings.checkpoint_every, 0),
         ("--keep-checkpoints", settings.keep_checkpoints, 0),
         ("--last-step", settings.last_step, 0),
     ):
         if value < least:
             raise UsageError(f"{option} must be at least {least}, not {value}")
+    if settings.on_corruption not in get_args(OnCorruption):
+        raise UsageError(
+            f"--on-corruption must be one of {', '.join(get_args(OnCorruption))}, not "
+            f"{settings.on_corruption}"
+        )
     if settings.save_copies not in ("one", "all"):
         raise UsageError(f"--save-copies must be one or all, not {settings.save_copies}")
     if settings.audit not in ("first", "strict", "off"):

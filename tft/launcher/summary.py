@@ -33,11 +33,22 @@ def _lines(incident: dict[str, Any]) -> list[str]:  # Any: parsed JSON
     ]
     if incident["strategy"] in ("dump", "exit"):
         lines += [f"  not {tried['strategy']}: {tried['why_not']}" for tried in incident["tried"]]
+    lines += [_refused(each) for each in incident.get("refused", ())]
     for fault in faults:
         if fault["kind"] == "software":
             lines.append(f"  {_where(fault)}, step {fault['step']}:")
             lines += [f"    {line}" for line in fault["evidence"].splitlines()]
     return lines
+
+
+def _refused(refused: dict[str, Any]) -> str:  # Any: parsed JSON
+    times = "once" if refused["times"] == 1 else f"{refused['times']} times"
+    left_out = f", batches left out: {refused['skipped']}" if refused["skipped"] else ""
+    ranks = "".join(f", rank {rank}" for rank in refused["ranks"])
+    return (
+        f"  the update of step {refused['step']} was refused {times}{left_out}; the cause: "
+        f"{refused['cause']}{ranks}"
+    )
 
 
 def _cost(incident: dict[str, Any]) -> str:  # Any: parsed JSON

@@ -136,6 +136,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """
+    What a rank has computed in one step: digests, by which two attempts of the step are compared.
+    """
+
+    own: str
+    """Digest of the losses and of the gradients that the rank has computed alone."""
+    common: str
+    """Digest of the norm of the reduced gradients."""
+    batches: int = 1
+    """How many batches the step has taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulted:
     """
     Report of a rank: an exception has left the training loop.
@@ -159,6 +173,9 @@ class Faulted:
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
+    refused: StepNumbers | None = None
+    """The rank has refused the update of `step` because of its numbers, before it changed its
+    state. None: something else happened."""
     at: float
 
 
@@ -225,6 +242,8 @@ class Trained:
     rank: int
     incarnation: int
     step: int
+    numbers: StepNumbers | None = None
+    """What the rank has computed in this step. None: no plugin watches the numbers."""
     at: float
 
 
@@ -482,6 +501,30 @@ class Advised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceDigest:
+    """
+    The digest of one slice of a shard at the end of a step, as one rank has computed it.
+
+    With `number` -1 it is the digest of what the rank contributed to the step's gradients, as far
+    as its adaptor reads that. Only the rank's own digests of the same step are compared with it.
+    """
+
+    incident: int
+    """The incident after which the rank trains, and with `round` the attempt: a step that is
+    computed again in another attempt may have another content."""
+    round: int
+    step: int
+    number: int
+    """The number of the slice, from 0."""
+    of: int
+    """The number of slices that the shard is cut into: one is digested in each step."""
+    shard: int
+    """The index of the shard among the shards of the rank, in the order of `Ready.shards`."""
+    digest: int
+    """The XXH3-64 of the slice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
     The status of one rank. The agent reads it from the memory page that it shares with the rank.
@@ -494,6 +537,10 @@ class Pulse:
     """True if the rank is inside `train`. Only then a lack of progress means a fault."""
     moved: float
     """The time when the training thread last made progress."""
+    digests: tuple[SliceDigest, ...] = ()
+    """The digests of slices that the rank has computed lately. The next beats repeat them."""
+    kept: int = 0
+    """The step of the newest copy of its state that the rank keeps in host memory. 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -526,6 +573,8 @@ class Lead:
     """The number of the newest incident; 0 before the first."""
     check: str = ""
     """The result of the last requested check: `passed`, or a sentence. Empty: no result yet."""
+    compared: int = 0
+    """The newest step at whose end all copies of every shard are known to have been equal."""
 
 
 # ---------------------------------------------------------------- orders to ranks

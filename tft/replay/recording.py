@@ -16,13 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, assert_never, get_args
+from typing import Any, Self, get_args
 
 import msgspec
 import xxhash
 
 from tft.core.job.commands import Command, Tell
-from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Event,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
@@ -31,9 +40,8 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 REPORTS: tuple[type, ...] = get_args(Report)
-OWN: dict[str, type[DeadlinePassed | Stalled | Led]] = {
-    "DeadlinePassed": DeadlinePassed, "Stalled": Stalled, "Led": Led,
-}  # fmt: skip
+Own = DeadlinePassed | Stalled | SlicesAgreed | SlicesDiffered | CorruptionTraced | Led
+OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
 """The events that the controller creates itself, by name. No other process sends them."""
 
 
@@ -210,14 +218,9 @@ def _plain(event: Event) -> dict[str, Any]:  # Any: any JSON value
         case Received(at=at, sender=sender, number=number, message=message):
             kind, body = to_plain(message)
             return {"at": at, "from": sender, "number": number, "kind": kind, "body": body}
-        case DeadlinePassed(at=at):
-            return {"at": at, "kind": "DeadlinePassed", "body": {}}
-        case Stalled(at=at, silence=silence, limit=limit):
-            return {"at": at, "kind": "Stalled", "body": {"silence": silence, "limit": limit}}
-        case Led(at=at, epoch=epoch):
-            return {"at": at, "kind": "Led", "body": {"epoch": epoch}}
         case _:
-            assert_never(event)
+            body = msgspec.to_builtins(event)
+            return {"at": body.pop("at"), "kind": type(event).__name__, "body": body}
 
 
 # ---------------------------------------------------------------- reading

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from tft.core.job.commands import Command, Tell
-from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 from tft.core.job.incident import Fault, Incident
 from tft.core.job.incident_report import incident_report
 from tft.protocol.messages import (
@@ -155,6 +163,13 @@ class _Timeline:
                 return "" if idle else "time is up"
             case Stalled(silence=silence, limit=limit):
                 return f"no rank has moved for {silence:.1f} s, where {limit:.1f} s are the limit"
+            case SlicesAgreed(step=step):
+                return f"all copies were equal at the end of step {step}"
+            case SlicesDiffered(shard=shard, step=step, wrong=wrong, right=right):
+                known = f"; the copies of {ranks_of(right)} count" if right else ""
+                return f"{ranks_of(wrong)} hold another copy of {shard} of step {step}{known}"
+            case CorruptionTraced(ranks=ranks, step=step):
+                return f"{ranks_of(ranks)} had a wrong copy since step {step}"
             case Led(epoch=epoch):
                 return f"the controller of epoch {epoch} leads"
             case _:

@@ -7,7 +7,15 @@ the real state of the simulated cluster, which the machine cannot see.
 from collections.abc import Mapping, Sequence
 
 from tft.core.job.commands import Command, Consult, Tell
-from tft.core.job.events import DeadlinePassed, Event, Received
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Event,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+)
 from tft.core.job.machine import Machine
 from tft.core.job.transitions import SETTLED, State
 from tft.protocol.messages import (
@@ -39,6 +47,7 @@ from tft.simulation.chances import Chances
 from tft.simulation.copies import Copies
 from tft.simulation.invariants import Broken
 from tft.simulation.ledger import Ledger
+from tft.simulation.slices import Slices
 from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import Content
 
@@ -72,6 +81,7 @@ class Auditor:
         if stage.schedule.resume:
             self._ledger.checkpoints[stage.schedule.resume] = ""
         self._copies = Copies(stage, self._ledger)
+        self._slices = Slices(stage, self._ledger)
         self._chances = Chances(stage, self._ledger, self._copies)
         self._ceiling: int | None = None
         """The ceiling of the machine's incident (the last step whose state can be sound) before the
@@ -109,6 +119,10 @@ class Auditor:
                 self._consult = None  # what was offered earlier may be impossible now
             self._ledger.hears(machine, message)
             self._copies.hears(message)
+        elif isinstance(event, Led):
+            self._slices.leads()
+        else:
+            self._slices.hears(machine, event)
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """
@@ -118,6 +132,8 @@ class Auditor:
         if isinstance(event, Received):
             self._heard(machine, event)
             self._copies.judged(machine, event.message)
+        if isinstance(event, SlicesAgreed | SlicesDiffered):
+            self._compared(machine, event)
         if machine.incident.number != self._number:
             self._opened(machine, event)
         if self._state is S.CLEARING and machine.state not in (S.CLEARING, S.FREEZING):
@@ -128,6 +144,20 @@ class Auditor:
             self._says(machine, event, command)
         if machine.state is not self._state:
             self._entered(machine)
+
+    def _compared(self, machine: Machine, event: SlicesAgreed | SlicesDiffered) -> None:
+        """
+        Record the result of a comparison of slices.
+        """
+        self._slices.judged(machine, event)
+        if isinstance(event, SlicesAgreed):
+            self._copies.were_equal(event.step)
+            return
+        self._copies.were_equal(event.sound)
+        for rank in event.wrong if event.right else ():
+            self._ledger.name(rank, machine.incarnation(rank))
+            self._ledger.doubted.add(rank)
+            self._copies.suspect(rank)
 
     # ---------------------------------------------------------------- received reports
 
@@ -233,6 +263,8 @@ class Auditor:
     # ---------------------------------------------------------------- issued orders
 
     def _says(self, machine: Machine, event: Event, command: Command) -> None:
+        if isinstance(command, Tell):
+            self._slices.tells(machine, command)
         match command:
             case Tell(event="incident_closed"):
                 self._closed(machine)
@@ -248,6 +280,8 @@ class Auditor:
                     "no other process can be started where a process could not be ended"
                 )
                 self._stage.checks.invariants.given_up.add(int(str(command.facts["rank"])))
+            case Tell(event="fault", facts={"kind": "node", "rank": int(rank)}):
+                self._gives_up(machine, event, rank)
             case Tell(event="paused"):
                 self._stand(machine)
             case Tell():
@@ -266,6 +300,25 @@ class Auditor:
                 if type(command) in ORDER_NAMES:
                     self._ordered(machine, event, command)  # type: ignore[arg-type] # all others are orders to ranks
 
+    def _gives_up(self, machine: Machine, event: Event, rank: int) -> None:
+        """
+        Check the fault that the node of a rank is given up. If no report gives the reason, a rank
+        on the node must have had wrong copies twice. Raises `Broken` otherwise.
+        """
+        node = self._ledger.place(machine, rank)
+        if node in self._ledger.lost:
+            return
+        if node in self._slices.left:
+            self._ledger.lost.add(node)
+            self._ledger.moved = True
+            self._isolated.add(node)
+            self._chances.may_end("a node is given up")
+        elif isinstance(event, SlicesDiffered | CorruptionTraced):
+            raise Broken(
+                "a node is given up only after a second corruption",
+                f"node {node} is given up for rank {rank}",
+            )
+
     def _ordered(self, machine: Machine, event: Event, order: RankOrder) -> None:
         self._answered_by_all(order)
         self._ledger.says(order, event.at)
@@ -275,14 +328,28 @@ class Auditor:
                 self._sources_hold(order)
             case Regroup() | Save() | Load():
                 self._chances.newest(machine, order)
+                self._goes_back(machine, order)
             case Rollback():
+                self._slices.goes_on(machine, self._members(machine), order.step)
                 self._chances.rolled_back(machine)
             case Release():
                 self._verdicts(event)
             case Resume():
                 self._copies.resumed(order.step - 1)
+                self._slices.resumes(order, self._members(machine))
             case _:
                 pass
+
+    def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
+        """
+        Check the step of an order after slices differed.
+        """
+        step = order.step - 1 if isinstance(order, Regroup) else order.step
+        found = self._slices.found
+        if found is not None and step >= 0:
+            saves = isinstance(order, Save)  # what is on disk need not be saved
+            earlier = self._chances.earlier(machine, found.sound, held=saves)
+            self._slices.goes_back(machine, step, earlier)
 
     def _answered_by_all(self, order: RankOrder) -> None:
         """
@@ -336,6 +403,12 @@ class Auditor:
                     "an isolated node gets no process",
                     f"rank {rank} was found to {answer.verdict}, all go on",
                 )
+
+    def digested(self, process: ProcessPart, step: int) -> None:
+        """
+        Record the content of a rank that has posted the digests of a slice at the end of `step`.
+        """
+        self._slices.digested(process, step)
 
     def not_put_back(
         self,
@@ -457,6 +530,7 @@ class Auditor:
     def _closed(self, machine: Machine) -> None:
         self._everyone_trained(machine)
         self._copies.closed(machine)
+        self._slices.closed(machine)
         self._stage.checks.invariants.lost_told(machine.incident)
         if self._to_end:
             raise Broken(
@@ -499,6 +573,13 @@ class Auditor:
             raise Broken(
                 "no rank moves in a pause", f"ranks {moving} move; the steps are {sorted(steps)}"
             )
+
+    def _members(self, machine: Machine) -> dict[int, ProcessPart]:
+        """
+        Return the living processes of all members.
+        """
+        there = {rank: self._process(machine, rank) for rank in machine.members}
+        return {rank: process for rank, process in there.items() if process is not None}
 
     def _process(self, machine: Machine, rank: int) -> ProcessPart | None:
         node = self._stage.cluster.nodes.get(self._ledger.place(machine, rank))

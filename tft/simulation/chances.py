@@ -59,6 +59,18 @@ class Chances:
                 f"the checkpoint of step {step} was chosen, although there is one of step {known}",
             )
 
+    def earlier(self, machine: Machine, ceiling: int, *, held: bool) -> int | None:
+        """
+        Return a step up to `ceiling` that all ranks could go back to, with the copies that ranks
+        hold or, unless `held` is True, with a checkpoint. Return None when such a step is not
+        known.
+        """
+        if self._stage.schedule.policy.advised or self._stage.disk.unreadable:
+            return None
+        saved = None if held else self._newest_saved(machine, ceiling)
+        steps = (self._newest_held(machine, ceiling), saved)
+        return max((step for step in steps if step is not None), default=None)
+
     def rolled_back(self, machine: Machine) -> None:
         """
         Forget the checkpoints of steps later than the ceiling of the incident. The ceiling is the
@@ -122,11 +134,11 @@ class Chances:
                 return True
         return False
 
-    def _newest_held(self, machine: Machine) -> int | None:
+    def _newest_held(self, machine: Machine, limit: int | None = None) -> int | None:
         ledger, truth = self._ledger, self._stage.truth
         if ledger.moved:
             return None
-        ceiling = machine.incident.spread.ceiling
+        ceiling = machine.incident.spread.ceiling if limit is None else limit
         processes = {
             rank: process
             for rank in ledger.there(machine, ledger.told)
@@ -163,7 +175,7 @@ class Chances:
             return None
         return self._stage.disk.found(world, machine.incident.spread.ceiling)
 
-    def _newest_saved(self, machine: Machine) -> int | None:
-        ceiling = machine.incident.spread.ceiling
+    def _newest_saved(self, machine: Machine, limit: int | None = None) -> int | None:
+        ceiling = machine.incident.spread.ceiling if limit is None else limit
         early = [s for s in self._ledger.checkpoints if ceiling is None or s <= ceiling]
         return max(early, default=None)

@@ -66,6 +66,18 @@ class Copies:
         """
         return rank in self._suspected
 
+    def suspect(self, rank: int) -> None:
+        """
+        Put the copies of a rank in doubt.
+        """
+        self._suspected.add(rank)
+
+    def were_equal(self, step: int) -> None:
+        """
+        Record that the copies of each shard were equal at the end of `step`, as slices have shown.
+        """
+        self._compared = max(self._compared, step)
+
     def judged(self, machine: Machine, report: object) -> None:
         """
         Record a report that the machine has handled. A report counts only if it comes from the
@@ -132,7 +144,7 @@ class Copies:
             (best, most), *others = held.most_common()
             if not others or most > max(1, others[0][1]):
                 self._most[shard, step] = best
-            else:
+            elif self._stage.schedule.policy.corruption != "continue":
                 self._bar = self._compared if self._bar is None else min(self._bar, self._compared)
 
     def _said(self) -> list[Answered]:
@@ -297,9 +309,9 @@ class Copies:
                     f"step {step}: {sorted(held)}",
                 )
             for content, rank in held.items():
-                self._sound(machine, rank, shard, step, content)
+                self._sound(machine, rank, shard, step, content.plain())
             for content in () if held else unsaid:
-                self._bend_to_tail(machine, shard, step, content)
+                self._bend_to_tail(machine, shard, step, content.plain())
 
     def _saved(self, machine: Machine, order: Save) -> None:
         self._stage.truth.unbend_after(order.step)
@@ -307,7 +319,7 @@ class Copies:
             process = self._process(machine, rank)
             for shard in order.shards if process is not None else ():
                 assert process is not None
-                content = process.memory.content[shard]
+                content = process.memory.content[shard].plain()
                 if not process.memory.unsaid:
                     self._sound(machine, rank, shard, order.step, content)
                 else:

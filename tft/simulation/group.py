@@ -11,9 +11,18 @@ from dataclasses import dataclass, field
 
 from tft.simulation import loop
 from tft.simulation.stage import ProcessPart, Stage
+from tft.simulation.truth import FLIPPED
 
 PHASES = ("all-reduce", "average")
 """The phases in which a rank waits for the other members."""
+
+
+def _is_corrupted(process: ProcessPart) -> bool:
+    """
+    Return whether the model of a rank has a silent corruption. Settings are not used until the
+    update.
+    """
+    return any(content.model % 1 == FLIPPED for content in process.memory.content.values())
 
 
 class Group:
@@ -32,6 +41,9 @@ class Group:
         """The members that wait in the collective of the tail."""
         self._spoilt = False
         """True when a member has contributed wrong data to the current all-reduces."""
+        self._corrupted = False
+        """True when a member has computed its contribution from corrupted content. Only jobs that
+        compare slices look at that."""
 
     # ---------------------------------------------------------------- building the wrappers
 
@@ -80,6 +92,8 @@ class Group:
             loop.contribute(process, step)
             if process.collectives.poison or self._is_wrong(process, step - 1):
                 self._spoil(step)
+            if self._stage.schedule.slices:
+                self._corrupted = self._corrupted or _is_corrupted(process)
             self._arrived[process.rank] = process
             self._stage.mishaps.reached(process, step, "all-reduce")
         if len(self._arrived) == len(self.members) and not self.broken:
@@ -89,12 +103,13 @@ class Group:
     def _is_wrong(self, process: ProcessPart, step: int) -> bool:
         """
         Return whether a rank's state differs from the right state of the end of `step`. An
-        all-reduce with such a rank spreads wrong data. Silent corruptions do not count: they stay
+        all-reduce with such a rank spreads wrong data. Silent corruptions do not count. In a job
+        that compares slices they spread with the gradients (see `_summed`). In other jobs they stay
         with the rank and with the ranks that copy from it.
         """
         value = self._stage.truth.value
         return any(
-            content != value(step, name) and not content.flipped
+            content != value(step, name) and not (content.flipped or content.spread)
             for name, content in process.memory.content.items()
         )
 
@@ -117,7 +132,10 @@ class Group:
         """
         stage, spoilt = self._stage, self._spoilt
         arrived = list(self._arrived.values())
-        self._arrived, self._spoilt = {}, False
+        wrong = 0
+        if self._corrupted:
+            wrong = hash(tuple(process.collectives.contributed for process in arrived)) or 1
+        self._arrived, self._spoilt, self._corrupted = {}, False, False
         if len(arrived) > 3:
             turn = stage.rng.randrange(len(arrived))
             arrived = arrived[turn:] + arrived[:turn]
@@ -126,6 +144,7 @@ class Group:
             some = arrived[cohort::cohorts]
             for process in some:
                 process.collectives.summed, process.collectives.spoilt = True, spoilt
+                process.collectives.wrong_gradients = wrong
             stage.clock.after(stage.takes(0.005, 0.04), self._open, some, step)
 
     def _open(self, processes: list[ProcessPart], step: int) -> None:

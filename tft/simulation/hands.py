@@ -342,6 +342,8 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
     process.steps.tail = False
     process.page.move(process.steps.position(), process.node.now)
     process.page.forget_after(order.step)
+    if process.stage.schedule.backups:
+        process.page.keep(order.step, data, process.memory.copies)
     void(process, order.step)
     for later in [step for step in process.stage.disk.own if step > order.step]:
         del process.stage.disk.own[later]

@@ -204,11 +204,12 @@ class Harm:
 
     def _touch(self, mishap: Mishap, process: ProcessPart, shards: list[str]) -> None:
         # `lasting` is a random number of the schedule. A corruption has no duration, so the number
-        # is used to select the shard.
+        # is used to select the shard and the slice.
         name = shards[int(1000 * mishap.lasting) % len(shards)]
+        number = int(mishap.lasting) % max(1, self._stage.schedule.slices)
         settings = mishap.kind == "settings"
         process.memory.content[name] = self._stage.truth.flipped(
-            process.memory.content[name], settings=settings
+            process.memory.content[name], settings=settings, number=number
         )
         process.memory.unsaid = True
 

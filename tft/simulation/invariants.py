@@ -465,11 +465,11 @@ class Invariants:
         Content of a polluted update is excused until the controller knows of that update. It is
         also excused if `order` was sent in an earlier round than the one in which the controller
         learnt of the update. With `late`, content of a polluted update is always excused. Content
-        that a silent corruption changed is always excused here: `copies.py` checks whether the
-        comparison of copies finds it.
+        that a silent corruption changed is always excused here, and so is content computed from it:
+        `copies.py` and `slices.py` check whether the comparison of copies finds it.
         """
         stage = self._stage
-        if content.flipped:
+        if content.flipped or content.spread:
             return True
         spread = content.spoilt and stage.pollution.step is not None
         before = order is not None and (order.incident, order.round) < stage.pollution.learnt

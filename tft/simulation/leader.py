@@ -12,6 +12,7 @@ from tft.core.job.transitions import SETTLED, State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.leases import Lease
+from tft.core.link.slice_comparison import SliceComparison
 from tft.protocol.messages import (
     Advised,
     Beat,
@@ -94,6 +95,7 @@ class Leader:
         self.machine = opened(stage.schedule).machine()
         self._inbox = Inbox()
         self._hang_detection = HangDetection(stage.schedule.policy)
+        self._slices = SliceComparison()
         # different for each controller, so that not all claim at once
         patience = PATIENCE * (1 + 0.4 * number)
         self._lease = Lease(patience=patience, at=stage.clock.now)
@@ -138,6 +140,7 @@ class Leader:
                 self._inbox.accept(event.sender, event.number)
             self.machine.handle(event)
         self.epoch, self.leads = epoch, True
+        self._compare_slices()
         self._judge(Led(at=now, epoch=epoch))
         for node in self.machine.nodes:
             self._hang_detection.expect(node, now)
@@ -155,6 +158,9 @@ class Leader:
             if isinstance(report, NodeJoined):
                 self._hang_detection.expect(report.node, at)
             self._feed(Received(at=at, sender=sender, number=number, message=report))
+        self._tell_news()
+
+    def _tell_news(self) -> None:
         if not self._timers.news:
             self._timers.news = True
             self._stage.clock.after(NEWS, self._acknowledge)
@@ -171,6 +177,10 @@ class Leader:
         if silence is not None and self.machine.state in WATCHED:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)
+        self._slices.heard(beat)
+        while self.machine.state is State.HEALTHY and (verdict := self._slices.verdict(now)):
+            self._feed(verdict)
+            self._tell_news()
         for node in self._hang_detection.silent(now):
             lost = NodeLost(node=node, why=f"node {node} has sent no beat for too long", at=now)
             self._feed(Received(at=now, sender="controller", number=0, message=lost))
@@ -201,6 +211,8 @@ class Leader:
             self._timers.period = FIRST_REPEAT
             if machine.state in (State.RESUMING, State.PAUSING):
                 self._hang_detection.resumed(event.at)
+            if machine.state is State.RESUMING:
+                self._compare_slices()
             stage.mishaps.entered(machine.state)
         if not self._timers.looking:
             self._timers.looking = True
@@ -208,6 +220,14 @@ class Leader:
         if not self._timers.repeating:
             self._timers.repeating = True
             stage.clock.after(FIRST_REPEAT, self._say_again)
+
+    def _compare_slices(self) -> None:
+        """
+        Compare the slices of the attempt in which the ranks train from now on.
+        """
+        machine = self.machine
+        if machine.attempt is not None:
+            self._slices.resumed(machine.attempt, machine.compared, machine.replicas())
 
     def _learn(self, report: Faulted | Noticed) -> None:
         """
@@ -293,6 +313,7 @@ class Leader:
             heard={s: n for s, n in self._inbox.heard().items() if s not in self.machine.refused},
             state=str(self.machine.state),
             incident=self.machine.incident.number,
+            compared=self.machine.compared,
         )
         for node in stage.cluster.nodes.values():
             for moment in stage.network.down(now, self.link, node.connection.link):

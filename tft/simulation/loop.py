@@ -6,6 +6,7 @@ repeated until an order or an exception makes the thread leave the loop.
 from collections import Counter
 from collections.abc import Mapping
 
+from tft.core.link.slice_comparison import CONTRIBUTION
 from tft.core.rank.protocol import Execute
 from tft.protocol.messages import (
     Checkpointed,
@@ -14,6 +15,7 @@ from tft.protocol.messages import (
     FaultKind,
     Finished,
     Position,
+    SliceDigest,
     Trained,
 )
 from tft.simulation.stage import ProcessPart
@@ -32,6 +34,7 @@ def enter(process: ProcessPart, execute: Execute) -> None:
     if not stage.mishaps.begins(process, "resume"):
         return
     stage.begun = process.steps.announce = True
+    process.steps.attempt = (execute.order.incident, execute.order.round)
     process.page.training = True
     process.page.moved = process.node.now
     process.thread.phase = "forward"
@@ -54,6 +57,11 @@ def contribute(process: ProcessPart, step: int) -> None:
     process.collectives.summed = False
     process.memory.data += 1
     process.page.capture(step, process.memory.data, closed=False)
+    if process.stage.schedule.slices:
+        models = [(content.model, content.spread) for content in process.memory.content.values()]
+        process.collectives.contributed = _number(
+            (process.rank, step, process.memory.data, *models)
+        )
 
 
 def open_window(process: ProcessPart, step: int) -> bool:
@@ -109,7 +117,8 @@ def _update(process: ProcessPart, step: int) -> None:
         elif held.spoilt and not held.flipped:
             content[name] = truth.wrong()
         else:
-            content[name] = truth.goes_on(held, before, after, step)
+            moved = truth.goes_on(held, before, after, step)
+            content[name] = moved.used(process.collectives.wrong_gradients)
 
 
 # ---------------------------------------------------------------- the tail
@@ -164,12 +173,47 @@ def _proceed(process: ProcessPart, step: int, stage: int) -> None:
 
 def _ends(process: ProcessPart, step: int) -> None:
     """
-    Keep a copy of the state at the end of the step, and drop the oldest copy.
+    Keep a copy of the state at the end of the step, and drop the oldest copy. Post the digests of a
+    slice.
     """
     backups = process.stage.schedule.backups
     if backups:
         process.memory.copies[step] = dict(process.memory.content)
         process.memory.copies.pop(step - backups - 1, None)
+        process.page.keep(step, process.memory.data, process.memory.copies)
+    if process.stage.schedule.slices:
+        _post(process, step)
+
+
+def _post(process: ProcessPart, step: int) -> None:
+    """
+    Post the digest of what the rank has contributed to the step, and the digest of one slice of
+    each of its shards.
+    """
+    stage, of = process.stage, process.stage.schedule.slices
+    incident, round_ = process.steps.attempt
+    number = step % of
+    bad = stage.pollution.step is not None and step >= stage.pollution.step
+    digests = [(CONTRIBUTION, 0, process.collectives.contributed)]
+    for shard, (name, content) in enumerate(process.memory.content.items()):
+        # bad numbers are the same on all ranks
+        shown = None if bad else stage.truth.slice_of(content, name, step, number)
+        digests.append((number, shard, _number((number, shown))))
+    process.page.digests.extend(
+        SliceDigest(
+            incident=incident, round=round_, step=step, number=which, of=of, shard=shard,
+            digest=digest,
+        )
+        for which, shard, digest in digests
+    )  # fmt: skip
+    stage.checks.auditor.digested(process, step)
+
+
+def _number(things: object) -> int:
+    """
+    Return a digest of things, as a number of 64 bits.
+    """
+    return hash(things) % (1 << 64)
 
 
 def _keep(process: ProcessPart, step: int) -> None:

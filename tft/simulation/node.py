@@ -28,6 +28,8 @@ from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
 BEAT = 0.8
 """The time in seconds between two heartbeats. A real agent sends ten times as many. Hang detection
 only needs two heartbeats within `ASLEEP` seconds."""
+OFTEN = 0.2
+"""Seconds between two beats in a job that compares slices: about the time of a step."""
 KILLED = -9
 
 
@@ -328,6 +330,8 @@ class Node:
                 position=process.page.position,
                 training=process.page.training,
                 moved=process.page.moved,
+                digests=tuple(process.page.digests),
+                kept=process.page.kept,
             )
             for rank_state in self._ours.rank_states.values()
             if (process := rank_state.process) is not None
@@ -339,7 +343,7 @@ class Node:
                     stage.clock.now, self.connection.link, leader.link
                 ):
                     stage.clock.at(moment, leader.hear_beat, beat)
-        stage.clock.after(BEAT, self._beat)
+        stage.clock.after(OFTEN if stage.schedule.slices else BEAT, self._beat)
 
     def _leave(self, grace: float) -> None:
         self.leaving = True

@@ -2,15 +2,25 @@
 The shared memory of a simulated rank, which stays on the node when the process of the rank ends.
 """
 
-from tft.protocol.messages import Position
+from collections import deque
+from collections.abc import Collection
+
+from tft.protocol.messages import Position, SliceDigest
+
+REPEATED = 16
+"""The number of digests that each beat repeats, the newest ones. A real page has more of them."""
+
+_KEPT = 4
+"""The number of steps that `keep` keeps."""
 
 
 class Page:
     """
-    The position and the data positions of a rank. They stay on its node when the process ends.
+    The position, the data positions and the newest digests of a rank, which stay on its node when
+    the process ends.
     """
 
-    __slots__ = ("_closed", "_open", "moved", "position", "training")
+    __slots__ = ("_closed", "_kept", "_open", "digests", "kept", "moved", "position", "training")
 
     def __init__(self) -> None:
         self.position = Position(step=0, window=False)
@@ -18,6 +28,10 @@ class Page:
         self.moved = 0.0
         self._closed: list[tuple[int, int]] = []
         self._open: list[tuple[int, int]] = []
+        self._kept: dict[int, int] = {}
+        self.digests: deque[SliceDigest] = deque(maxlen=REPEATED)
+        self.kept = 0
+        """The step of the newest copy that the rank keeps. 0: none."""
 
     def move(self, position: Position, now: float) -> None:
         """
@@ -34,17 +48,29 @@ class Page:
         slots = self._closed if closed else self._open
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
 
+    def keep(self, step: int, data: int, kept: Collection[int]) -> None:
+        """
+        Keep the data position `data` of a step beyond the next two steps. Of four such steps, those
+        in `kept` stay: the rank has copies of the state of these steps.
+        """
+        self.kept = step
+        self._kept[step] = data
+        if len(self._kept) > _KEPT:
+            del self._kept[min(set(self._kept).difference(kept), default=min(self._kept))]
+
     def forget_after(self, step: int) -> None:
         """
         Drop the captures of steps later than `step`. The job goes back to `step`, so they must not
         be used.
         """
+        self.kept = min(self.kept, step)
         for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]
+        self._kept = {s: d for s, d in self._kept.items() if s <= step}
 
     def local_states(self) -> dict[int, int]:
         """
         Return the captured data positions, by step. If a step was captured before and after its
         update window, return the later capture.
         """
-        return dict([*self._open, *self._closed])
+        return dict([*self._open, *self._kept.items(), *self._closed])

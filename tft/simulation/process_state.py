@@ -61,6 +61,8 @@ class Steps:
     The incident is -1 until a `Stop` order names it."""
     interrupted_data: int = 0
     """The data position at the moment of `interrupted`."""
+    attempt: tuple[int, int] = (0, 0)
+    """The incident and the round of the resume order after which the rank trains."""
 
     def position(self) -> Position:
         """
@@ -132,3 +134,8 @@ class Collectives:
     """True when the rank will contribute wrong data to the next all-reduces."""
     spoilt: bool = False
     """True when the last all-reduces contained wrong data from some rank."""
+    contributed: int = 0
+    """The digest of what the rank has contributed last, in a job that compares slices."""
+    wrong_gradients: int = 0
+    """Not 0: the last all-reduces contained gradients of corrupted content. All members have the
+    same number."""

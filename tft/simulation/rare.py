@@ -31,6 +31,7 @@ def rare() -> tuple[Schedule, ...]:
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
+        *_corruptions(),
     ]  # fmt: skip
     return tuple(replace(each, seed=-1 - number) for number, each in enumerate(written))
 
@@ -171,3 +172,25 @@ def _searches() -> Iterator[Schedule]:
         for number in (0, 3):
             then = replace(other, when="order", name="reload", number=number)
             yield replace(base, mishaps=(lost, then))
+
+
+def _corruptions() -> Iterator[Schedule]:
+    """
+    Yield schedules in which ranks compare slices and a copy is corrupted silently, once or twice.
+    Two copies do not tell which of them is wrong, four do.
+    """
+    flips = tuple(
+        Mishap(what="flip", target=1, when="phase", name="between", number=step, kind="model")
+        for step in (5, 15)
+    )
+    others = (
+        (), (Mishap(what="pause", when="state", name="healthy", lasting=0.5),),
+        (Mishap(what="controller", when="state", name="healthy"),),
+        (Mishap(what="kill", target=0, when="phase", name="all-reduce", number=9),),
+    )  # fmt: skip
+    base = replace(CALM, steps=24, slices=3)
+    for world in (2, 4):
+        for backups in (0, 8):
+            for some in (flips[:1], flips):
+                for other in others:
+                    yield replace(base, world=world, backups=backups, mishaps=(*some, *other))

@@ -3,7 +3,7 @@ Schedules: everything on which one simulated run depends. A schedule is drawn fr
 by hand.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
@@ -205,6 +205,9 @@ class Schedule:
     checkpoint."""
     backups: int = 0
     """The number of earlier steps of which each rank keeps a copy."""
+    slices: int = 0
+    """How many slices each shard is cut into, to compare one of them in each step. 0: the ranks
+    digest no slices."""
     skew: float = 0.0
     """The largest difference between the clock of a node and that of the controller, in seconds."""
     standbys: int = 0
@@ -316,7 +319,8 @@ def draw(seed: int) -> Schedule:
     )
     drawn = _that_reloads(drawn, Random(f"own {seed}"))
     drawn = _with_tails(drawn, Random(f"tail {seed}"))
-    return _with_flips(drawn, Random(f"flip {seed}"))
+    drawn = _with_flips(drawn, Random(f"flip {seed}"))
+    return _with_slices(drawn, Random(f"slice {seed}"))
 
 
 def _with_tails(schedule: Schedule, rng: Random) -> Schedule:
@@ -350,13 +354,49 @@ def _with_flips(schedule: Schedule, rng: Random) -> Schedule:
     """
     if rng.random() >= 0.3:
         return schedule
+    return _flipped(schedule, [_flip(rng, schedule) for _ in range(rng.choice((1, 1, 2)))])
+
+
+def _flipped(schedule: Schedule, flips: Iterable[Mishap]) -> Schedule:
     mishaps = list(schedule.mishaps)
-    for _ in range(rng.choice((1, 1, 2))):
+    for flip in flips:
         faults = [mishap for mishap in mishaps if mishap.what not in ASKED]
         if len(faults) > 4:
             mishaps.remove(faults[-1])
-        mishaps.insert(0, _flip(rng, schedule))
+        mishaps.insert(0, flip)
     return replace(schedule, mishaps=tuple(mishaps))
+
+
+def _with_slices(schedule: Schedule, rng: Random) -> Schedule:
+    """
+    Let the ranks of 15 % of the schedules digest slices. Most of these schedules get one or two
+    silent corruptions in a step of the loop, and more steps in which to find them. The generator
+    `rng` is used only here. So all other schedules are the same as before slices were added.
+    """
+    if rng.random() >= 0.15:
+        return schedule
+    schedule = replace(
+        schedule,
+        slices=rng.choice((2, 3)),
+        steps=rng.choice((schedule.steps, 16, 24)),
+        backups=rng.choice((0, 2, 8, 8)),
+        policy=replace(schedule.policy, corruption=rng.choice(("majority", "end", "continue"))),
+    )
+    phases = (*PHASES, *TAIL) if schedule.tail else PHASES
+    rank = rng.randrange(schedule.world)
+    flips = [
+        Mishap(
+            what="flip",
+            target=rank if rng.random() < 0.5 else rng.randrange(schedule.world),
+            when="phase",
+            name=rng.choice(phases),
+            number=rng.randint(1, schedule.steps),
+            lasting=rng.choice((0.5, 1.001, 2.002)) + rng.choice((0, 1, 2)),
+            kind=rng.choice(("model", "settings")),
+        )
+        for _ in range(rng.choice((0, 1, 1, 2)))
+    ]
+    return _flipped(schedule, flips)
 
 
 def _flip(rng: Random, schedule: Schedule) -> Mishap:

@@ -50,6 +50,8 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, spares=(), room=0)
     if schedule.backups or schedule.checkpoints:
         yield replace(schedule, backups=0, checkpoints=0)
+    if schedule.slices:
+        yield replace(schedule, slices=0)
     if schedule.own:
         yield replace(schedule, own=0)
     if schedule.tail:

@@ -576,6 +576,11 @@ class AuditorPart(Protocol):
         must not receive the content that other ranks had in the tail of that step.
         """
 
+    def digested(self, process: ProcessPart, step: int) -> None:
+        """
+        Record the content of a rank that has posted the digests of a slice at the end of `step`.
+        """
+
 
 @dataclass(slots=True)
 class Cluster:

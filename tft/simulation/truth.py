@@ -21,6 +21,12 @@ class Content(NamedTuple):
     settings: float
     """Stands for the settings of the shard, such as the learning rate. A whole number, or one
     with the fraction `FLIPPED` (1/8) after a silent corruption."""
+    flips: int = 0
+    """The slices that silent corruptions have changed: bit n stands for slice n. In the other
+    slices the content is as without the corruptions."""
+    spread: int = 0
+    """Not 0: gradients of a rank with corrupted content were used. The number is the same on all
+    ranks that have used the same gradients."""
 
     @property
     def flipped(self) -> bool:
@@ -48,7 +54,21 @@ class Content(NamedTuple):
         """
         Return the digests by part, as a rank reports them.
         """
-        return {"model": repr(self.model), "settings": repr(self.settings)}
+        model = f"{self.model!r} spread {self.spread}" if self.spread else repr(self.model)
+        return {"model": model, "settings": repr(self.settings)}
+
+    def plain(self) -> "Content":
+        """
+        Return this content as it were if no wrong gradients had been used.
+        """
+        return self._replace(spread=0) if self.spread else self
+
+    def used(self, gradients: int) -> "Content":
+        """
+        Return this content after an update with the wrong gradients `gradients`. 0: the gradients
+        were right.
+        """
+        return self._replace(spread=hash((self.spread, gradients)) or 1) if gradients else self
 
 
 SPOILT, FLIPPED, WRONG = 0.25, 0.125, 0.5
@@ -170,15 +190,25 @@ class Truth:
         self._wrong += 1
         return Content(step + SPOILT, step)
 
-    def flipped(self, content: Content, *, settings: bool) -> Content:
+    def flipped(self, content: Content, *, settings: bool, number: int = 0) -> Content:
         """
-        Return `content` after a silent corruption: of its settings when `settings` is True,
-        otherwise of its model.
+        Return `content` after a silent corruption of slice `number`: of its settings when
+        `settings` is True, otherwise of its model.
         """
         self._wrong += 1
+        flips = content.flips | 1 << number
         if settings:
-            return content._replace(settings=self._wrong * 100 + FLIPPED)
-        return content._replace(model=self._wrong + FLIPPED)
+            return content._replace(settings=self._wrong * 100 + FLIPPED, flips=flips)
+        return content._replace(model=self._wrong + FLIPPED, flips=flips)
+
+    def slice_of(self, content: Content, shard: str, step: int, number: int) -> Content:
+        """
+        Return what slice `number` shows of the content of a shard at the end of `step`. Corrupted
+        content looks right in the slices that are not corrupted.
+        """
+        if not content.flipped or content.flips >> number & 1:
+            return content
+        return self.value(step, shard)._replace(spread=content.spread)
 
     def goes_on(self, content: Content, before: Content, after: Content, step: int) -> Content:
         """
@@ -189,11 +219,15 @@ class Truth:
         if content == before:
             return after
         if not content.flipped:
+            if content.plain() == before:
+                return after._replace(spread=content.spread)
             return content if content.spoilt else self.wrong()
         model = content.model
         if after.model != before.model:
             model = hash((content, step)) % RANGE + FLIPPED
-        return Content(model, content.settings + after.settings - before.settings)
+        return content._replace(
+            model=model, settings=content.settings + after.settings - before.settings
+        )
 
     def _forget_after(self, step: int) -> None:
         del self._values[step + 1 :], self._data[step + 1 :]

@@ -39,11 +39,13 @@ from tft.spi.types import (
     IncidentView,
     LauncherStore,
     Made,
+    Numbers,
     OfferView,
     Parallelism,
     RankView,
     SessionView,
     ShardPayload,
+    SliceContent,
 )
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "LauncherStore",
     "Made",
     "Noticed",
+    "Numbers",
     "OfferView",
     "OrderName",
     "OutsideReport",
@@ -72,6 +75,7 @@ __all__ = [
     "SessionView",
     "ShardCopies",
     "ShardPayload",
+    "SliceContent",
     "StateHooks",
     "StopRequested",
     "SwitchRequested",

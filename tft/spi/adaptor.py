@@ -16,7 +16,14 @@ from typing import Any
 
 from tft.protocol.messages import FaultKind, ShardCopies
 from tft.spi.markers import hookspec
-from tft.spi.types import Buffer, Diagnosis, LauncherStore, ShardPayload
+from tft.spi.types import (
+    Buffer,
+    Diagnosis,
+    LauncherStore,
+    Numbers,
+    ShardPayload,
+    SliceContent,
+)
 
 
 class AdaptorSpecs:
@@ -153,12 +160,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_rollback(self, local_state: bytes) -> None:
+    def tft_rollback(self, local_state: bytes, step: int) -> None:
         """
         Restore the rank-local state `local_state`, and drop the gradients.
 
         `local_state` is a result of `tft_capture`. The capture was made in this process, or in the
-        process that held this rank before.
+        process that held this rank before. All ranks go on from the end of `step`. Drop the copies
+        of later steps that `tft_backup` has made: these steps are computed again, and may then have
+        another result.
         """
 
     @hookspec(firstresult=True)
@@ -183,13 +192,19 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_pre_update_barrier(self) -> None:
+    def tft_pre_update_barrier(self, refuses: bool | None) -> bool | None:
         """
         Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
 
-        The hook is called in every step in which some shard is not on all ranks. It is called when
-        this rank's all-reduces are complete and its update window is about to open. Raise an
-        exception if the state of the other ranks cannot be known any more.
+        The hook is called in every step in which some shard is not on all ranks, or in which the
+        gradients cannot carry a refusal (`tft_watch_numbers`). It is called when this rank's
+        all-reduces are complete and its update window is about to open. Raise an exception if the
+        state of the other ranks cannot be known any more.
+
+        `refuses` is True if this rank refuses the update because of its numbers, and None if no
+        plugin watches the numbers. It is None on all ranks or on none. If it is not None, return
+        whether some rank refuses the update. An adaptor without `tft_watch_numbers` needs no such
+        argument.
 
         Not needed if no rank can complete a step that another rank cannot complete. Without this
         hook, a rank may complete a step that the holders of other shards cannot complete.
@@ -271,23 +286,33 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_backup(self, step: int) -> None:
+    def tft_backup(self, step: int, sound: int) -> Callable[[], None] | None:
         """
-        Store a copy of the whole state at the end of `step` in memory, and drop the oldest copy.
+        Store a copy of the whole state at the end of `step` in memory. Two copies are kept.
 
-        The hook is called in every step, when `step` is complete.
+        The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
+        At the end of step `sound` and of earlier steps, all copies of a shard are known to be equal
+        on all ranks. If the newest copy is later than that, drop no copy, and make no further one:
+        all ranks must keep a copy of one common step that is known to be equal.
 
-        Not needed: without this hook no copy is stored, and `tft_backups` and `tft_restore` are not
-        called.
+        Copy at once what the next step may change before its update window opens. The rest may be
+        copied on another thread. Then return a function that waits until the copy is complete. It
+        is called on the training thread, before the next update window opens and before functions
+        of the user are called after the step. Before any other hook of this adaptor changes the
+        state, the adaptor itself must wait. None: the copy is complete already.
+
+        Not needed: without this hook `--backup-every` is refused, and `tft_backups` and
+        `tft_restore` are not called.
         """
+        raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_backups(self) -> Sequence[int]:
         """
         Return the steps for which this rank has a copy made by `tft_backup`.
 
-        A copy contains the whole state at the end of its step. The hook may be called on any
-        thread.
+        A copy contains the whole state at the end of its step. A copy that is not complete does not
+        count. The hook may be called on any thread.
         """
         raise NotImplementedError
 
@@ -299,12 +324,14 @@ class AdaptorSpecs:
         """
 
     @hookspec(firstresult=True)
-    def tft_give(self, shard: str, step: int) -> ShardPayload:
+    def tft_give(self, shard: str, step: int, kept: bool) -> ShardPayload:
         """
         Return a shard as it was at the end of `step`, for another rank.
 
-        `step` is the step of the present state, or a step in the result of `tft_backups`. The hook
-        is called on a transfer thread. The buffers are read while the training thread is out of the
+        If `kept` is True, `step` is in the result of `tft_backups`, and the shard must be taken
+        from this copy. If `kept` is False, `step` is the step of the present state, and the shard
+        must be taken from the state in use, even if there is a copy of this step. The hook is
+        called on a transfer thread. The buffers are read while the training thread is out of the
         loop.
         """
         raise NotImplementedError
@@ -340,13 +367,40 @@ class AdaptorSpecs:
         is then compared on no rank.
 
         If this hook is missing, tft computes the digests with `tft.spi.state.part_digests` from the
-        result of `tft_give`. An adaptor that keeps copies (`tft_backup`) needs this hook if its
-        `tft_give` may read a copy of the present step.
+        result of `tft_give`.
 
         The hook is called on the training thread, out of the loop. While tft audits the loop, the
         hook is also called in the loop, at the start and end of a step. There, a change between the
         end of a step and the next update window is not reported for the parts `description`,
         `settings`, `scheduler`, `modes` and `learning_rate`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_slices(self, shard: str) -> SliceContent:
+        """
+        Return the content of the shard that is equal on all ranks that hold it, without a copy.
+
+        Leave out what belongs to this rank alone, such as buffers that the forward pass changes.
+        The hook is called on the training thread at the end of a step, if copies are compared while
+        the job trains. The buffers are read until the next update window opens, or in later steps
+        too if `identity` has not changed for many steps.
+
+        Not needed: without this hook copies are compared in incidents and checkpoints only.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_contribution(self) -> int | None:
+        """
+        Return a digest (64 bit) of what this rank alone contributed to the gradients of the step
+        that has ended, before they were reduced. A part that depends on the whole model is enough.
+
+        If two copies of a shard differ, this shows which of the two ranks had the wrong one, when
+        the steps are computed again. The hook is called at the end of each step, if copies are
+        compared while the job trains. It may return None until it has seen a whole step.
+
+        Not needed: without this hook no rank is named if only two ranks hold a shard.
         """
         raise NotImplementedError
 
@@ -401,6 +455,37 @@ class AdaptorSpecs:
         """
         Return a digest (XXH3-128, hexadecimal) for each of `parameters`, `optimizer`, `scheduler`,
         `rng` and `data`.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
+        """
+        Begin to note the numbers of each step for `tft_numbers`.
+
+        Call `refuse(loss)` on the training thread with each value from which a backward pass
+        begins. If the value is known before the pass and `refuse` returns True, make all gradients
+        of this pass NaN. The reduction of the gradients then tells all ranks. If the value is known
+        only when a device has done its work, call `refuse` in `tft_numbers`.
+
+        Return whether each refusal reaches all ranks in this way. If not, tft calls
+        `tft_pre_update_barrier` in every step, which carries it.
+
+        The hook is called once, before training begins, if a plugin watches the numbers of steps.
+
+        Not needed: without this hook, a job with such a plugin is refused.
+        """
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def tft_numbers(self) -> Numbers:
+        """
+        Return the numbers of the present step, and begin to note those of the next.
+
+        The hook is called on the training thread when an update window is about to open. An attempt
+        of the step that ended before that must leave nothing: drop its numbers in `tft_rollback`.
+
+        Needed with `tft_watch_numbers`.
         """
         raise NotImplementedError
 

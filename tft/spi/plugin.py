@@ -13,7 +13,14 @@ import click
 
 from tft.protocol.messages import OrderName, OutsideReport
 from tft.spi.markers import hookspec
-from tft.spi.types import Advice, CheckResult, DeviceFault, IncidentView, SessionView
+from tft.spi.types import (
+    Advice,
+    CheckResult,
+    DeviceFault,
+    IncidentView,
+    Numbers,
+    SessionView,
+)
 
 
 class PluginSpecs:
@@ -47,8 +54,8 @@ class PluginSpecs:
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
         """
-        Return an object with any of the methods `tft_on_adopted`, `tft_on_window_closed`,
-        `tft_on_tail_ending` and `tft_on_order`.
+        Return an object with any of the methods of this class whose names begin with `tft_on_` and
+        that are described under "hooks in a worker".
 
         From now on, tft calls these methods at the moments that this class describes. If the result
         is None, the plugin causes no cost later. The hook is called on the training thread, when
@@ -68,6 +75,35 @@ class PluginSpecs:
         """
 
     @hookspec
+    def tft_on_loss(self, step: int, loss: float) -> bool | None:
+        """
+        Return True to refuse the update of `step` because of the value `loss`, from which a
+        backward pass of this rank begins.
+
+        Called on the training thread for each backward pass of a step, mostly before the pass. No
+        rank then applies the update: all ranks see gradients that are not finite, or the pre-update
+        barrier tells them. A plugin with this method must have `tft_on_window_opening` too, and
+        raise its reason there.
+        """
+
+    @hookspec
+    def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
+        """
+        Raise a `tft.TrainingFault` to refuse the update of `step` because of its numbers.
+
+        Called on the training thread in every step, when all all-reduces of this rank are complete,
+        and before the update window opens. The state is then that of the end of the step before.
+
+        Every rank must come to the same result: from numbers that are the same on all ranks, or
+        from gradients that are not finite because a rank has refused its loss. Where ranks hold
+        different parts of a model, the refusal of one rank is enough. If a rank applies what
+        another refuses, it is brought back to the step before.
+
+        The step is computed again. If it is refused again, its batches are left out, or the job
+        ends (`--skip-batch`).
+        """
+
+    @hookspec
     def tft_on_window_closed(self, step: int) -> None:
         """
         React to the end of the update window of `step`, in which the optimizer has changed the
@@ -83,6 +119,25 @@ class PluginSpecs:
         the step).
 
         The step is about to end. Called on the training thread in every step.
+        """
+
+    @hookspec
+    def tft_on_step_ended(self, step: int) -> None:
+        """
+        React to the end of `step`: the state of the rank is that of the end of the step.
+
+        Called on the training thread in every step. The state does not change before
+        `tft_on_state_released` has returned, unless the script changes it outside of update
+        windows.
+        """
+
+    @hookspec
+    def tft_on_state_released(self) -> None:
+        """
+        React to the fact that the state may change from now on: an update window is about to open,
+        a function is about to be called after the step, or the training loop was left.
+
+        Called on the training thread, in every step, before the state changes.
         """
 
     @hookspec

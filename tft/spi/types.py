@@ -121,6 +121,22 @@ class ShardPayload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceContent:
+    """
+    The content of a shard that must be equal on all ranks that hold the shard, for digests of
+    slices.
+    """
+
+    head: bytes
+    """All values that are not in tensors, such as settings and the state of schedulers."""
+    buffers: tuple[Buffer | DeviceBuffer, ...]
+    """The memory of the shard, not copies, in the same order and with the same sizes on every
+    rank."""
+    identity: tuple[int, ...]
+    """A number for each buffer that changes if the buffer is in another place of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """
     The result of a check on one rank.
@@ -173,6 +189,22 @@ class DeviceFault:
                 f"the words of a device fault, {self.words!r}, are not a valid regular expression: "
                 f"{error}"
             ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """
+    What a rank has computed in one step, before the update.
+    """
+
+    losses: tuple[float, ...] = ()
+    """The values from which the backward passes of the step began, in their order."""
+    norm: float | None = None
+    """The norm of the reduced gradients before they were clipped. None: not known, or it is left to
+    the script's own handling of overflows."""
+    own: tuple[float, ...] = ()
+    """More numbers that this rank has computed alone. They are compared with those of another
+    attempt, and show whose device computes other numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +373,20 @@ class SessionView(Protocol):
     @property
     def run_dir(self) -> Path:
         """The run directory, in which this run keeps its records."""
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """The incarnation of each rank's process, as the last order said it. A rank that is not in
+        it still has its first process."""
+
+    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest slice `number` of `of` of every shard that several ranks hold, as it is now, and send
+        the digests to the controller, which compares them.
+
+        Call it in `tft_on_step_ended`. If the result is a function, the slice is large: call it on
+        any thread. It must have returned before `tft_on_state_released` returns. None: all is done.
+        """
 
 
 class LauncherStore(Protocol):

@@ -8,7 +8,7 @@ with `group().add(x)`. Like a collective, this call waits for all ranks, and han
 missing.
 
 All ranks have the same state, unless the model is adopted with `apart`; then each rank has a shard
-of its own. Each rank keeps copies of the last two complete steps. A function that is adopted as
+of its own. With `--backup-every`, each rank keeps two copies. A function that is adopted as
 `reload` loads a checkpoint that the script itself wrote.
 """
 
@@ -223,7 +223,8 @@ def tft_capture() -> bytes:
 
 
 @hookimpl
-def tft_rollback(local_state: bytes) -> None:
+def tft_rollback(local_state: bytes, step: int) -> None:
+    _adopted.backups = {kept: values for kept, values in _adopted.backups.items() if kept <= step}
     if _adopted.data is not None:
         _adopted.data.load_state_dict(unpack(local_state))
 
@@ -241,9 +242,14 @@ def tft_derive(step: int) -> bytes:
 
 
 @hookimpl
-def tft_backup(step: int) -> None:
-    kept = {s: values for s, values in _adopted.backups.items() if s == step - 1}
-    _adopted.backups = {**kept, step: array.array("d", _model().values)}
+def tft_backup(step: int, sound: int) -> None:
+    kept = {s: values for s, values in _adopted.backups.items() if s < step}
+    certified = [s for s in kept if s <= sound]
+    stays = max(certified or kept, default=step)
+    _adopted.backups = {
+        **{s: values for s, values in kept.items() if s == stays},
+        step: array.array("d", _model().values),
+    }
 
 
 @hookimpl
@@ -257,8 +263,8 @@ def tft_restore(step: int) -> None:
 
 
 @hookimpl
-def tft_give(shard: str, step: int) -> ShardPayload:
-    view = memoryview(_adopted.backups.get(step, _model().values)).cast("B")
+def tft_give(shard: str, step: int, kept: bool) -> ShardPayload:
+    view = memoryview(_adopted.backups[step] if kept else _model().values).cast("B")
     return ShardPayload(
         meta=pack({"size": view.nbytes}), buffers=(Buffer(name="values", view=view),)
     )
@@ -266,7 +272,6 @@ def tft_give(shard: str, step: int) -> ShardPayload:
 
 @hookimpl
 def tft_compare(shard: str) -> Mapping[str, str]:
-    # digest the state in use: `tft_give` may return the copy of the same step
     return {"values": xxhash.xxh3_128_hexdigest(_model().values.tobytes())}
 
 

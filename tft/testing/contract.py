@@ -210,8 +210,8 @@ class AdaptorContract:
 
     def test_a_kept_copy_brings_back_its_step(self) -> None:
         """
-        All ranks restore the copy of an earlier step that they keep. They train the later steps
-        again, with the same results.
+        All ranks restore the copy of an earlier step that they keep, but one, whose new process
+        takes the copy of another rank. They train the later steps again, with the same results.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -224,12 +224,22 @@ class AdaptorContract:
                     f"rank {number} keeps no copy of the step that it has ended"
                 )
             step = min(set.intersection(*map(set, kept)))
+            local_state = ranks[1].ask("local_state", step)
+            ranks[1].kill()
             self.interrupt(ranks, but=1)
+            ranks.replace(1)
             for rank in ranks:
                 rank.ask("clear")
+            ranks.copy(1, step, kept=True)
+            for rank in (each for each in ranks if each.rank != 1):
                 rank.ask("restore", step)
                 assert step in rank.ask("backups"), "`tft_restore` has given up the copy"
-            self.go_on(ranks, step, {})
+            self.go_on(ranks, step, {1: local_state})
+            for rank in ranks:
+                assert all(each <= step for each in rank.ask("backups")), (
+                    f"rank {rank.rank} has copies of steps that were given up: `tft_rollback` has "
+                    "to drop them"
+                )
             after = ranks.all("train", LAST)
             steps, final = expected
             identical(

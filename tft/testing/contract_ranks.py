@@ -98,6 +98,7 @@ class _Rank:
         self._completed = 0
         self._local_states: dict[int, bytes] = {}
         self._staged: list[Callable[[Path], Sequence[str]]] = []
+        self._copied: Callable[[], None] | None = None
 
     def adopt(self) -> None:
         """
@@ -154,7 +155,8 @@ class _Rank:
             self.hook.tft_synchronize(closing=False)
         self.hook.tft_capture(closing=False)
         if asynchronous or any(len(each.ranks) < self._world for each in self._shards()):
-            self.hook.tft_pre_update_barrier()
+            self.hook.tft_pre_update_barrier(refuses=None)
+        self._await_copy()
         yield
         if asynchronous:
             self.hook.tft_synchronize(closing=True)
@@ -168,7 +170,12 @@ class _Rank:
             if noted is not None:
                 self._local_states[self._completed] = noted
         if self._has("tft_backup"):
-            self.hook.tft_backup(step=self._completed)
+            self._copied = self.hook.tft_backup(step=self._completed, sound=self._completed)
+
+    def _await_copy(self) -> None:
+        copied, self._copied = self._copied, None
+        if copied is not None:
+            copied()
 
     def _has(self, name: str) -> bool:
         return bool(getattr(self.hook, name).get_hookimpls())
@@ -218,13 +225,13 @@ class _Rank:
         """
         if self._has("tft_compare"):
             return dict(self.hook.tft_compare(shard=shard))
-        return dict(part_digests(self.hook.tft_give(shard=shard, step=self._completed)))
+        return dict(part_digests(self.hook.tft_give(shard=shard, step=self._completed, kept=False)))
 
-    def give(self, shard: str, step: int) -> Payload:
+    def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
-        Return a copy of a shard.
+        Return a shard, copied. `kept`: it is taken from the copy that `tft_backup` has made.
         """
-        payload = self.hook.tft_give(shard=shard, step=step)
+        payload = self.hook.tft_give(shard=shard, step=step, kept=kept)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
         return bytes(payload.meta), buffers
 
@@ -263,14 +270,16 @@ class _Rank:
         process of the rank has captured. None: this process has captured it.
         """
         state = self._local_states[step] if local_state is None else local_state
-        self.hook.tft_rollback(local_state=state)
+        self.hook.tft_rollback(local_state=state, step=step)
         self._completed = step
         self._local_states = {step: state}
 
     def backups(self) -> list[int] | None:
         """
-        Return the steps of which a copy is kept. None: the adaptor keeps no copies.
+        Return the steps of which a copy is kept, when the last copy is complete. None: the adaptor
+        keeps no copies.
         """
+        self._await_copy()
         return list(self.hook.tft_backups()) if self._has("tft_backup") else None
 
     def restore(self, step: int) -> None:
@@ -525,11 +534,12 @@ class Ranks:
         self._ranks[rank] = self._start(rank)
         self._ranks[rank].ask("adopt")
 
-    def copy(self, rank: int, step: int) -> None:
+    def copy(self, rank: int, step: int, *, kept: bool = False) -> None:
         """
-        Let a rank take each of its shards from another rank that holds it.
+        Let a rank take each of its shards from another rank that holds it. `kept`: from the copy of
+        `step` that the other rank keeps.
         """
         for shard, holders in self._ranks[rank].ask("shards").items():
             source = next(holder for holder in holders if holder != rank)
-            payload = self._ranks[source].ask("give", shard, step)
+            payload = self._ranks[source].ask("give", shard, step, kept)
             self._ranks[rank].ask("take", shard, payload, step)

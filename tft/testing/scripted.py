@@ -14,7 +14,15 @@ import pluggy
 
 from tft.controller.advisors import checked, joined, view
 from tft.core.job.commands import Command, Consult, JobOver, Tell
-from tft.core.job.events import DeadlinePassed, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 from tft.core.job.incident import Fault
 from tft.core.job.incident_report import incident_report
 from tft.core.job.machine import Machine
@@ -52,6 +60,7 @@ from tft.protocol.messages import (
     ShardCopies,
     Spawn,
     Spawned,
+    StepNumbers,
     StopRequested,
     StoreOpened,
     SwitchRequested,
@@ -143,6 +152,8 @@ class Script:
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     """By rank: the result of the next check on the rank. Ranks that are not in here pass the check.
     """
+    numbers: dict[int, StepNumbers] = field(default_factory=dict)
+    """By rank: what it computes in each step from now on."""
 
 
 class ScriptedJob(JobShape):
@@ -246,8 +257,11 @@ class ScriptedJob(JobShape):
         if one.loop.announce:
             one.loop.announce = False
             self.report(
-                Trained(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
-            )
+                Trained(
+                    rank=one.rank, incarnation=one.incarnation, step=one.step,
+                    numbers=self.script.numbers.get(one.rank), at=self.now,
+                )
+            )  # fmt: skip
 
     def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
         """
@@ -311,6 +325,26 @@ class ScriptedJob(JobShape):
             )
         )
 
+    def refuse(self, *ranks: int) -> None:
+        """
+        Let ranks refuse the update of their present step, because of `script.numbers`.
+        """
+        for one in (self.ranks[rank] for rank in ranks):
+            one.training = False
+            self.report(
+                Faulted(
+                    rank=one.rank,
+                    incarnation=one.incarnation,
+                    kind="numeric",
+                    step=one.step + 1,
+                    summary="the loss is nan",
+                    traceback="Traceback",
+                    position=one.position,
+                    refused=self.script.numbers[one.rank],
+                    at=self.now,
+                )
+            )
+
     def notice(
         self, rank: int, kind: FaultKind, evidence: str = "seen from outside", *,
         polluted: bool = False, not_after: int | None = None,
@@ -372,9 +406,10 @@ class ScriptedJob(JobShape):
         """
         self.report(SwitchRequested(ranks=ranks, why="its pod is switched", at=self.now))
 
-    def checkpointed(self, step: int) -> None:
+    def checkpointed(self, step: int, *, compared: bool = False) -> None:
         """
-        Report that a periodic checkpoint of the job is complete.
+        Report that a periodic checkpoint of the job is complete. `compared`: the copies of all
+        ranks were compared for it.
         """
         self.report(
             Checkpointed(
@@ -382,6 +417,7 @@ class ScriptedJob(JobShape):
                 incarnation=self.ranks[0].incarnation,
                 directory=f"/periodic/{step}",
                 step=step,
+                compared=compared,
                 at=self.now,
             )
         )
@@ -418,6 +454,13 @@ class ScriptedJob(JobShape):
         """
         self.now += silence
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
+        self.machine.check()
+
+    def slices(self, verdict: SlicesAgreed | SlicesDiffered | CorruptionTraced) -> None:
+        """
+        Let the comparison of slices report a verdict. Its time is set to the present time.
+        """
+        self._take(self.machine.handle(replace(verdict, at=self.now)))
         self.machine.check()
 
     def lead(self, epoch: int) -> None:

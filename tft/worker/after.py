@@ -115,15 +115,23 @@ class AfterPhase:
     """
     Calls the functions of this rank that are due when a step has ended.
 
-    `digests` reads the training state. The rows that a function records go to `records`.
+    `digests` reads the training state. The rows that a function records go to `records`. `called`
+    is called after the functions.
     """
 
-    def __init__(self, functions: AfterSteps, records: Records, digests: Digests) -> None:
+    def __init__(
+        self,
+        functions: AfterSteps,
+        records: Records,
+        digests: Digests,
+        called: Callable[[], None],
+    ) -> None:
         self.functions = functions
         self.running = False
         """True while a function runs."""
         self._records = records
         self._digests = digests
+        self._called = called
 
     def due(self, step: int) -> list[AfterStep]:
         """
@@ -144,6 +152,7 @@ class AfterPhase:
                 self.functions.call(each, step, self._digests)
         finally:
             self.running = False
+            self._called()
         self._records.end_after()
 
     def drop_records(self, step: int) -> None:

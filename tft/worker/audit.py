@@ -450,7 +450,7 @@ class Audit:
         if self._compares():
             parts: Mapping[str, str] = self.hook.tft_compare(shard=shard)
             return parts
-        return part_digests(self.hook.tft_give(shard=shard, step=self.position()[0]))
+        return part_digests(self.hook.tft_give(shard=shard, step=self.position()[0], kept=False))
 
     def _generators(self) -> Mapping[str, str]:
         return self.hook.tft_generators() or {}

@@ -46,6 +46,7 @@ from tft.protocol.messages import (
     RankOrder,
     RankReport,
     Refused,
+    Resume,
 )
 from tft.protocol.topics import ORDERS, REPORTS
 
@@ -107,6 +108,26 @@ class _Admission:
         return self._answered.wait(PATIENCE)
 
 
+class Compared:
+    """
+    How far all copies are known to be equal, as the controller has said it last.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        """True if this rank digests slices: only then the controller says it while the job
+        trains."""
+        self.step = 0
+
+    def sound(self, step: int) -> int:
+        """
+        Return the newest step, not later than `step`, whose copies count as equal. If the ranks
+        digest no slices, every step counts until an incident finds the opposite, and takes all
+        ranks back.
+        """
+        return min(step, self.step) if self.wanted else step
+
+
 class Control:
     """
     The control thread of a worker, with its event loop and its connection to the bus.
@@ -120,6 +141,7 @@ class Control:
         self._clock = SystemClock()
         self._machine = RankMachine(rank=settings.rank, incarnation=settings.incarnation)
         self._outbox = Outbox()
+        self.compared = Compared()
         self._unheard: dict[int, Callable[[], None]] = {}
         """By number of a report: the function to call when the report is acknowledged."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
@@ -230,6 +252,7 @@ class Control:
     def _hear(self, message: object) -> None:
         rank = self._settings.rank
         if isinstance(message, Lead):
+            self.compared.step = message.compared
             acknowledged = message.heard.get(self._sender, 0)
             self._outbox.acknowledge(acknowledged)
             for number in [each for each in self._unheard if each <= acknowledged]:
@@ -240,6 +263,8 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
+            if isinstance(order, Resume):  # a `Lead` of before may have named a later step
+                self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))
 

@@ -13,6 +13,7 @@ from tft.config import RankSettings
 from tft.protocol.messages import Faulted, FaultKind
 from tft.spi.types import DeviceFault, Diagnosis
 from tft.worker.diagnosis import Diagnostician
+from tft.worker.refusal import refusal_in
 from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ class FaultReports:
         """
         Return the report of a fault at the present position of this rank.
         """
-        diagnosis = self.diagnose(error)
+        diagnosis, refusal = self.diagnose(error), refusal_in(error)
         return Faulted(
             rank=self._settings.rank,
             incarnation=self._settings.incarnation,
@@ -56,8 +57,9 @@ class FaultReports:
             polluted=diagnosis.polluted,
             not_after=diagnosis.not_after,
             context_lost=diagnosis.context_lost,
+            refused=None if refusal is None else refusal.numbers,
             step=self._gate.completed + 1,
-            summary=traceback.format_exception_only(error)[-1].strip(),
+            summary=str(refusal or traceback.format_exception_only(error)[-1].strip()),
             traceback="".join(traceback.format_exception(error)),
             position=self._gate.position(),
             at=SystemClock().now(),

@@ -15,7 +15,7 @@ import structlog
 from tft.plugins import FAILURES, call_guarded, is_exit_by_signal
 from tft.protocol.messages import OrderName
 from tft.spi.faults import TrainingFault
-from tft.spi.types import CheckResult, DeviceFault, SessionView
+from tft.spi.types import CheckResult, DeviceFault, Numbers, SessionView
 
 log = structlog.get_logger()
 
@@ -34,6 +34,16 @@ class Observers:
         self.watch_tails = False
         """True if an observer wants to be called at the end of each tail. Otherwise the training
         thread skips the call."""
+        self.watch_ends = False
+        """True if an observer wants to be called at the end of each step. Otherwise the training
+        thread skips the call."""
+        self.watch_releases = False
+        """True if an observer wants to be called before the state changes. Otherwise the training
+        thread skips the call."""
+        self.watch_numbers = False
+        """True if an observer judges the numbers of each step before its update."""
+        self.incarnations: Mapping[int, int] = {}
+        """The incarnation of each rank's process, as the last order said it."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -58,12 +68,32 @@ class Observers:
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
         self.watch_tails = any(hasattr(w, "tft_on_tail_ending") for w in self._watchers)
+        self.watch_ends = any(hasattr(w, "tft_on_step_ended") for w in self._watchers)
+        self.watch_releases = any(hasattr(w, "tft_on_state_released") for w in self._watchers)
+        self.watch_numbers = any(hasattr(w, "tft_on_window_opening") for w in self._watchers)
 
     def adopted(self, parts: Mapping[str, Any]) -> None:
         """
         Notify the observers that the user has handed over these objects.
         """
         self._tell("tft_on_adopted", parts=parts)
+
+    def loss(self, step: int, loss: float) -> bool:
+        """
+        Return whether an observer refuses the update of `step` because of a loss of this rank.
+        """
+        answers = self._ask("tft_on_loss", step=step, loss=loss)
+        return any(answer is True for answer in answers)
+
+    def refusal(self, step: int, numbers: Numbers) -> str:
+        """
+        Return why an observer refuses the update of `step`, or "" if none does.
+        """
+        try:
+            self._tell("tft_on_window_opening", step=step, numbers=numbers)
+        except TrainingFault as fault:
+            return str(fault)
+        return ""
 
     def window_closed(self, step: int) -> None:
         """
@@ -76,6 +106,18 @@ class Observers:
         Notify the observers that the loop has finished all work of `step`, including its tail.
         """
         self._tell("tft_on_tail_ending", step=step)
+
+    def step_ended(self, step: int) -> None:
+        """
+        Notify the observers that `step` has ended.
+        """
+        self._tell("tft_on_step_ended", step=step)
+
+    def state_released(self) -> None:
+        """
+        Notify the observers that the state may change from now on.
+        """
+        self._tell("tft_on_state_released")
 
     def order(self, order: OrderName, incident: int, step: int) -> None:
         """
@@ -98,13 +140,18 @@ class Observers:
         return result
 
     def _tell(self, hook: str, **facts: object) -> None:
+        self._ask(hook, **facts)
+
+    def _ask(self, hook: str, **facts: object) -> list[object]:
+        answers = []
         for watcher in self._watchers:
-            method: Callable[..., None] | None = getattr(watcher, hook, None)
+            method: Callable[..., object] | None = getattr(watcher, hook, None)
             if method is None:
                 continue
             try:
-                method(**facts)
+                answers.append(method(**facts))
             except FAILURES as error:
                 if isinstance(error, TrainingFault) or is_exit_by_signal(error):
                     raise
                 log.warning("plugin_failed", hook=hook, plugin=repr(watcher), exc_info=True)
+        return answers

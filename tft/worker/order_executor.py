@@ -48,6 +48,7 @@ from tft.spi.types import Buffer, CheckResult, ShardPayload
 from tft.transfer.client import Receiver, fetch
 from tft.transfer.tls import Tls
 from tft.worker.saving import Saving
+from tft.worker.slices import Slices
 from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
@@ -123,6 +124,8 @@ class Hands:
         self._page = page
         self._saving = saving
         self._check = check
+        self.slices = Slices(hook, page)
+        """Digests slices of the shards of this rank, to be compared while it trains."""
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._line = ""
         """The line (FILE:LINE) in the tail of a step at which the loop was left."""
@@ -225,7 +228,7 @@ class Hands:
         if self._hook.tft_compare.get_hookimpls():
             parts: Mapping[str, str] = self._hook.tft_compare(shard=shard)
             return parts
-        return part_digests(self._hook.tft_give(shard=shard, step=step))
+        return part_digests(self._hook.tft_give(shard=shard, step=step, kept=False))
 
     def give(self, shard: str, step: int) -> ShardPayload:
         """
@@ -245,7 +248,7 @@ class Hands:
                 f"rank {self._state.rank} cannot give shard {shard!r}: it is fetching that shard "
                 "itself"
             )
-        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step)
+        payload: ShardPayload = self._hook.tft_give(shard=shard, step=step, kept=step != held)
         return payload
 
     def _restore(self, order: Restore) -> None:
@@ -285,7 +288,7 @@ class Hands:
         self._hold(order.step)
         self._page.forget_after(order.step)
         self._saving.give_up(self._state.checkpoints, order.step)
-        self._hook.tft_rollback(local_state=local_state)
+        self._hook.tft_rollback(local_state=local_state, step=order.step)
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")

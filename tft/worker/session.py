@@ -105,7 +105,9 @@ class Session:
             hooks=step_hooks(self._hook),
             observers=self._observers,
             periodic=periodic,
-            after=AfterPhase(AfterSteps(self._hook), self._records, digests),
+            after=AfterPhase(
+                AfterSteps(self._hook), self._records, digests, self._hands.slices.forget
+            ),
             fault=self._faults.report,
             carry_out=self._carry_out,
         )
@@ -152,6 +154,13 @@ class Session:
         The run directory, in which this run keeps its records.
         """
         return self._settings.run_dir
+
+    @property
+    def incarnations(self) -> Mapping[int, int]:
+        """
+        The incarnation of each rank's process, as the last order said it.
+        """
+        return self._observers.incarnations
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -219,6 +228,7 @@ class Session:
         if own is not None:
             self._saving.give(own)
         self._loop.periodic.check()
+        self._loop.check_backups()
         if self._loop.digests is not None:
             self._loop.digests.watch()
         self._adopted = True
@@ -328,6 +338,18 @@ class Session:
         """
         self._loop.expect(seconds)
 
+    def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
+        to the controller; see `tft.spi.SessionView`.
+        """
+        self._control.compared.wanted = True
+        work = self._hands.slices.digest(self._gate.completed, number, of)
+        if work is not None and not self._loop.tails:
+            work()  # the script may have code behind the window that changes the state
+            return None
+        return work
+
     def digests(self) -> Mapping[str, str]:
         """
         Return digests of parameters, optimizer, scheduler, RNG and data position.
@@ -350,6 +372,7 @@ class Session:
             )
         shards = self._hook.tft_shards(rank=self.rank, world=self.world)
         self._saving.check(shards)
+        self._hands.slices.begin(shards)
         self._loop.begin(shards, asynchronous=bool(self._hook.tft_asynchronous()))
         self._control.report(
             Ready(
@@ -381,6 +404,7 @@ class Session:
                         self._loop.has_tails()
                     self._control.tell(self._done(execute, self._clock.now()))
                     self._loop.periodic.resumed((execute.order.incident, execute.order.round))
+                    self._hands.slices.resume(execute.order.incident, execute.order.round)
                     self._page.train(True, self._clock.now())
                     self._gate.enter()
                     if again and not self._inside(self._loop.call_again):
@@ -471,6 +495,8 @@ class Session:
 
     def _left(self, message: Faulted | Finished | None) -> None:
         self._gate.leave()
+        self._observers.state_released()
+        self._hands.slices.forget()
         self._loop.periodic.left()
         self._page.train(False, self._clock.now())
         if message is not None:
@@ -497,6 +523,7 @@ class Session:
         failure: str | None = None
         lost = False
         work = Work()
+        self._observers.incarnations = execute.order.incarnations
         try:
             heading = execute.order.step if isinstance(execute.order, Regroup) else self.step
             self._observers.order(execute.name, execute.order.incident, heading)
@@ -504,6 +531,8 @@ class Session:
                 self._loop.periodic.rolled_back(execute.order.step)
                 self._records.drop_later(execute.order.step)
             work = self._hands.carry_out(execute.order)
+            if isinstance(execute.order, Rollback):
+                self._loop.rolled_back(execute.order.step)
             self._tell_of_what_was_made(execute.order)
         except Exception as error:  # noqa: BLE001 (the failure of an order is answered, not raised)
             failure = f"{type(error).__name__}: {error}"

@@ -17,17 +17,22 @@ from tft.errors import Interrupted, UsageError
 from tft.page import Page
 from tft.plugins import direct
 from tft.protocol.messages import Faulted, ShardCopies, Trained
+from tft.spi.types import Numbers
 from tft.worker.after import AfterPhase, AfterStep
 from tft.worker.audit import Audit, Findings
 from tft.worker.control import Control
 from tft.worker.digest_records import DigestRecords
 from tft.worker.observers import Observers
 from tft.worker.periodic import Periodic
+from tft.worker.refusal import UpdateRefused, step_numbers
 from tft.worker.step_gate import Gate
 
 log = structlog.get_logger()
 
 _CLOCK = SystemClock()
+
+_COPYING = 600.0
+"""Seconds that a copy in host memory may take before the training thread counts as hanging."""
 
 
 class UpdateWindow:
@@ -66,9 +71,11 @@ class StepHooks:
     capture: Callable[..., bytes]
     updated: Callable[[], None] | None
     end_step: Callable[..., bytes | None] | None
-    backup: Callable[..., None] | None
-    barrier: Callable[[], None] | None
+    backup: Callable[..., Callable[[], None] | None] | None
+    barrier: Callable[..., bool | None] | None
     synchronize: Callable[..., None] | None
+    watch_numbers: Callable[..., bool] | None
+    numbers: Callable[[], Numbers] | None
 
 
 def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
@@ -86,6 +93,8 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
         backup=present(hook.tft_backup),
         barrier=present(hook.tft_pre_update_barrier),
         synchronize=present(hook.tft_synchronize),
+        watch_numbers=present(hook.tft_watch_numbers),
+        numbers=direct(hook.tft_numbers) if present(hook.tft_numbers) else None,
     )
 
 
@@ -96,11 +105,13 @@ class _EdgeWaits:
     wait.
     """
 
-    barrier: Callable[[], None] | None = None
-    """The pre-update barrier. It is needed if some shard is not on all ranks, or if collectives are
-    asynchronous."""
+    barrier: Callable[..., bool | None] | None = None
+    """The pre-update barrier. It is needed if some shard is not on all ranks, if collectives are
+    asynchronous, or if the gradients cannot carry a refusal."""
     synchronize: Callable[..., None] | None = None
     """Waits for the device. It is needed if the device carries out collectives asynchronously."""
+    numbers: Callable[[], Numbers] | None = None
+    """Reads the numbers of the step, which an observer judges."""
 
 
 class _LastStep(BaseException):
@@ -125,6 +136,12 @@ class _Present:
     """True if a step ends later than its update window, so that it has a tail."""
     yields: bool = False
     """True if the loop takes its steps from `steps`, which stops after the last step."""
+    numbers: Numbers | None = None
+    """The numbers of the step whose update window opened last. None: no observer judges them."""
+    refused_loss: str = ""
+    """Why an observer has refused a loss of the step that is being computed. Empty: none has."""
+    copied: Callable[[], None] | None = None
+    """Waits until the copy of the last step in host memory is complete; None: it is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -198,14 +215,47 @@ class StepLoop:
         """
         Record the shards that this rank holds, and whether its device carries out collectives after
         their calls have returned. Called before the first step.
+
+        Raises `UsageError` if a plugin judges the numbers of steps and the adaptor does not know
+        them.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
+        watches = self.observers.watch_numbers
+        carried = not watches or self._watch_numbers()
+        waits = asynchronous or not shared_by_all or not carried
         self._edges = _EdgeWaits(
-            barrier=self.hooks.barrier if asynchronous or not shared_by_all else None,
+            barrier=self.hooks.barrier if waits else None,
             synchronize=self.hooks.synchronize if asynchronous else None,
+            numbers=self.hooks.numbers if watches else None,
         )
         if self.audit is not None:
             self.audit.begin(each.shard for each in shards)
+
+    def _watch_numbers(self) -> bool:
+        """
+        Let the adaptor note the numbers of each step. Return whether the gradients carry a refusal
+        to all ranks.
+        """
+
+        def refuse(loss: float) -> bool:
+            # a backward pass in a function that is called after a step is not part of training
+            refused = not self.after.running and self.observers.loss(self.step, loss)
+            if refused:
+                self._present.refused_loss = f"the loss {loss} is refused"
+            return refused
+
+        if self.hooks.watch_numbers is None or self.hooks.numbers is None:
+            raise UsageError(
+                f"a plugin judges the numbers of each step, and the adaptor "
+                f"{self.settings.adaptor!r} does not know them: run without --numerics"
+            )
+        carried = self.hooks.watch_numbers(refuse=refuse)
+        if not carried and self.hooks.barrier is None:
+            raise UsageError(
+                f"the adaptor {self.settings.adaptor!r} cannot tell all ranks that one of them "
+                "refuses an update: run without --numerics"
+            )
+        return carried
 
     def train(self, function: Callable[[], None]) -> None:
         """
@@ -223,9 +273,11 @@ class StepLoop:
 
     def finish(self) -> None:
         """
-        End the last step, and wait until this rank has written its part of the last checkpoint.
+        End the last step, and wait until this rank has made its last copy, and has written its part
+        of the last checkpoint.
         """
         self.end_last_step()
+        self._await_copy()
         self.periodic.finish()
 
     def left(self, error: BaseException | None) -> str:
@@ -233,6 +285,7 @@ class StepLoop:
         Record that `error` has ended the loop; None: an incident interrupted it. Return the line
         (FILE:LINE) at which the tail was interrupted, if the audit knows the line.
         """
+        self._present.refused_loss = ""
         return "" if self.audit is None else self.audit.left(error)
 
     def expect(self, seconds: float) -> None:
@@ -305,7 +358,7 @@ class StepLoop:
         Open the update window: the all-reduces are complete, and the state may be changed.
 
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
-        takes this rank out of the loop.
+        takes this rank out of the loop. Raises `UpdateRefused` if a rank refuses the update.
         """
         self.end_last_step()  # the loop may not have marked the end of the last step
         self._stop_after_last()
@@ -317,7 +370,13 @@ class StepLoop:
             self.page.capture(completed + 1, local_state, False)
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
-        met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier)
+        if self.observers.watch_releases:
+            self.observers.state_released()
+        refusal = None if self._edges.numbers is None else self._refusal(self._edges.numbers())
+        met = self._edges.barrier is None or self._passes_barrier(self._edges.barrier, refusal)
+        if refusal is not None:
+            raise refusal
+        self._await_copy()
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
@@ -342,7 +401,10 @@ class StepLoop:
         if self.gate.announce:
             self.gate.announce = False
             rank, incarnation = self.settings.rank, self.settings.incarnation
-            self.control.report(Trained(rank=rank, incarnation=incarnation, step=step, at=now))
+            numbers = None if self._present.numbers is None else step_numbers(self._present.numbers)
+            self.control.report(
+                Trained(rank=rank, incarnation=incarnation, step=step, numbers=numbers, at=now)
+            )
         if self.observers.watch_windows:
             self.observers.window_closed(step)
         if self._audited is not None:
@@ -375,8 +437,10 @@ class StepLoop:
         after = self.after.due(step)
         self.gate.ended(after=bool(after))
         self.page.end(step, after=bool(after))
-        if self.hooks.backup is not None:
-            self.hooks.backup(step=step)
+        if self.observers.watch_ends:
+            self.observers.step_ended(step)
+        if self._backs_up(step):
+            self._back_up(step)
         if self.periodic.due(step):
             self.periodic.stage(step, self._present.closed)
         if self.gate.leaves(step):
@@ -384,6 +448,56 @@ class StepLoop:
         if after:
             self._call(after, step)
         self._stop_after_last()
+
+    # ---------------------------------------------------------------- copies in host memory
+
+    def check_backups(self) -> None:
+        """
+        Raise `UsageError` if copies in host memory are wanted and the adaptor cannot keep any.
+        """
+        if self.settings.backup_every and self.hooks.backup is None:
+            raise UsageError(
+                f"the adaptor {self.settings.adaptor!r} cannot keep copies of the state in host "
+                "memory: start the job without --backup-every"
+            )
+
+    def rolled_back(self, step: int) -> None:
+        """
+        Note that this rank has taken back its rank-local state of the end of `step`.
+
+        If copies of this step are kept, keep this rank-local state as long: the page may be new, or
+        this state may have been made anew.
+        """
+        if self._backs_up(step):
+            self.page.keep(step, self.page.local_states()[step], self.gate.backups())
+
+    def _backs_up(self, step: int) -> bool:
+        every = self.settings.backup_every
+        return every > 0 and step % every == 0
+
+    def _back_up(self, step: int) -> None:
+        """
+        Have a copy made of the state at the end of `step`.
+
+        The page keeps the rank-local state of this step from now on, even if the copy fails: other
+        ranks may have a copy, and another process of this rank may need it.
+        """
+        self.page.keep(step, self._present.closed, self.gate.backups())
+        if self.hooks.backup is not None:
+            self._present.copied = self.hooks.backup(
+                step=step, sound=self.control.compared.sound(step)
+            )
+
+    def _await_copy(self) -> None:
+        """
+        Wait until the copy of the last step is complete: the state is about to change.
+        """
+        copied, self._present.copied = self._present.copied, None
+        if copied is not None:
+            self.expect(_COPYING)
+            copied()
+            self.expect(0.0)
+            self.page.keeps(max(self.gate.backups(), default=0))
 
     def _stop_after_last(self) -> None:
         """
@@ -422,6 +536,8 @@ class StepLoop:
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
+        self._await_copy()
+        self.observers.state_released()
         self.after.call(after, step, self.expect)
         if self.digests is not None:
             self.digests.called_after(step, [each.name for each in after])
@@ -432,20 +548,38 @@ class StepLoop:
 
     # ---------------------------------------------------------------- waiting
 
-    def _passes_barrier(self, barrier: Callable[[], None]) -> bool:
+    def _refusal(self, numbers: Numbers) -> UpdateRefused | None:
         """
-        Return True if all ranks have finished the all-reduces of the step.
+        Return the refusal of the update by an observer of this rank, or None.
+        """
+        self._present.numbers = numbers
+        refused_loss, self._present.refused_loss = self._present.refused_loss, ""
+        # the gradients are NaN on all ranks, even if the observer fails now
+        why = self.observers.refusal(self.step, numbers) or refused_loss
+        return UpdateRefused(why, numbers) if why else None
+
+    def _passes_barrier(
+        self, barrier: Callable[..., bool | None], refusal: UpdateRefused | None
+    ) -> bool:
+        """
+        Return True if all ranks have finished the all-reduces of the step. `refusal` is the refusal
+        of this rank. Raises `UpdateRefused` if another rank refuses the update.
 
         If the barrier fails, this is unknown: ranks with other shards may or may not be able to
         complete the step. This rank could complete it or not. It reports the fault, and waits at
         the window for the decision of the controller.
         """
+        numbers = self._present.numbers
         try:
-            barrier()
+            refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
+            if refusal is not None:
+                return False  # no rank passes the barrier: this one has not agreed
             self.control.report(self.fault(error))
             self.gate.stand()
             return False
+        if refused and refusal is None and numbers is not None:
+            raise UpdateRefused(f"another rank refuses the update of step {self.step}", numbers)
         return True
 
     def _wait_at_window(self) -> None:

@@ -37,21 +37,29 @@ class Attempts:
         self._job = job
 
     def fault(
-        self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str
-    ) -> None:
+        self, kind: FaultKind, rank: int | None, step: int, seen: float, evidence: str,
+        *, refused: bool = False,
+    ) -> None:  # fmt: skip
         """
         Add a fault to the open incident, or open an incident for it. `step` is the step that was
         being computed; 0 means not known yet. `seen` is the time of the evidence in seconds
-        (CLOCK_MONOTONIC).
+        (CLOCK_MONOTONIC). `refused` is True if the ranks have refused the update of the step.
         """
         job = self._job
         checking = "check" in job.incident.tasks
         self.open()
         incident = job.incident
-        again = any((f.kind, f.rank, f.step) == (kind, rank, step) for f in incident.faults)
-        if again and job.state is S.RESUMING and kind not in REPEATABLE:
+        again = any(
+            (f.kind, f.rank, f.step, f.refused) == (kind, rank, step, False)
+            for f in incident.faults
+        )
+        if again and job.state is S.RESUMING and kind not in REPEATABLE and not refused:
             self._came_back(kind, step)
-        incident.faults.append(Fault(kind=kind, rank=rank, step=step, seen=seen, evidence=evidence))
+        fault = Fault(
+            kind=kind, rank=rank, step=step, seen=seen, evidence=evidence, refused=refused
+        )
+        if not (refused and any(f.refused and f.step == step for f in incident.faults)):
+            incident.faults.append(fault)
         job.tell("fault", incident=incident.number, kind=kind, rank=rank, step=step)
         if job.fault_reaction is Reaction.FREEZE:
             incident.decision.attempts = 0

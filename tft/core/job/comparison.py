@@ -167,7 +167,67 @@ class Comparison:
         for rank_state in self._job.ranks.states.values():
             # ranks that were further in the tail may be lost by now
             rank_state.holdings.outrun = frozenset()
-        self._judge(self._found())
+        found = self._found()
+        self._judge(found)
+        self._limit([each for each in found if not each.tail])
+
+    def _limit(self, found: list[Difference]) -> None:
+        """
+        Let all ranks return to a copy from before the copies differed, if one is left. A wrong copy
+        may have spread with the gradients since then. This needs a comparison in every step: else
+        the last comparison may be so long ago that to return costs more than the doubt.
+        """
+        job, spread = self._job, self._job.incident.spread
+        if spread.sliced is None and not (found and job.training.sliced):
+            return
+        sound = job.training.compared if spread.sliced is None else spread.sliced
+        if job.policy.corruption == "end" or (
+            spread.undecided and job.policy.corruption == "majority"
+        ):
+            spread.lower(sound)
+        else:
+            spread.prefer(sound)
+
+    def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
+        """
+        Count an incident as corruption on the nodes of these ranks. `incident` is its number; 0:
+        the open one. If a rank had wrong copies before on the same node, leave that node.
+        """
+        job = self._job
+        for rank in ranks:
+            rank_state = job.ranks.states[rank]
+            known = job.history.corruptions.setdefault((rank, rank_state.node), set())
+            known.add(incident or job.incident.number)
+            if len(known) > 1:
+                self._leave(rank_state, len(known))
+
+    def _leave(self, rank_state: RankState, times: int) -> None:
+        """
+        Give up the node of a rank whose memory is damaged again and again, if other nodes have room
+        for all ranks of that node.
+        """
+        job, node = self._job, rank_state.node
+        going = [each for each in job.ranks.member_states() if each.node == node]
+        room = sum(
+            free for other, free in job.nodes.room.items() if other not in {node, *job.nodes.lost}
+        )
+        why = f"rank {rank_state.rank} on node {node} had wrong copies in {times} incidents"
+        alone = job.ranks.only_on(each.rank for each in going)
+        if room >= len(going) and not alone:
+            self._attempts.isolate(rank_state, why)
+        else:
+            why_not = (
+                f"no rank elsewhere has shard {alone[0]!r}"
+                if alone
+                else "the other nodes have no room for all ranks of this node"
+            )
+            job.tell(
+                "corruption_repeats",
+                rank=rank_state.rank,
+                node=node,
+                why=why,
+                why_not=why_not,
+            )
 
     def tell_begins(self) -> None:
         """
@@ -237,9 +297,9 @@ class Comparison:
         for rank, sentences in sorted(named.items()):
             rank_state = job.ranks.states[rank]
             rank_state.holdings.distrust()
-            step = rank_state.position.step + 1
-            self._attempts.fault("corruption", rank, step, job.timing.now, "; ".join(sentences))
+            self._corrupted(rank, rank_state.position.step + 1, "; ".join(sentences))
             job.count(rank)
+        self.blame(named)
 
     def _has_spread(self, difference: Difference) -> None:
         """
@@ -247,7 +307,7 @@ class Comparison:
         were computed from a wrong copy may have been added to it.
         """
         job, first = self._job, self._job.training.compared + 1
-        if difference.step >= first:
+        if difference.step >= first and job.incident.spread.sliced is None:
             why = (
                 f"{difference.sentence()}; it is not known since when they differ: the "
                 f"contributions of ranks {list(difference.wrong)} to all-reduces in steps {first} "
@@ -268,12 +328,42 @@ class Comparison:
             f"{difference.sentence()}, and it is not known which copy is right: all copies later "
             f"than step {job.training.compared}, the last comparison, may be wrong"
         )
+        if job.policy.corruption == "continue":
+            self._take_lowest(difference)
+            why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
+            return self._corrupted(None, difference.step + 1, why)
         job.incident.spread.lower(job.training.compared)
         # the limit set above still admits copies of step `compared`. They were equal then, but they
         # differ now, so they are marked as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
-        self._attempts.fault("corruption", None, difference.step + 1, job.timing.now, why)
+        return self._corrupted(None, difference.step + 1, why)
+
+    def _take_lowest(self, difference: Difference) -> None:
+        """
+        Use a copy from before the last comparison or, if none is left, the copy of the lowest rank.
+        """
+        job, first = self._job, self._job.training.compared + 1
+        lowest, *others = sorted(difference.wrong)
+        for rank in others:
+            job.ranks.states[rank].holdings.disputed = True
+        job.incident.spread.passed_over.update(others)
+        job.incident.spread.prefer(job.training.compared)
+        why = (
+            f"{difference.sentence()}, and it is not known which copy is right: the copy of rank "
+            f"{lowest} was used, and the state of all ranks may be wrong since step {first}"
+        )
+        job.incident.exactness.reservations.append((first, why))
+
+    def _corrupted(self, rank: int | None, step: int, why: str) -> None:
+        """
+        Add a fault for copies that differ, unless a slice has shown the same already.
+        """
+        job = self._job
+        if job.incident.spread.sliced is None or not any(
+            (fault.kind, fault.rank) == ("corruption", rank) for fault in job.incident.faults
+        ):
+            self._attempts.fault("corruption", rank, step, job.timing.now, why)
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """

@@ -132,6 +132,9 @@ class Dispatch:
                         "resume", rank_state.rank, self._job.issued("resume"), message.at
                     )
                     self._job.training.trained.add(rank_state.rank)
+                    self._job.training.refusals.trained(
+                        rank_state.rank, message.step, message.numbers
+                    )
             case Finished():
                 rank_state.finished = True
                 self._job.training.finished.add(rank_state.rank)

@@ -43,6 +43,49 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesAgreed:
+    """
+    Every slice of every shard was compared at `step` or later, and all copies were equal.
+    """
+
+    at: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlicesDiffered:
+    """
+    A slice of a shard was not equal on all ranks that hold the shard.
+    """
+
+    at: float
+    shard: str
+    step: int
+    """The step at whose end the slice was digested."""
+    right: tuple[int, ...]
+    """The ranks whose copies count, because they are the majority. Empty: there is none."""
+    wrong: tuple[int, ...]
+    sound: int
+    """The last step at which this slice was equal on all ranks: the copies differ since a later
+    step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorruptionTraced:
+    """
+    Steps after which copies differed without a majority were computed again, and what these ranks
+    had computed was the first that came out otherwise. So these ranks had a wrong copy.
+    """
+
+    at: float
+    incident: int
+    """The number of the incident that the copies led to."""
+    ranks: tuple[int, ...]
+    step: int
+    """The last step before the gradients were wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
     This controller leads from now on, in this epoch.
@@ -52,4 +95,4 @@ class Led:
     epoch: int
 
 
-Event = Received | DeadlinePassed | Stalled | Led
+Event = Received | DeadlinePassed | Stalled | SlicesAgreed | SlicesDiffered | CorruptionTraced | Led

@@ -8,9 +8,10 @@ from typing import assert_never
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
+from tft.core.job.refusals import MOST_SKIPS, RefusedStep
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
-from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed
+from tft.protocol.messages import CheckpointFailed, Faulted, FaultKind, Noticed, StepNumbers
 
 S = State
 
@@ -39,7 +40,9 @@ class Faults:
         symptom = message.kind == "network" and stopping and not message.context_lost
         if symptom:
             return
-        if not self._known(message):
+        if message.refused is not None:
+            self._refused(message, message.refused)
+        elif not self._known(message):
             self._learn(rank_state, message)
         if message.context_lost:
             self._attempts.terminate(rank_state, message.summary, message.kind)
@@ -59,6 +62,53 @@ class Faults:
         self._distrust(rank_state, message)
         if message.kind == "software":
             self._attempts.force("a user's own bug is not retried")
+
+    def _refused(self, message: Faulted, numbers: StepNumbers) -> None:
+        """
+        Handle the refusal of an update. No state was changed, so no copy is in doubt. If a rank has
+        applied the update nevertheless, its copy is given up. The step is computed again. If it is
+        refused again, its batches are left out, or the job ends with a last checkpoint.
+        """
+        job, refusals = self._job, self._job.training.refusals
+        job.tell("update_refused", rank=message.rank, step=message.step, why=message.summary)
+        begins = refusals.refuse(message.rank, message.step, numbers, message.summary)
+        record = refusals.present
+        if not begins or record is None:
+            return
+        self._attempts.fault(
+            "numeric", None, message.step, message.at, message.summary, refused=True
+        )
+        # a rank may have applied what this one refuses. If no earlier copy is left, that state has to
+        # do: the numbers of the refusing rank are missing in it
+        job.incident.spread.prefer(message.step - 1)
+        why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
+        job.incident.exactness.reservations.append((message.step, why))
+        if record not in job.incident.exactness.refused:
+            job.incident.exactness.refused.append(record)
+        if record.refused > 1:
+            self._refused_again(record)
+
+    def _refused_again(self, record: RefusedStep) -> None:
+        """
+        Leave out the batches of a step that was refused again, if the policy says so. Else only a
+        last checkpoint is possible.
+        """
+        job, refusals = self._job, self._job.training.refusals
+        times = refusals.times.get(record.step, 0)
+        if not job.policy.skip_batch:
+            self._attempts.force(
+                f"the update of step {record.step} was refused twice, and its batch is left out "
+                "with --skip-batch only"
+            )
+        elif times >= MOST_SKIPS:
+            self._attempts.force(
+                f"the update of step {record.step} was refused with {times + 1} batches in a row: "
+                "the cause is the model or a device, not the data"
+            )
+        else:
+            refusals.leave_out(record)
+            job.incident.exactness.left_out[record.step] = refusals.skips[record.step]
+            job.tell("batches_left_out", step=record.step, batches=record.skipped)
 
     def _known(self, message: Faulted) -> bool:
         """

@@ -19,6 +19,9 @@ class History:
     troubles: dict[int, list[float]] = field(default_factory=dict)
     """By rank: the times of the incidents that the rank caused."""
 
+    corruptions: dict[tuple[int, int | None], set[int]] = field(default_factory=dict)
+    """By rank and node: the numbers of the incidents in which the copies of the rank were wrong."""
+
     def recent(self, rank: int, since: float) -> int:
         """
         Return how many incidents since the time `since` were caused by a rank.

@@ -5,6 +5,7 @@ phase.
 
 from dataclasses import dataclass, field
 
+from tft.core.job.refusals import RefusedStep
 from tft.core.plan.plan import Plan
 from tft.core.plan.savers import SavePlan
 from tft.protocol.messages import Advised, FaultKind, OrderName, Position, RankOrder, SavedFile
@@ -30,6 +31,8 @@ class Fault:
     certain: bool = False
     """True if this fault is certainly a cause. Other `network` faults may be mere consequences of
     another fault."""
+    refused: bool = False
+    """True if the ranks have refused the update of the step, so no state was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,33 +117,62 @@ class Spread:
     by: set[int] = field(default_factory=set)
     """The ranks whose last update may have spread wrong numbers, and whose step of that update is
     not known yet."""
-    tentative: bool = False
-    """True if the ceiling is only a guess, made because a fault came back. The guess is dropped if
-    it leaves no state to continue from or to save."""
+    firm: int | None = None
+    """The ceiling that the faults demand. None: they demand none. `ceiling` may be lower."""
     guessed: bool = False
     """True if the incident has already tried once a ceiling lower than its faults demand."""
+    sliced: int | None = None
+    """The last step at which a slice was equal on all ranks that later differed. None: no slice has
+    differed."""
+    undecided: bool = False
+    """True if a slice has differed and no majority says which copies are right."""
+    passed_over: set[int] = field(default_factory=set)
+    """Ranks whose copies are not used if the ceiling has to be dropped: nobody knows which copies
+    are right, and then that of another rank is used."""
+
+    @property
+    def tentative(self) -> bool:
+        """
+        True if the ceiling is lower than the faults demand. The difference is dropped if with it
+        nothing could be saved.
+        """
+        return self.ceiling != self.firm
 
     def lower(self, ceiling: int) -> None:
         """
         Lower the ceiling, if it is not lower already: no copy of a step later than `ceiling` is
         sound.
         """
-        known = ceiling if self.ceiling is None else self.ceiling
-        self.ceiling, self.tentative = max(0, min(ceiling, known)), False
+        self.firm = max(0, ceiling if self.firm is None else min(ceiling, self.firm))
+        self.prefer(self.firm)
+
+    def prefer(self, ceiling: int) -> None:
+        """
+        Use only copies of steps up to `ceiling`, as long as there are any.
+        """
+        self.ceiling = ceiling if self.ceiling is None else min(ceiling, self.ceiling)
 
     def guess(self, ceiling: int) -> None:
         """
         Set a ceiling that is lower than the faults demand, to try whether an earlier state helps.
         """
-        self.ceiling, self.tentative, self.guessed = ceiling, True, True
+        self.prefer(ceiling)
+        self.guessed = True
+
+    def yield_to_need(self) -> None:
+        """
+        Allow all copies that the faults allow, because else nothing could be saved.
+        """
+        self.ceiling = self.firm
 
     def lift(self) -> None:
         """
-        Remove the ceiling. This is right in two cases: the ceiling was a guess that leaves no sound
-        copy, or all members have returned to a step that is not later than the ceiling, so that the
-        states they compute from now on do not contain the error.
+        Remove the ceiling: all members have returned to a step that is not later than the ceiling,
+        so the states that they compute from now on do not contain the error.
         """
-        self.ceiling, self.tentative = None, False
+        self.ceiling = self.firm = self.sliced = None
+        self.undecided = False
+        self.passed_over = set()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -236,6 +268,10 @@ class Exactness:
     """The number of batches that are skipped after the rollback."""
     skip_at: int | None = None
     """The step after which these batches are skipped. None: not known yet."""
+    refused: list[RefusedStep] = field(default_factory=list)
+    """The steps whose update the ranks have refused in this incident."""
+    left_out: dict[int, int] = field(default_factory=dict)
+    """By step: how many batches are left out before it because its update was refused."""
 
     def marked(self, rank: int, position: Position) -> None:
         """
@@ -252,7 +288,12 @@ class Exactness:
         Return the sentences that say why training may differ, bit for bit, from a run without the
         incident.
         """
-        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations)]))
+        left_out = [
+            f"batches left out on all ranks before step {step}, because its update was refused "
+            f"twice: {batches}"
+            for step, batches in self.left_out.items()
+        ]
+        return list(dict.fromkeys([*self.tails, *(why for _, why in self.reservations), *left_out]))
 
     def returns_to(self, step: int) -> None:
         """
@@ -261,6 +302,7 @@ class Exactness:
         round are kept.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
+        self.left_out = {each: n for each, n in self.left_out.items() if each <= step + 1}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -315,9 +357,10 @@ class Incident:
 
     def numeric_step(self) -> int:
         """
-        Return the highest step with a numeric fault. 0: there is none.
+        Return the last step with a numeric fault whose update was not refused. 0: there is none.
         """
-        return max((fault.step for fault in self.faults if fault.kind == "numeric"), default=0)
+        steps = (f.step for f in self.faults if f.kind == "numeric" and not f.refused)
+        return max(steps, default=0)
 
     def faulty(self) -> set[int]:
         """

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tft.core.job.commands import JobOver
 from tft.core.job.incident import Fault, Incident
+from tft.core.job.refusals import RefusedStep
 
 SECONDS = (
     "detect",
@@ -54,6 +55,7 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
         "step": incident.progress.step,
         "steps_lost": incident.progress.steps_lost,
         "inexact": list(incident.exactness.sentences),
+        "refused": [_refused_report(record) for record in incident.exactness.refused],
         "pids_kept": _pids_kept(incident),
         "processes_started": incident.turnover.started,
         "phases": phases,
@@ -107,6 +109,17 @@ def _fault_report(fault: Fault, moment: Moment, began: float) -> dict[str, objec
         "step": fault.step,
         "at": (fault.seen if at is None else at) - began,
         "evidence": fault.evidence,
+    }
+
+
+def _refused_report(record: RefusedStep) -> dict[str, object]:
+    return {
+        "step": record.step,
+        "times": record.refused,
+        "cause": record.cause,
+        "ranks": list(record.ranks),
+        "skipped": record.skipped,
+        "why": [f"rank {rank}: {why}" for rank, why in sorted(record.reasons.items())],
     }
 
 

@@ -18,14 +18,25 @@ from typing import assert_never
 from tft.core.job.commands import Command, JobOver
 from tft.core.job.deadlines import Deadlines
 from tft.core.job.dispatch import Dispatch
-from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Event,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 from tft.core.job.incident import Incident
+from tft.core.job.integrity import Integrity
 from tft.core.job.invariants import broken
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import REACTIONS, Reaction, State, kind_of
+from tft.core.plan.topology import Replicas
 from tft.errors import InternalError
 from tft.protocol.messages import Order
 
@@ -48,6 +59,7 @@ class Machine:
         self._job = Job(world, policy, origin, at=at)
         self._recovery = Recovery(self._job)
         self._dispatch = Dispatch(self._job, self._recovery)
+        self._integrity = Integrity(self._job, self._recovery)
         self._deadlines = Deadlines(self._job, self._recovery, self._dispatch.ends)
 
     @property
@@ -135,6 +147,35 @@ class Machine:
         return self._job.training.last_step
 
     @property
+    def compared(self) -> int:
+        """
+        The newest step at whose end all copies of each shard are known to have been equal.
+        """
+        return self._job.training.compared
+
+    @property
+    def attempt(self) -> tuple[int, int] | None:
+        """
+        The incident and the round in which the ranks were last ordered to resume, as they tag the
+        digests of slices. None: no rank has trained yet.
+        """
+        return self._job.training.attempt
+
+    def replicas(self) -> Replicas:
+        """
+        Return the shards of the members that several members hold.
+        """
+        ranks = self._job.ranks
+        groups = {
+            shard: tuple(rank for rank in holders if rank in ranks.members)
+            for shard, holders in ranks.topology().groups.items()
+        }
+        return Replicas(
+            groups={shard: held for shard, held in groups.items() if len(held) > 1},
+            names={s.rank: tuple(s.declared.shards) for s in ranks.member_states()},
+        )
+
+    @property
     def checked(self) -> str:
         """
         The result of the last requested check: `passed`, a sentence, or "" while there is none.
@@ -165,6 +206,12 @@ class Machine:
                 self._deadlines.expire()
             case Stalled():
                 self._stalled(event)
+            case SlicesAgreed():
+                self._integrity.agreed(event)
+            case SlicesDiffered():
+                self._integrity.differed(event)
+            case CorruptionTraced():
+                self._integrity.traced(event)
             case Led():
                 self._led(event)
             case _:

@@ -6,6 +6,9 @@ give the reasons of the limits.
 from dataclasses import dataclass
 from typing import Literal
 
+OnCorruption = Literal["majority", "end", "continue"]
+"""What can follow when copies differ and no copy from before is left."""
+
 STRATEGIES = ("migrate", "scale_out", "retry", "recover", "scale_in", "dump")
 """The strategies that can be enabled, in the order in which they are tried. If none of them is
 possible, the job ends without a last checkpoint (`exit`)."""
@@ -35,6 +38,10 @@ class Policy:
     save_copies: bool = False
     """True: every holder of a shard writes the shard into a last checkpoint. False: only one rank
     does."""
+    corruption: OnCorruption = "majority"
+    """What follows when copies differ and no copy from before is left. `majority`: the copies of
+    the majority count, and without one the job ends. `end`: the job ends. `continue`: as
+    `majority`, and without one the copy of the lowest rank counts."""
     skip_batch: bool = False
     """True: after a numeric fault that took all members back, the batches up to the faulty step are
     skipped."""

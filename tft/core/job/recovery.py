@@ -3,6 +3,8 @@ Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll bac
 makes the next move as soon as the conditions of that move are met.
 """
 
+from dataclasses import replace
+
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison
 from tft.core.job.pause import Pausing
@@ -316,6 +318,22 @@ class Recovery:
             self.comparison.judge()  # the rank with the right copy may be lost now
             self.choice.consider()
 
+    def _blame_device(self) -> None:
+        """
+        Name the rank whose device is the cause of a refused update, if it is one rank alone.
+        """
+        job, incident = self._job, self._job.incident
+        job.training.refusals.over()
+        for record in incident.exactness.refused:
+            if record.cause != "device" or len(record.ranks) != 1:
+                continue
+            (rank,) = record.ranks
+            incident.faults = [
+                replace(fault, rank=rank) if fault.refused and fault.step == record.step else fault
+                for fault in incident.faults
+            ]
+            job.count(rank)
+
     def _close(self) -> bool:
         job, incident = self._job, self._job.incident
         incident.tasks = {}
@@ -331,6 +349,7 @@ class Recovery:
                     rank_state.process.started,
                 )
         incident.closed = max(phase.end for phase in incident.phases if phase.name == "resume")
+        self._blame_device()
         if incident.number:
             job.history.incidents.append(incident)
             job.tell(

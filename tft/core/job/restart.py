@@ -179,14 +179,10 @@ class Restart:
                 f"rank {low} has found a checkpoint of step {found[low]}, rank {high} one of step "
                 f"{step}: the ranks cannot go on from different steps"
             )
-        if (
-            incident.spread.ceiling is not None
-            and step > incident.spread.ceiling
-            and not incident.spread.tentative
-        ):
+        if incident.spread.firm is not None and step > incident.spread.firm:
             return (
                 f"the ranks have found a checkpoint of step {step}, and all state after step "
-                f"{incident.spread.ceiling} may be wrong"
+                f"{incident.spread.firm} may be wrong"
             )
         # if all members have lost their processes, no rank is left to say how far the run had come;
         # then the step of the checkpoint is not checked
@@ -260,11 +256,12 @@ class Restart:
 
     def _skip(self, step: int) -> int:
         """
-        Return the number of batches to skip after `step`: the number that a plugin has advised or,
-        with `policy.skip_batch`, the number up to the last numeric fault if that is larger. A
-        second rollback to the same step skips the same number.
+        Return the number of batches to skip after `step`: the largest of the number that a plugin
+        has advised, the number for refused updates and, with `policy.skip_batch`, the number up to
+        the last numeric fault. A second rollback to the same step skips the same number.
         """
         incident = self._job.incident
+        refused = self._job.training.refusals.returns_to(step)
         if incident.exactness.skip_at is None:
             if self._job.policy.skip_batch and incident.spread.ceiling is not None:
                 incident.exactness.skip = max(
@@ -272,7 +269,7 @@ class Restart:
                 )
             if incident.exactness.skip:
                 incident.exactness.skip_at = step
-        return incident.exactness.skip if step == incident.exactness.skip_at else 0
+        return max(refused, incident.exactness.skip if step == incident.exactness.skip_at else 0)
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
@@ -300,6 +297,7 @@ class Restart:
     def resume(self) -> None:
         job = self._job
         job.training.trained = set()
+        job.training.refusals.resumed()
         self._note_compared()
         job.incident.spread.lift()
         for rank_state in job.ranks.member_states():
@@ -311,12 +309,14 @@ class Restart:
             again=self._called_again(),
             tails=job.training.tails,
         )
+        job.training.attempt = (resume.incident, resume.round)
         job.step_to(S.RESUMING, resume)
 
     def _note_compared(self) -> None:
         """
-        Record that all copies were equal at the end of the agreed step. Record nothing if a member
-        that shares a shard could not read its state, because its copy was not compared.
+        Record that all copies were equal at the end of the agreed step. If a member that shares a
+        shard could not read its state, its copy was not compared. Then only the steps that are
+        computed again no longer count as compared.
         """
         job, step = self._job, self._job.incident.progress.agreed
         shared = {
@@ -333,6 +333,7 @@ class Restart:
         if not unread or step == 0:
             job.training.compared = step
             return
+        job.training.compared = min(job.training.compared, step)
         why = f"the copies of ranks {unread} could not be read and were not compared"
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))

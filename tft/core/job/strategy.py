@@ -90,7 +90,9 @@ class StrategyChoice:
         job, incident = self._job, self._job.incident
         made = self._make_offers()
         if incident.spread.tentative and _hopeless(made):
-            incident.spread.lift()
+            incident.spread.yield_to_need()
+            for rank in incident.spread.passed_over:
+                job.ranks.states[rank].holdings.distrust()  # copies that it keeps are no better
             made = self._make_offers()
         doubted = [
             s
@@ -296,7 +298,8 @@ class StrategyChoice:
         job, incident = self._job, self._job.incident
         advice = incident.decision.advice
         if advice is not None and advice.base:
-            incident.spread.ceiling = _lower(incident.spread.ceiling, advice.not_after)
+            if advice.not_after is not None:
+                incident.spread.lower(advice.not_after)
             incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
         # the second attempt begins at once, unless it is the last one

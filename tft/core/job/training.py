@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tft.core.job.origin import Origin
+from tft.core.job.refusals import Refusals
 
 UNFINISHED = "ranks ended before they had written their part"
 
@@ -23,6 +24,8 @@ class Training:
     compared: int
     """The last step at whose end the copies of each shard were found equal. Copies of later steps
     may differ."""
+    sliced: bool = False
+    """True if the ranks compare slices of their copies in every step."""
     untrained: bool = True
     """True until the ranks have built their wrappers for the first time. Until then nothing is
     trained, so any initial state may be used."""
@@ -30,10 +33,15 @@ class Training:
     """True once the states with which the ranks begin to train were compared."""
     tails: bool = False
     """True if the training loops report where their steps end."""
+    attempt: tuple[int, int] | None = None
+    """The incident and the round in which the ranks were last ordered to resume. A pause does not
+    change it. None: no rank has trained yet."""
     trained: set[int] = field(default_factory=set)
     """The ranks that have completed a step since the last resume."""
     finished: set[int] = field(default_factory=set)
     """The ranks whose `train` has returned."""
+    refusals: Refusals = field(default_factory=Refusals)
+    """The updates that the ranks have refused because of their numbers."""
 
     @classmethod
     def of(cls, origin: Origin) -> "Training":

@@ -7,7 +7,16 @@ looks up every event here. `docs/reference/machine.md` shows both tables.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
+from tft.core.job.events import (
+    CorruptionTraced,
+    DeadlinePassed,
+    Event,
+    Led,
+    Received,
+    SlicesAgreed,
+    SlicesDiffered,
+    Stalled,
+)
 
 
 class State(StrEnum):
@@ -141,6 +150,9 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "SwitchRequested": _KEPT,
     "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.TAKE},
     "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.TAKE)},
+    "SlicesAgreed": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.TAKE},
+    "SlicesDiffered": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.FREEZE},
+    "CorruptionTraced": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.TAKE},
     "DeadlinePassed": _HEARD,
     "Led": dict.fromkeys(State, R.TAKE),
 }
@@ -152,6 +164,12 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
         ("Stalled", state): "no rank has to move then, and only while one has to are beats judged"
         for state in State
         if state not in _MOVING
+    },
+    **{
+        (kind, state): "slices are judged only while the job is healthy"
+        for kind in ("SlicesAgreed", "SlicesDiffered", "CorruptionTraced")
+        for state in State
+        if state is not S.HEALTHY
     },
     ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
 }
@@ -167,5 +185,12 @@ def kind_of(event: Event) -> str:
     match event:
         case Received(message=message):
             return type(message).__name__
-        case DeadlinePassed() | Stalled() | Led():
+        case (
+            DeadlinePassed()
+            | Stalled()
+            | SlicesAgreed()
+            | SlicesDiffered()
+            | CorruptionTraced()
+            | Led()
+        ):
             return type(event).__name__

@@ -31,6 +31,18 @@ class Topology:
         return frozenset(peer for rank in ranks for peer in self.columns.get(rank) or (rank,))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """
+    The shards of the members of a job.
+    """
+
+    groups: Mapping[str, tuple[int, ...]]
+    """By shard with several holders: the members that hold it."""
+    names: Mapping[int, Sequence[str]]
+    """By member: the names of its shards, in the order in which it numbers them."""
+
+
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:
     """
     Return the shard groups of a state that is cut into `len(ranks) // copies` shards. The shards

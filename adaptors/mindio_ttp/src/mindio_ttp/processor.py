@@ -114,6 +114,9 @@ class Processor:
         """True if the program knows that this process is a replacement, and will report when it is
         ready."""
         self._said_ready = False
+        self._refused: Exception | None = None
+        """Why the update of the present step was refused, until the program reports that it has
+        left its loop."""
         self._exit: int | None = None
         self._completed = False
         self._returned = False
@@ -384,6 +387,9 @@ class Processor:
             self.session.open_window()
         except Interrupted:
             raise self._force_stop() from None
+        except TrainingFault as refused:
+            self._refused = refused  # the program reports only that it has left its loop
+            raise self._force_stop() from None
         self._window = True
 
     def close(self, step: int) -> None:
@@ -497,8 +503,8 @@ class Processor:
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
         sound = self.program.sound_step(said) if state is ReportState.RS_RETRY else None
-        error = None
-        if fault is not None:
+        error, self._refused = self._refused, None
+        if fault is not None and error is None:
             error = Reported(fault[0], code, said, polluted=fault[1], not_after=sound)
         self._leave(error)
         if state is ReportState.RS_UNKNOWN:

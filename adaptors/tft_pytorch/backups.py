@@ -1,0 +1,307 @@
+"""
+Copies of the whole state of this rank in host memory, of the ends of two earlier steps.
+
+Most of the state, such as parameters and the state of the optimizer, changes only within update
+windows. A thread of its own copies it while the next step computes forward and backward. The rest
+is small, may change at any time, and is copied at once.
+"""
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+import torch
+from torch import Tensor
+
+from tft.errors import OrderRefused
+from tft.spi import Buffer, ShardPayload
+from tft_pytorch.device import Devices, copy_to_host, host_tensor
+from tft_pytorch.memory import offered
+
+log = structlog.get_logger()
+
+_ENDING = 60.0
+"""Seconds that the end of the process waits for a copy. A copy from a device that hangs never ends,
+and a process that ends under a copy may crash."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInUse:
+    """
+    A shard that is about to be copied.
+    """
+
+    meta: bytes
+    """The description of the shard, as it is sent to other ranks."""
+    tensors: Mapping[str, Tensor]
+    """The tensors in use, by name, in the order in which they are sent to other ranks."""
+    lasting: Collection[str]
+    """The names of the tensors that do not change before the next update window opens."""
+    beside: Sequence[Buffer] = ()
+    """Further buffers that are sent with the shard. Their content never changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardCopy:
+    meta: bytes
+    tensors: Mapping[str, Tensor]
+    beside: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    step: int
+    shards: Mapping[str, _ShardCopy]
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """
+    The memory for one copy, which is used again for later copies.
+    """
+
+    copy: _Copy | None = None
+    """The complete copy; None while there is none, or while it is made."""
+    memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    """The tensors in host memory, by shard and name."""
+
+    def make(self, step: int, shards: Mapping[str, ShardInUse], devices: Devices) -> "_Making":
+        """
+        Copy what may change before the next update window opens. Return what is left to do.
+        """
+        old, self.memory = self.memory, {}
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for shard, each in shards.items():
+            for name, tensor in each.tensors.items():
+                known = old.pop((shard, name), None)
+                if known is None or (known.dtype, known.shape) != (tensor.dtype, tensor.shape):
+                    known = host_tensor(tensor)
+                self.memory[shard, name] = known
+                pairs.append((tensor.detach(), known))
+        old.clear()  # of tensors that the state no longer has
+        named = [(name, each.lasting) for each in shards.values() for name in each.tensors]
+        lasts = [name in lasting for name, lasting in named]
+        at_once = [pair for pair, last in zip(pairs, lasts, strict=True) if not last]
+        copy_to_host(at_once, devices)
+        copy = _Copy(
+            step=step,
+            shards={
+                shard: _ShardCopy(
+                    meta=each.meta,
+                    tensors={name: self.memory[shard, name] for name in each.tensors},
+                    beside=each.beside,
+                )
+                for shard, each in shards.items()
+            },
+        )
+        left = [pair for pair, last in zip(pairs, lasts, strict=True) if last]
+        return _Making(slot=self, copy=copy, left=left, devices=devices)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Making:
+    """
+    A copy that is not complete yet.
+    """
+
+    slot: _Slot
+    copy: _Copy
+    left: list[tuple[Tensor, Tensor]]
+    """The tensors that are still to be copied, each with its place in host memory."""
+    devices: Devices
+    complete: threading.Event = field(default_factory=threading.Event)
+    """Set when the copy is complete or has failed: the state in use is no longer read."""
+    versions: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.versions = [_version(tensor) for tensor, _ in self.left]
+
+    def run(self) -> None:
+        """
+        Copy what is left, and make the copy known. A failure is logged, and there is no copy.
+        """
+        step = self.copy.step
+        try:
+            copy_to_host(self.left, self.devices)
+            if [_version(tensor) for tensor, _ in self.left] == self.versions:
+                self.slot.copy = self.copy
+            else:
+                why = "the script has changed the state outside of an update window"
+                log.warning("backup_not_kept", step=step, why=why)
+        except Exception as error:
+            log.warning("backup_not_kept", step=step, why=str(error), exc_info=error)
+        finally:
+            self.left = []  # the state in use may be freed from now on
+            self.complete.set()
+
+
+class Backups:
+    """
+    The copies of this rank's state in host memory. Called on the training thread, except where a
+    method says otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._slots = (_Slot(), _Slot())
+        self._making: _Making | None = None
+        self._work: queue.SimpleQueue[_Making] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def steps(self) -> tuple[int, ...]:
+        """
+        Return the steps of which there is a complete copy. Can be called on any thread.
+        """
+        return tuple(sorted(copy.step for slot in self._slots if (copy := slot.copy) is not None))
+
+    def keep(
+        self,
+        step: int,
+        sound: int,
+        shards: Callable[[], Mapping[str, ShardInUse]],
+        devices: Devices,
+    ) -> Callable[[], None] | None:
+        """
+        Begin a copy of the end of `step`. Return a function that waits until it is complete; None
+        if there is nothing to wait for.
+
+        `shards` returns the state in use. `sound`: no later copy is known to be the same on all
+        ranks. If the copy cannot be made, this is logged, and training goes on without the copy.
+        """
+        self.wait()
+        self.drop_after(step - 1)
+        slot = self._free_slot(sound)
+        if slot is None:
+            why = (
+                f"the copies of steps {list(self.steps())} are known to be equal up to {sound} only"
+            )
+            log.warning("backup_not_kept", step=step, why=why)
+            return None
+        slot.copy = None
+        try:
+            if devices.asynchronous:
+                devices.synchronize()
+            making = slot.make(step, shards(), devices)
+        except Exception as error:  # no memory, say
+            log.warning("backup_not_kept", step=step, why=str(error), exc_info=error)
+            return None
+        if not self._has_thread():
+            making.run()
+            return None
+        self._making = making
+        self._work.put(making)
+        return self.wait
+
+    def wait(self) -> None:
+        """
+        Wait until the copy that is being made is complete, or has failed. Afterwards the state in
+        use may be changed. Can be called on any thread.
+        """
+        making = self._making
+        if making is not None:
+            making.complete.wait()
+            self._making = None
+
+    def drop_after(self, step: int) -> None:
+        """
+        Drop the copies of steps later than `step`. Their memory is kept for later copies.
+        """
+        self.wait()
+        for slot in self._slots:
+            if slot.copy is not None and slot.copy.step > step:
+                slot.copy = None
+
+    def give(self, shard: str, step: int) -> ShardPayload:
+        """
+        Return the copy of a shard in the form in which it is sent to another rank. Can be called on
+        any thread.
+
+        Raises `OrderRefused` if there is no such copy.
+        """
+        copies = self._copy(step).shards
+        if shard not in copies:
+            raise OrderRefused(f"the copy of step {step} has no shard {shard!r}")
+        buffers = [offered(name, tensor) for name, tensor in copies[shard].tensors.items()]
+        return ShardPayload(meta=copies[shard].meta, buffers=(*buffers, *copies[shard].beside))
+
+    def put_back(
+        self,
+        step: int,
+        shards: Collection[str],
+        room: Callable[[str, bytes], Mapping[str, Tensor]],
+        settle: Callable[[str, bytes, Mapping[str, Tensor]], None],
+    ) -> None:
+        """
+        Put the copy of `step` into the user's objects. The copy stays.
+
+        `shards` are the shards of this rank. `room` returns the tensors for a shard with this
+        description, and `settle` makes the user's objects use them. Raises `OrderRefused` if there
+        is no such copy, or if it is the copy of another state than that of these objects.
+        """
+        self.wait()
+        copies = self._copy(step).shards
+        if copies.keys() != set(shards):
+            raise OrderRefused(
+                f"the copy of step {step} has the shards {sorted(copies)}, but this rank has "
+                f"{sorted(shards)}"
+            )
+        # all of them first: a copy that does not fit is refused before anything is changed
+        rooms = {shard: dict(room(shard, copies[shard].meta)) for shard in shards}
+        with torch.no_grad():
+            for shard, tensors in rooms.items():
+                for name, tensor in tensors.items():
+                    tensor.copy_(copies[shard].tensors[name])
+        for shard, tensors in rooms.items():
+            settle(shard, copies[shard].meta, tensors)
+
+    def _copy(self, step: int) -> _Copy:
+        for slot in self._slots:
+            copy = slot.copy
+            if copy is not None and copy.step == step:
+                return copy
+        raise OrderRefused(f"there is no copy of step {step}; there are {list(self.steps())}")
+
+    def _free_slot(self, sound: int) -> _Slot | None:
+        """
+        Return the slot for the next copy: an empty one, or that of the older copy. None if the newer
+        copy is not known to be the same on all ranks: then both copies stay. Other ranks may know
+        that already, and all ranks must keep one common step.
+        """
+        steps = self.steps()
+        if len(steps) == len(self._slots) and max(steps) > sound:
+            return None
+        return min(self._slots, key=lambda slot: -1 if slot.copy is None else slot.copy.step)
+
+    def _has_thread(self) -> bool:
+        """
+        Start the copying thread when it is first needed. Return False if the system has no room for
+        another thread.
+        """
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="tft-backups", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("backups_without_thread", why=str(error))
+                return False
+            self._thread = thread
+            atexit.register(self._end)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._work.get().run()
+
+    def _end(self) -> None:
+        making = self._making
+        if making is not None:
+            making.complete.wait(_ENDING)
+
+
+def _version(tensor: Tensor) -> int:
+    """
+    Return how often the tensor was changed in place; 0 if torch does not count this.
+    """
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,81 @@
+"""
+A digest of what this rank alone contributes to the gradients of a step.
+
+The gradient of one parameter near the input of the model is enough: it depends on all activations
+and on all other gradients. Of the first few parameters the smallest is taken, so that the digest
+costs next to nothing.
+"""
+
+from collections.abc import Iterable
+
+import xxhash
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from tft_pytorch.memory import readable
+
+_NEAR = 8
+"""The number of parameters, from the first one on, of which the smallest is watched."""
+
+
+class Contributions:
+    """
+    Watches the gradient of one parameter before it is reduced. Nothing is watched until the first
+    call of `digest`.
+    """
+
+    def __init__(self) -> None:
+        self._parameter: nn.Parameter | None = None
+        self._handle: RemovableHandle | None = None
+        self._wanted = False
+        self._gradients: list[Tensor] = []
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """
+        Watch one of these parameters from now on, and no earlier one.
+        """
+        self.let_go()
+        near = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)][:_NEAR]
+        self._parameter = min(near, key=lambda p: p.numel(), default=None)
+        if self._wanted:
+            self._begin()
+
+    def let_go(self) -> None:
+        """
+        Drop the references to the parameter and its gradients.
+        """
+        if self._handle is not None:
+            self._handle.remove()
+        self._parameter = self._handle = None
+        self._gradients.clear()
+
+    def digest(self) -> int | None:
+        """
+        Return the digest (XXH3-64) of the gradients since the last call, one for each backward.
+        None: there were none.
+        """
+        if not self._wanted:
+            self._wanted = True
+            self._begin()
+        if not self._gradients:
+            return None
+        digest = xxhash.xxh3_64()
+        for gradient in self._gradients:
+            digest.update(readable("gradient", gradient).view)
+        self._gradients.clear()
+        return digest.intdigest()
+
+    def forget(self) -> None:
+        """
+        Forget the gradients of a step that is given up.
+        """
+        self._gradients.clear()
+
+    def _begin(self) -> None:
+        if self._parameter is not None:
+            self._handle = self._parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
+
+    def _note(self, gradient: Tensor) -> None:
+        # a copy: the reduction writes into the memory of the gradient
+        self._gradients.append(gradient.detach().clone())

@@ -1,0 +1,233 @@
+"""
+The numbers of a step: the losses from which its backward passes begin, and the norm of the reduced
+gradients.
+
+torch has no hook for either. So this module replaces functions of torch while numbers are
+watched: the one that begins a backward pass, and the one with which `clip_grad_norm_` computes the
+norm. A script that clips its gradients thus computes the norm once, not twice. A `GradScaler` that
+tft does not know is refused when it scales its first loss.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
+
+from tft.errors import UsageError
+from tft.spi import Made, Numbers
+
+_NORM = "_get_total_norm"
+"""The function of `torch.nn.utils.clip_grad` that computes the norm of gradients. If a version of
+torch lacks it, the norm is computed after the gradients were clipped."""
+
+
+class Watch:
+    """
+    Notes the numbers of the present step. All methods but `forget` are called on the training
+    thread.
+    """
+
+    def __init__(self) -> None:
+        self._refuse: Callable[[float], bool] | None = None
+        self._made: Callable[[], Made | None] = lambda: None
+        self._thread = 0
+        self._native: dict[str, Any] = {}  # Any: functions of torch
+        self.forget()
+
+    def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
+        """
+        Note numbers from now on. `refuse` is that of `tft_watch_numbers`. `made` returns the
+        objects of the user, or None while they do not exist.
+        """
+        self._refuse, self._made, self._thread = refuse, made, threading.get_ident()
+        if not self._native:
+            self._native["backward"] = torch.autograd.backward
+            torch.autograd.backward = self._backward
+            self._native["scale"] = GradScaler.scale
+            GradScaler.scale = self._scale_of()  # type: ignore[method-assign]
+            norm = getattr(clip_grad, _NORM, None)
+            if norm is not None:
+                self._native["norm"] = norm
+                setattr(clip_grad, _NORM, self._total_norm)
+
+    def forget(self) -> None:
+        """
+        Drop the numbers of a step that was not finished, and all references to the user's objects.
+        """
+        self._model: nn.Module | None = None
+        self._parameters: list[nn.Parameter] = []
+        """The parameters of this model."""
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._losses: list[float] = []
+        self._pending: list[Tensor] = []
+        """Losses on a device, which are read when the device has done its work."""
+        self._own: list[float] = []
+        self._norm: Tensor | None = None
+        """The norm of all gradients before they were clipped."""
+
+    def own(self, gradient: Tensor) -> None:
+        """
+        Note a gradient that this rank has computed alone, before it is reduced.
+        """
+        if self._refuse is not None and gradient.layout == torch.strided:
+            self._own.append(torch.linalg.vector_norm(gradient).item())
+
+    def take(self) -> Numbers:
+        """
+        Return the numbers of the present step, and forget them.
+        """
+        made = self._made()
+        scaler = None if made is None else scaler_of(made)
+        for loss in self._pending:
+            self._see(loss, scaler)
+        norm = self._norm if self._norm is not None else self._norm_of_all()
+        numbers = Numbers(
+            losses=tuple(self._losses),
+            norm=None if norm is None else _unscaled(norm.item(), made, scaler),
+            own=tuple(self._own),
+        )
+        self._begin_step()
+        return numbers
+
+    # ---------------------------------------------------------------- functions in place of torch's
+
+    def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
+        if threading.get_ident() == self._thread and grad_tensors is None:
+            self._norm = None  # of the gradients before this pass
+            found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]
+            refused = [self._begins(loss.detach()) for loss in losses]
+            if any(refused) and len(losses) == len(found):
+                tensors = found
+                grad_tensors = [torch.full_like(loss, float("nan")) for loss in losses]
+        return self._native["backward"](tensors, grad_tensors, *args, **named)
+
+    def _scale_of(self) -> Callable[..., Any]:
+        def scale(scaler: GradScaler, outputs: Any) -> Any:
+            made = self._made()
+            if scaler.is_enabled() and made is not None and scaler_of(made) is None:
+                raise UsageError(
+                    "a GradScaler scales the loss, and session.adopt was not given it: its "
+                    "overflows would be taken for faults. Hand it over, "
+                    "others={'scaler': scaler}, or run without --numerics"
+                )
+            return self._native["scale"](scaler, outputs)
+
+        return scale
+
+    def _begins(self, loss: Tensor) -> bool:
+        """
+        Note a loss. Return whether the gradients of its backward pass must become NaN.
+        """
+        if loss.device.type != "cpu":
+            self._pending.append(loss)
+            return False
+        made = self._made()
+        scaler = None if made is None else scaler_of(made)
+        # a GradScaler would take NaN for its own overflow, so the barrier carries the refusal
+        return self._see(loss, scaler) and scaler is None
+
+    def _see(self, loss: Tensor, scaler: GradScaler | None) -> bool:
+        value = loss.item()
+        if scaler is not None:
+            if value in (float("inf"), float("-inf")):
+                return False  # the scale was too large: that is for the GradScaler
+            value /= scaler.get_scale()
+        self._losses.append(value)
+        return self._refuse is not None and self._refuse(value)
+
+    def _total_norm(self, tensors: Any, norm_type: float = 2.0, *args: Any, **named: Any) -> Any:
+        if self._norm is None and threading.get_ident() == self._thread:
+            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            if norm_type == 2.0 and self._are_all(tensors):
+                found: Tensor = self._native["norm"](tensors, norm_type, *args, **named)
+                self._norm = _local(found).detach()
+                return found
+            if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
+                self._norm = self._norm_of_all()  # a part of them is about to be clipped
+        return self._native["norm"](tensors, norm_type, *args, **named)
+
+    # ---------------------------------------------------------------- gradients
+
+    def _are_all(self, tensors: Sequence[Tensor]) -> bool:
+        """
+        Return whether `tensors` are all gradients.
+        """
+        known = self._parameters
+        if known and len(tensors) == len(known):  # with all others between the first and the last
+            return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
+        gradients = self._gradients()
+        return len(tensors) == len(gradients) and all(
+            one is other for one, other in zip(tensors, gradients, strict=True)
+        )
+
+    def _gradients(self) -> list[Tensor]:
+        made = self._made()
+        if made is None:
+            return []
+        if made.model is not self._model:  # to walk through the modules takes 100 us
+            self._model, self._parameters = made.model, list(made.model.parameters())
+        return [grad for each in self._parameters if (grad := each.grad) is not None]
+
+    @torch.no_grad()
+    def _norm_of_all(self) -> Tensor | None:
+        parts = [_dense(_local(each)) for each in self._gradients()]
+        if not parts:
+            return None
+        device = parts[0].device
+        if any(part.device != device for part in parts):
+            norms = [torch.linalg.vector_norm(part).to(device) for part in parts]
+        else:
+            norms = list(torch._foreach_norm(parts))
+        if any(norm.dtype != torch.float32 for norm in norms):
+            norms = [norm.float() for norm in norms]
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
+
+
+watch = Watch()
+"""The numbers of this process."""
+
+
+def scaler_of(made: Made) -> GradScaler | None:
+    """
+    Return the `GradScaler` that the user has handed over, if it is in use.
+    """
+    for other in made.others.values():
+        if isinstance(other, GradScaler) and other.is_enabled():
+            return other
+    return None
+
+
+def _unscaled(norm: float, made: Made | None, scaler: GradScaler | None) -> float | None:
+    """
+    Return the norm of the gradients without the scale of a `GradScaler`. None: the gradients have
+    overflowed, and the `GradScaler` is about to leave the update out on all ranks.
+    """
+    if scaler is None or made is None:
+        return norm
+    if not norm < float("inf"):
+        return None
+    state = scaler._per_optimizer_states.get(id(made.optimizer))
+    unscaled = state is not None and state["stage"].name == "UNSCALED"
+    return norm if unscaled else norm / scaler.get_scale()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """
+    Return this rank's part of a distributed tensor, and any other tensor as it is.
+    """
+    return (
+        tensor if type(tensor) is Tensor or not isinstance(tensor, DTensor) else tensor.to_local()
+    )
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient._values() if gradient.layout == torch.sparse_coo else gradient

@@ -1,0 +1,59 @@
+"""
+Integrity: compares the copies that ranks hold of each shard, while the job trains. `tft run
+--integrity N`, see `docs/howto/integrity.md`.
+
+After each step every rank digests one slice of its shards. The controller compares the digests of
+all ranks that hold the same shard. So every byte is compared at least once in N steps.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from tft.errors import UsageError
+from tft.spi import SessionView, hookimpl
+from tft_integrity.digester import Digester
+
+VARIABLE = "TFT_INTEGRITY"
+"""The variable that carries N to every process of the job."""
+DEFAULT = 50
+"""The N of `--integrity` without a number."""
+ON_THE_WAY = 2
+"""Steps that the digests may take to the controller. The slices are so many fewer than N: then a
+difference is known N steps after it began."""
+
+
+@hookimpl
+def tft_options() -> Sequence[click.Option]:
+    return [
+        click.Option(
+            ["--integrity"],
+            type=click.IntRange(min=1),
+            is_flag=False,
+            flag_value=DEFAULT,
+            metavar="N",
+            help="Compare the copies of the state while training: every byte once in N steps "
+            f"(without a number: {DEFAULT}).",
+        )
+    ]
+
+
+@hookimpl
+def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: values of all options
+    steps, backups = options["integrity"], options.get("backup_every", 0)
+    if steps is None:
+        return {}
+    if 0 < backups < steps:
+        raise UsageError(
+            f"--backup-every {backups} is less than --integrity {steps}: a copy may be overwritten "
+            "only after every byte was compared once; use at least the same number of steps"
+        )
+    return {VARIABLE: str(steps)}
+
+
+@hookimpl
+def tft_opened(session: SessionView) -> object | None:
+    steps = int(os.environ.get(VARIABLE, "0"))
+    return Digester(session, max(1, steps - ON_THE_WAY)) if steps else None

@@ -1,0 +1,83 @@
+"""
+Measure what the plugins `integrity` and `numerics` add to a step: blocks of steps with the plugin
+and without it in turns, within one job of four ranks. The ratio of two neighbouring blocks is one
+sample. The noise is the same for a job in which nothing is switched.
+"""
+
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.e2e.jobs import ROOT
+
+JOB = ROOT / "tests" / "benchmarks" / "toggled_job.py"
+CASES = {
+    "nothing": (),
+    "integrity 50": ("--integrity", "50"),
+    "integrity 10": ("--integrity", "10"),
+    "integrity 1": ("--integrity", "1"),
+}
+DRAWS = 2000
+"""How often the samples are drawn again for the interval (bootstrap)."""
+
+
+def main() -> None:
+    """
+    Print one line for each case: the median ratio with its 95 % interval.
+    """
+    for name, options in CASES.items():
+        ratios = measured(options)
+        low, high = interval(ratios)
+        print(
+            json.dumps(
+                {
+                    "benchmark": "observer_cost",
+                    "case": name,
+                    "unit": "step time with / without",
+                    "median": round(statistics.median(ratios), 4),
+                    "low": round(low, 4),
+                    "high": round(high, 4),
+                    "samples": len(ratios),
+                }
+            ),
+            flush=True,
+        )
+
+
+def measured(options: Sequence[str]) -> list[float]:
+    """
+    Return the ratio of each block with the plugin and the block without it next to it.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        command = [
+            sys.executable, "-m", "tft", "run", "--nproc-per-node", "4", "--run-dir",
+            f"{directory}/run", "--audit", "off", *options, str(JOB),
+        ]  # fmt: skip
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, stdout=quiet, stderr=quiet, check=True, cwd=ROOT, timeout=900)
+        told = json.loads(Path(directory, "run", "times.json").read_text())
+    steps = [b - a for a, b in itertools.pairwise(told["times"][told["warm"] :])]
+    size = told["block"]
+    # the first step of a block has the end of the last step of the other kind in it
+    blocks = [statistics.median(steps[i + 1 : i + size]) for i in range(0, len(steps), size)]
+    pairs = itertools.pairwise(blocks[: len(blocks) // 2 * 2])
+    return [a / b if i % 2 == 0 else b / a for i, (a, b) in enumerate(pairs)]
+
+
+def interval(samples: Sequence[float]) -> tuple[float, float]:
+    """
+    Return the 95 % interval of the median, by drawing the samples again.
+    """
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(samples, k=len(samples))) for _ in range(DRAWS))
+    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
+
+
+if __name__ == "__main__":
+    main()

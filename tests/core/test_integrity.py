@@ -1,0 +1,290 @@
+"""
+Copies that differ while the job trains: what the job machine does about them.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.core.lives import strategies, trained
+from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.transitions import State
+from tft.protocol.messages import Fetch, Restore, Resume
+from tft.testing.scripted import ScriptedJob
+
+
+def differ(job: ScriptedJob, *wrong: int, right: tuple[int, ...] = (), sound: int = 5) -> None:
+    """
+    Let slices differ that were equal at the end of step `sound`.
+    """
+    job.slices(SlicesDiffered(at=0.0, shard="dense", step=8, right=right, wrong=wrong, sound=sound))
+
+
+def faults(job: ScriptedJob) -> list[tuple[str, int | None]]:
+    return [(fault["kind"], fault["rank"]) for fault in job.reports()[-1]["faults"]]
+
+
+def test_compared_step_only_grows() -> None:
+    """When slices were compared up to a step, then copies count as sound up to that step."""
+    job = trained(steps=8)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    job.slices(SlicesAgreed(at=0.0, step=4))
+    assert job.machine.compared == 6
+    assert job.state is State.HEALTHY
+
+
+def test_all_ranks_return_to_a_copy_from_before_the_difference() -> None:
+    """When one of several copies differs, then all ranks return to the newest kept copy that is not
+    later than the last step at which the slice was equal. The wrong rank fetches that copy, because
+    its own memory is not trusted."""
+    job = trained(steps=8, keeps=4)
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert faults(job) == [("corruption", 1)]
+    (restore,) = job.orders(Restore)
+    assert (restore.to, restore.step) == ((0, 2, 3), 5)
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 5)]
+    report = job.reports()[-1]
+    assert (report["step"], report["steps_lost"], report["inexact"]) == (6, 3, [])
+
+
+def test_checkpoint_serves_when_no_rank_keeps_an_early_copy() -> None:
+    """When no kept copy is old enough but a checkpoint is, then all ranks load the checkpoint."""
+    job = trained(steps=8, keeps=1)
+    job.checkpointed(4)
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    job.train()
+    assert (strategies(job), job.reports()[-1]["step"]) == (["retry"], 5)
+
+
+@pytest.mark.parametrize("content", ["another", "right"])
+def test_majority_counts_when_no_early_copy_is_left(content: str) -> None:
+    """When no copy is old enough, then the wrong rank fetches the copy of the majority, no step is
+    lost, and the report says from which step on the state may be wrong. The same follows if the
+    copies have become equal again."""
+    job = trained(steps=8)
+    job.ranks[1].state.content = content
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 8)]
+    (sentence,) = job.reports()[-1]["inexact"]
+    assert "since step 6" in sentence
+
+
+def test_job_ends_without_an_early_copy_when_the_policy_says_so() -> None:
+    """When no copy is old enough and the policy is `end`, then the job ends, and the reason names
+    the last sound step."""
+    job = trained(steps=8, corruption="end")
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "of step 5 or earlier" in job.over.why
+
+
+def test_two_copies_that_differ_return_to_an_early_copy() -> None:
+    """When two copies differ, then nobody is named, and both ranks restore their own early copy."""
+    job = trained(world=2, steps=8, keeps=4)
+    differ(job, 0, 1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert faults(job) == [("corruption", None)]
+    (restore,) = job.orders(Restore)
+    assert (restore.to, restore.step) == ((0, 1), 5)
+
+
+@pytest.mark.parametrize("content", ["another", "right"])
+def test_two_copies_that_differ_end_the_job_without_an_early_copy(content: str) -> None:
+    """When two copies differ and no copy is old enough, then the job ends with a sentence. The same
+    follows if the copies have become equal again."""
+    job = trained(world=2, steps=8)
+    job.ranks[1].state.content = content
+    differ(job, 0, 1)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "of step 5 or earlier" in job.over.why
+
+
+def test_two_copies_that_differ_are_made_equal_when_the_policy_is_to_continue() -> None:
+    """When two copies differ, no copy is old enough, and the policy is `continue`, then the copy of
+    the lowest rank is used, and the report names both ranks and the first step that may be
+    wrong."""
+    job = trained(world=2, steps=8, corruption="continue")
+    job.ranks[1].state.content = "another"
+    differ(job, 0, 1)
+    job.settle()
+    job.train()
+    assert strategies(job) == ["retry"]
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 8)]
+    report = job.reports()[-1]
+    assert any("since step 6" in sentence for sentence in report["inexact"])
+    assert any("[0, 1]" in fault["evidence"] for fault in report["faults"])
+
+
+def test_early_copy_of_every_rank_counts_when_the_policy_is_to_continue() -> None:
+    """When two copies differ, the policy is `continue`, and each rank is the only holder of another
+    shard, then both ranks are to restore their own early copies: no copy of a rank is given up."""
+    groups = {"dense": (0, 1), "left": (0,), "right": (1,)}
+    job = trained(world=2, steps=8, keeps=4, corruption="continue", groups=groups)
+    job.ranks[1].state.content = "another"
+    differ(job, 0, 1)
+    job.settle()
+    restore, *_ = job.orders(Restore)
+    assert (restore.to, restore.step) == ((0, 1), 5)
+
+
+def test_traced_rank_is_named_in_the_report_of_its_incident() -> None:
+    """When the steps were computed again and a rank is found to have had the wrong copy, then the
+    fault of the closed incident names that rank."""
+    job = trained(world=2, steps=8, keeps=4)
+    differ(job, 0, 1)
+    job.settle()
+    job.train(2)
+    job.slices(CorruptionTraced(at=0.0, incident=1, ranks=(1,), step=6))
+    assert faults(job) == [("corruption", 1)]
+    assert "step 7" in job.reports()[-1]["faults"][0]["evidence"]
+    assert job.state is State.HEALTHY
+
+
+def test_nobody_is_traced_when_training_does_not_continue_bit_for_bit() -> None:
+    """When the report of the incident has a reservation, such as an RNG that was made anew, then
+    the gradients of a right copy may come out otherwise. So no rank is named."""
+    job = trained(world=2, steps=8, keeps=4)
+    differ(job, 0, 1)
+    job.settle()
+    job.machine.incident.exactness.reservations.append((5, "the RNG of rank 0 was made anew"))
+    job.train(2)
+    job.slices(CorruptionTraced(at=0.0, incident=1, ranks=(0,), step=6))
+    assert faults(job) == [("corruption", None)]
+    assert job.facts("corruption_traced") == []
+
+
+def elastic(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
+    """
+    Return a job of two nodes with two ranks each, and a third node with room for both ranks of one.
+    """
+    return trained(steps=8, keeps=4, placement={0: (0, 1), 1: (2, 3), 2: ()}, spare={2: 2}, **facts)
+
+
+def test_node_is_left_when_a_rank_on_it_is_corrupted_again() -> None:
+    """When a rank has wrong copies for the second time on the same node, then its node is given up,
+    and the ranks of that node start elsewhere."""
+    job = elastic()
+    for _ in range(2):
+        differ(job, 1, right=(0, 2, 3), sound=job.ranks[0].step - 3)
+        job.settle()
+        job.train(8)
+    assert strategies(job) == ["retry", "recover"]
+    assert ("node", 1) in faults(job)
+
+
+def test_repeated_corruption_is_said_when_no_node_has_room() -> None:
+    """When a rank has wrong copies again and no other node has room, then the job goes on, and the
+    log says why the node is not left."""
+    job = trained(steps=8, keeps=4)
+    for _ in range(2):
+        differ(job, 1, right=(0, 2, 3), sound=job.ranks[0].step - 3)
+        job.settle()
+        job.train(8)
+    assert strategies(job) == ["retry", "retry"]
+    assert [facts["rank"] for facts in job.facts("corruption_repeats")] == [1]
+
+
+@pytest.mark.parametrize("policy", ["majority", "continue"])
+def test_difference_that_a_fault_brings_up_leads_to_an_early_copy_too(policy: str) -> None:
+    """When slices are compared in every step, and another incident finds copies that differ, then
+    all ranks return to a copy from before the last step at which all copies were equal."""
+    job = trained(steps=8, keeps=4, corruption=policy)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    job.ranks[1].state.content = "another"
+    job.fault(2, "memory")
+    job.settle()
+    job.train()
+    assert job.reports()[-1]["step"] == 7
+
+
+def test_attempt_of_the_digests_stays_the_same_in_a_pause() -> None:
+    """When a job pauses and goes on, then the attempt whose slices are compared is still that of
+    the last resume order, as the ranks tag their digests. A fault begins another one."""
+    job = trained(steps=8)
+    before = job.machine.attempt
+    job.pause()
+    job.settle()
+    job.go_on()
+    job.settle()
+    job.train()
+    assert job.state is State.HEALTHY
+    assert job.machine.attempt == before == (0, 0)
+    job.fault(2, "memory")
+    job.settle()
+    (resume,) = job.orders(Resume)
+    assert job.machine.attempt == (resume.incident, resume.round) != before
+
+
+def test_compared_step_is_at_most_the_step_that_all_ranks_return_to() -> None:
+    """When all ranks return to an earlier step and a copy of it cannot be read, then later steps,
+    which are computed again, no longer count as compared."""
+    job = trained(steps=8, keeps=4)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    job.ranks[2].state.content = ""
+    job.notice(1, "numeric", not_after=4)
+    job.settle()
+    assert job.orders(Restore)[0].step == 4
+    assert job.facts("copies_not_compared")[0]["ranks"] == [2]
+    assert job.machine.compared == 4
+
+
+def test_checkpoint_that_was_compared_counts_as_sound() -> None:
+    """When a periodic checkpoint was compared after the slice was equal last, then the job returns
+    to that checkpoint."""
+    job = trained(world=2, steps=8)
+    job.checkpointed(7, compared=True)
+    assert job.machine.compared == 7
+    differ(job, 0, 1, sound=5)
+    job.settle()
+    job.train()
+    assert (strategies(job), job.reports()[-1]["step"]) == (["retry"], 8)
+
+
+def test_late_verdict_about_a_known_difference_is_not_a_second_incident() -> None:
+    """When an incident has found the same difference already, and all ranks went on from later
+    state, then a verdict about digests of before it leads to no further incident."""
+    job = trained(steps=8)
+    job.slices(SlicesAgreed(at=0.0, step=5))
+    job.ranks[1].state.content = "another"
+    job.fault(2, "memory")
+    job.settle()
+    job.train()
+    assert faults(job) == [("memory", 2), ("corruption", 1)]
+    before = len(job.machine.incidents)
+    differ(job, 1, right=(0, 2, 3))
+    job.settle()
+    assert (len(job.machine.incidents), job.state) == (before, State.HEALTHY)
+
+
+def test_node_is_kept_when_no_rank_elsewhere_has_its_shards() -> None:
+    """When a rank has wrong copies again and only ranks of its node hold a shard, then the job goes
+    on there, although another node has room."""
+    groups = {"a": (0, 1, 2), "b": (3, 4, 5)}
+    job = trained(
+        world=6, steps=8, keeps=4, groups=groups,
+        placement={0: (0, 1, 2), 1: (3, 4, 5), 2: ()}, spare={2: 3},
+    )  # fmt: skip
+    for _ in range(2):
+        job.slices(
+            SlicesDiffered(
+                at=0.0, shard="a", step=job.ranks[0].step, right=(0, 2), wrong=(1,),
+                sound=job.ranks[0].step - 3,
+            )
+        )  # fmt: skip
+        job.settle()
+        job.train(8)
+    assert strategies(job) == ["retry", "retry"]
+    assert "no rank elsewhere" in str(job.facts("corruption_repeats")[0]["why_not"])

@@ -1,0 +1,369 @@
+"""
+An independent check of the comparison of slices. It records the real content of each rank at the
+end of each step. Each verdict of the comparison must agree with this record, and copies that differ
+must be found in time.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tft.core.job.commands import Tell
+from tft.core.job.events import CorruptionTraced, Event, SlicesAgreed, SlicesDiffered
+from tft.core.job.machine import Machine
+from tft.core.job.transitions import State
+from tft.protocol.messages import Resume
+from tft.simulation.invariants import Broken
+from tft.simulation.ledger import Ledger
+from tft.simulation.stage import ProcessPart, Stage
+from tft.simulation.truth import Content
+
+FOUND = 1.5
+"""Seconds after the end of a step within which the controller knows that copies differ: several
+beats of each node."""
+DISTURBING = ("node", "partition", "broker", "beats", "agent", "deposed")
+"""Mishaps that keep beats from a controller. Then nobody knows when it hears of a digest."""
+LATE_WORDS = frozenset({"copies_differ", "slices_differ", "corruption_traced"})
+"""The events that hold wrong copies against ranks."""
+
+Attempt = tuple[int, int]
+Held = dict[int, dict[str, Content]]
+"""By rank and shard: the content at the end of a step."""
+
+
+@dataclass(slots=True)
+class Found:
+    """
+    Copies that the machine knows to differ, until all ranks are ordered to resume.
+    """
+
+    sound: int
+    """The last step at whose end the slice was equal on all ranks."""
+    decided: bool
+    """True when a majority says which copies are right."""
+
+
+@dataclass(slots=True)
+class _Dispute:
+    """
+    Ranks that hold corrupted content when copies differ without a majority.
+    """
+
+    incident: int
+    corrupted: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Record:
+    """
+    What the ranks really hold since they were last ordered to resume.
+    """
+
+    attempt: Attempt = (-1, 0)
+    begun: int = 0
+    """The step from whose end the ranks have gone on."""
+    held: dict[int, Held] = field(default_factory=dict)
+    """By step."""
+    members: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By step: the ranks of the process group."""
+    clean: bool = True
+    """True when the ranks have begun with right content, and no corruption has come since that no
+    comparison can find."""
+
+
+def _is_wrong(process: ProcessPart) -> bool:
+    return any(content.flipped or content.spread for content in process.memory.content.values())
+
+
+class Slices:
+    """
+    Compares the verdicts about slices with the real content of the ranks.
+    """
+
+    def __init__(self, stage: Stage, ledger: Ledger) -> None:
+        self._stage = stage
+        self._ledger = ledger
+        self._record = _Record()
+        self._led = 0.0
+        """The moment at which the present controller began to lead."""
+        self._disputes: list[_Dispute] = []
+        self._corrupted: set[int] = set()
+        """The ranks that have held corrupted content at the end of a step."""
+        self._counts: dict[tuple[int, int], set[int]] = {}
+        """By rank and node: the incidents in which the copies of the rank were wrong."""
+        self.found: Found | None = None
+        self._sound: int | None = None
+        """The last step that was sound when the ranks were ordered to resume after copies had
+        differed, until the incident closes. None: no copies have differed."""
+        self.left: set[int] = set()
+        """The nodes that may be given up, since a rank on them had wrong copies twice."""
+
+    # ---------------------------------------------------------------- the real content
+
+    def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
+        """
+        Begin a new record: all members resume training. Content that is wrong by now was accepted
+        with a reservation, or nobody could find that it is wrong.
+        """
+        attempt = (order.incident, order.round)
+        clean = not any(_is_wrong(process) for process in members.values())
+        self._record = _Record(attempt=attempt, begun=order.step - 1, clean=clean)
+        if self.found is not None:
+            self._sound, self.found = self.found.sound, None
+
+    def leads(self) -> None:
+        """
+        Record that another controller leads from now on.
+        """
+        self._led = self._stage.clock.now
+
+    def digested(self, process: ProcessPart, step: int) -> None:
+        """
+        Record the content of a rank at the end of `step`. If its slice differs from those of the
+        other holders, the controller has to find that.
+        """
+        record, stage = self._record, self._stage
+        if process.steps.attempt != record.attempt or process.group is None:
+            return
+        held = record.held.setdefault(step, {})
+        held[process.rank] = self._seen(process, step)
+        record.members[step] = frozenset(process.group.members)
+        if any(content.flipped for content in process.memory.content.values()):
+            self._corrupted.add(process.rank)
+        for shard, content in process.memory.content.items():
+            if content.flipped and len(self._holders(shard, step)) == 1:
+                record.clean = False
+            copies = self._slice(shard, step)
+            if copies is not None and len(set(copies.values())) > 1:
+                stage.clock.after(FOUND, self._has_found, record.attempt, stage.clock.now, shard)
+
+    def _seen(self, process: ProcessPart, step: int) -> dict[str, Content]:
+        polluted = self._stage.pollution.step
+        if polluted is not None and step >= polluted:  # bad numbers are the same on all ranks
+            return dict.fromkeys(process.memory.content, self._stage.truth.spoilt(step))
+        return dict(process.memory.content)
+
+    def _holders(self, shard: str, step: int) -> list[int]:
+        members = self._record.members.get(step, frozenset())
+        return [rank for rank in self._stage.schedule.groups()[shard] if rank in members]
+
+    def _copies(self, shard: str, step: int) -> dict[int, Content] | None:
+        """
+        Return the content of a shard at the end of `step`, by rank. Return None when some holder
+        has not ended the step.
+        """
+        held = self._record.held.get(step, {})
+        ranks = self._holders(shard, step)
+        if not ranks or any(rank not in held for rank in ranks):
+            return None
+        return {rank: held[rank][shard] for rank in ranks}
+
+    def _slice(self, shard: str, step: int) -> dict[int, Content] | None:
+        """
+        Return what the slice of `step` shows of a shard, by rank.
+        """
+        copies = self._copies(shard, step)
+        if copies is None:
+            return None
+        number, truth = step % self._stage.schedule.slices, self._stage.truth
+        return {
+            rank: truth.slice_of(content, shard, step, number) for rank, content in copies.items()
+        }
+
+    # ---------------------------------------------------------------- copies that differ are found
+
+    def _has_found(self, attempt: Attempt, since: float, shard: str) -> None:
+        """
+        Check that the machine has begun to handle copies that differ. Raises `Broken` when it has
+        not, although it has heard all digests and an incident has not come before.
+        """
+        stage = self._stage
+        leaders = [leader for leader in stage.cluster.leaders if leader.leads]
+        newest = max(leaders, key=lambda leader: leader.epoch, default=None)
+        happened = {mishap.what for mishap in stage.mishaps.happened}
+        if (
+            stage.over is not None
+            or newest is None
+            or self._record.attempt != attempt
+            or since < self._led
+            or stage.schedule.trouble.loss
+            or happened.intersection(DISTURBING)
+        ):
+            return
+        if newest.machine.state in (State.PAUSING, State.PAUSED, State.RESUMING):
+            stage.clock.after(FOUND, self._has_found, attempt, since, shard)
+        elif newest.machine.state is State.HEALTHY:
+            raise Broken(
+                "copies that differ are found",
+                f"copies of shard {shard!r} have differed for {stage.clock.now - since:.1f} s, and "
+                "the job trains on",
+            )
+
+    # ---------------------------------------------------------------- verdicts
+
+    def hears(self, machine: Machine, event: Event) -> None:
+        """
+        Check a verdict that is about to be judged. Raises `Broken` when it does not agree with the
+        real content of the ranks.
+        """
+        match event:
+            case SlicesAgreed():
+                self._agreed(event)
+            case SlicesDiffered():
+                self._differed(event)
+            case CorruptionTraced():
+                self._traced(event)
+            case _:
+                pass
+
+    def _agreed(self, event: SlicesAgreed) -> None:
+        if event.step <= self._record.begun:
+            return
+        for shard in self._stage.schedule.groups():
+            copies = self._copies(shard, event.step)
+            if len(self._holders(shard, event.step)) == 1:
+                continue
+            if copies is None or len(set(copies.values())) > 1:
+                raise Broken(
+                    "copies that count as compared are equal",
+                    f"shard {shard!r} at the end of step {event.step}: {copies}",
+                )
+
+    def _differed(self, event: SlicesDiffered) -> None:
+        copies = self._slice(event.shard, event.step) or {}
+        votes = Counter(copies.values())
+        if len(votes) < 2 or sorted(copies) != sorted((*event.right, *event.wrong)):
+            raise Broken(
+                "copies are reported as different only if they differ", f"{event}: {copies}"
+            )
+        (best, most), (_, next_most), *_ = votes.most_common()
+        right = [rank for rank, content in copies.items() if content == best]
+        if list(event.right) != (sorted(right) if most > next_most else []):
+            raise Broken("the content that most ranks hold is right", f"{event}: {copies}")
+        self._is_sound(event)
+        if not event.right:
+            corrupted = {
+                rank
+                for rank, held in self._record.held[event.step].items()
+                if any(content.flipped for content in held.values())
+            }
+            self._disputes.append(_Dispute(-1, frozenset(corrupted)))
+        self.found = Found(event.sound, bool(event.right))
+
+    def _is_sound(self, event: SlicesDiffered) -> None:
+        """
+        Check the last step at which a slice was equal on all ranks.
+        """
+        stage, record = self._stage, self._record
+        before = event.step - stage.schedule.slices
+        copies = self._slice(event.shard, event.sound)
+        equal = copies is not None and len(set(copies.values())) == 1
+        turn = (event.step - event.sound) % stage.schedule.slices == 0
+        if event.sound > record.begun and not (equal and turn):
+            raise Broken(
+                "copies count as sound only if they were equal", f"{event} at {event.sound}"
+            )
+        last = self._slice(event.shard, before) if before > record.begun else None
+        calm = not stage.schedule.trouble.loss and not {
+            mishap.what for mishap in stage.mishaps.happened
+        }.intersection((*DISTURBING, "controller"))
+        if calm and last is not None and len(set(last.values())) == 1 and event.sound < before:
+            raise Broken(
+                "the last step at which copies were equal is known",
+                f"{event}: the slice was equal at step {before}",
+            )
+
+    def _traced(self, event: CorruptionTraced) -> None:
+        known = [each.corrupted for each in self._disputes if each.incident == event.incident]
+        corrupted = known[-1] if known else frozenset(self._corrupted)
+        if not corrupted.issuperset(event.ranks):
+            raise Broken(
+                "only a rank with wrong copies is named",
+                f"{event}, but ranks {sorted(corrupted)} had corrupted content",
+            )
+
+    # ---------------------------------------------------------------- consequences
+
+    def judged(self, machine: Machine, event: Event) -> None:
+        """
+        Record the incident to which copies that differ have led.
+        """
+        if isinstance(event, SlicesDiffered) and self._disputes:
+            last = self._disputes[-1]
+            last.incident = machine.incident.number if last.incident < 0 else last.incident
+
+    def tells(self, machine: Machine, told: Tell) -> None:
+        """
+        Count the incidents in which the copies of a rank were wrong on its node.
+        """
+        facts: Mapping[str, object] = told.facts
+        if told.event not in LATE_WORDS:
+            return
+        traced = told.event == "corruption_traced"
+        if not traced and not facts["right"]:
+            return
+        ranks: list[int] = facts["ranks" if traced else "wrong"]  # type: ignore[assignment] # ranks
+        incident = int(str(facts["incident"])) if traced else machine.incident.number
+        for rank in ranks:
+            node = self._ledger.place(machine, rank)
+            known = self._counts.setdefault((rank, node), set())
+            known.add(incident)
+            if len(known) > 1:
+                self.left.add(node)
+
+    def goes_back(self, machine: Machine, step: int, earlier: int | None) -> None:
+        """
+        Check the step to which all ranks go back after copies differed. `earlier` is a step from
+        before the difference that all ranks could go back to. Raises `Broken` when another step was
+        chosen, or when the policy forbids the step.
+        """
+        found, corruption = self.found, self._stage.schedule.policy.corruption
+        if found is None or step <= found.sound:
+            return
+        if earlier is not None:
+            raise Broken(
+                "all ranks return to a copy from before the difference",
+                f"step {step} was chosen, although copies were equal at step {found.sound} last and "
+                f"a copy of step {earlier} exists",
+            )
+        if corruption == "end" or (corruption == "majority" and not found.decided):
+            raise Broken(
+                "a copy of unknown correctness is not used",
+                f"step {step} was chosen, copies were equal at step {found.sound} last, and the "
+                f"policy is {corruption!r}",
+            )
+
+    def closed(self, machine: Machine) -> None:
+        """
+        Check at the end of an incident that it reports that the state of all ranks may be wrong.
+        """
+        sound, step = self._sound, machine.incident.progress.agreed
+        self._sound = None
+        if sound is None or step <= sound:
+            return
+        if not any("may be wrong" in told for told in machine.incident.exactness.sentences):
+            raise Broken(
+                "an inexact recovery is reported",
+                f"training resumed from step {step}, copies were equal at step {sound} last, and "
+                "the report calls the incident exact",
+            )
+
+    def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
+        """
+        Check the content from which the members go on after copies differed. If the job has gone
+        back to before the difference, no content of a corruption is left. Raises `Broken`
+        otherwise.
+        """
+        found = self.found
+        if found is None or step > found.sound or not self._record.clean:
+            return
+        for rank, process in members.items():
+            if process.memory.unsaid:
+                continue  # corrupted since the ranks have reported digests: slices find it later
+            for shard, content in process.memory.content.items():
+                if content.flipped or content.spread:
+                    raise Broken(
+                        "after copies differed all ranks go on with right content",
+                        f"rank {rank} goes on from the end of step {step} with {content} as shard "
+                        f"{shard!r}; copies were equal at step {found.sound}",
+                    )

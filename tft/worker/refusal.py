@@ -1,0 +1,50 @@
+"""
+Refusals of an update because of the numbers of its step, on one rank.
+"""
+
+import struct
+
+import xxhash
+
+from tft.protocol.messages import StepNumbers
+from tft.spi.faults import TrainingFault
+from tft.spi.types import Numbers
+
+
+class UpdateRefused(TrainingFault):
+    """
+    Raised before an update window opens: this rank, or another one, refuses the update. The state
+    is that of the end of the step before.
+    """
+
+    def __init__(self, text: str, numbers: Numbers) -> None:
+        super().__init__(text, kind="numeric")
+        self.numbers = step_numbers(numbers)
+
+
+def step_numbers(numbers: Numbers) -> StepNumbers:
+    """
+    Return the digests of the numbers of a step. A NaN is equal to every other NaN.
+    """
+    own = (*numbers.losses, *numbers.own)
+    common = () if numbers.norm is None else (numbers.norm,)
+    return StepNumbers(
+        own=_digest(own), common=_digest(common), batches=max(1, len(numbers.losses))
+    )
+
+
+def refusal_in(error: BaseException) -> UpdateRefused | None:
+    """
+    Return the refusal from which an exception comes, or None if it comes from none.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, UpdateRefused):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _digest(numbers: tuple[float, ...]) -> str:
+    plain = [float("nan") if each != each else each for each in numbers]
+    return xxhash.xxh3_128_hexdigest(struct.pack(f"<{len(plain)}d", *plain))

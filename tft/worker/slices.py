@@ -1,0 +1,177 @@
+"""
+Slices of the shards of a rank: the bytes that are digested after one step, so that all ranks can
+compare them. After as many steps as there are slices, every byte was digested once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pluggy
+import xxhash
+
+from tft.page import Page
+from tft.protocol.messages import ShardCopies, SliceDigest
+from tft.spi.types import Buffer, DeviceBuffer, SliceContent
+
+CONTRIBUTION = -1
+"""Stands in `SliceDigest.number` for the digest of what the rank contributed to the gradients."""
+AT_ONCE = 128 * 1024
+"""Bytes that are digested on the training thread itself: to hand less to another thread takes
+longer than to digest it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Listed:
+    """
+    The memory of one shard, as the adaptor has listed it.
+    """
+
+    content: SliceContent
+    offsets: list[int]
+    """Where each buffer begins, counted over all buffers of the shard, and where the last ends."""
+
+    def pieces(self, number: int, of: int) -> list[tuple[Buffer | DeviceBuffer, int, int]]:
+        """
+        Return the parts of buffers that are in slice `number` of `of`: the buffer, and where the
+        part begins and ends in it.
+        """
+        total = self.offsets[-1]
+        first, last = total * number // of, total * (number + 1) // of
+        found = []
+        for index in range(max(0, bisect_right(self.offsets, first) - 1), len(self.offsets) - 1):
+            begin, end = self.offsets[index], self.offsets[index + 1]
+            if begin >= last:
+                break
+            if end > first:
+                buffer = self.content.buffers[index]
+                found.append((buffer, max(first, begin) - begin, min(last, end) - begin))
+        return found
+
+
+class Slices:
+    """
+    Digests the slices of one rank, and posts the digests on its page.
+    """
+
+    def __init__(self, hook: pluggy.HookRelay, page: Page) -> None:
+        self._hook = hook
+        self._page = page
+        self._shards: list[tuple[int, str]] = []
+        self._attempt = (0, 0)
+        self._listed: dict[str, _Listed] = {}
+        self._identity: list[tuple[int, ...]] = []
+        """Where the buffers were at the last listing."""
+        self._steady = 0
+        """The number of listings in a row in which every buffer was the same memory."""
+
+    @property
+    def present(self) -> bool:
+        """
+        True if the adaptor can list its shards for slices, and another rank holds one of them.
+        """
+        return bool(self._shards) and bool(self._hook.tft_slices.get_hookimpls())
+
+    def begin(self, shards: Sequence[ShardCopies]) -> None:
+        """
+        Note the shards of this rank. Only those that several ranks hold are compared.
+        """
+        self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
+
+    def resume(self, incident: int, round_: int) -> None:
+        """
+        Note the attempt in which this rank trains from now on.
+        """
+        self._attempt = (incident, round_)
+        self._listed, self._identity, self._steady = {}, [], 0
+
+    def forget(self) -> None:
+        """
+        Drop the references to the memory of the shards: other code may replace it from now on.
+        """
+        self._listed = {}
+
+    def digest(self, step: int, number: int, of: int) -> Callable[[], None] | None:
+        """
+        Digest slice `number` of `of` of every shard, as it is at the end of `step`, and post the
+        digests. Called on the training thread.
+
+        Return the function that does this, if the slice is large: it may be called on any thread,
+        and must have returned before the state changes. None: all is done.
+        """
+        if not self.present:
+            return None
+        self._list_again(number, of)
+        contributed = (
+            self._hook.tft_contribution() if self._hook.tft_contribution.get_hookimpls() else None
+        )
+        if contributed is not None:
+            self._post(step, CONTRIBUTION, of, 0, contributed)
+        work = [
+            (
+                index,
+                self._listed[shard].content.head if number == 0 else b"",
+                self._listed[shard].pieces(number, of),
+            )
+            for index, shard in self._shards
+        ]
+        attempt = self._attempt
+
+        def run() -> None:
+            for index, head, pieces in work:
+                self._post(step, number, of, index, _digest(head, pieces), attempt)
+
+        size = sum(end - begin for _, _, pieces in work for _, begin, end in pieces)
+        if size > AT_ONCE or any(isinstance(b, DeviceBuffer) for _, _, p in work for b, _, _ in p):
+            return run
+        run()
+        return None
+
+    def _list_again(self, number: int, of: int) -> None:
+        """
+        Ask the adaptor for the memory of the shards. In the first cycle this is done in every step:
+        an optimizer may replace the tensors of its state instead of changing them. If it does not,
+        once in a cycle is enough, at the same step on all ranks.
+        """
+        if self._listed and self._steady >= of and number > 0:
+            return
+        self._listed = {
+            shard: _list(self._hook.tft_slices(shard=shard)) for _, shard in self._shards
+        }
+        before, self._identity = (
+            self._identity,
+            [each.content.identity for each in self._listed.values()],
+        )
+        self._steady = self._steady + 1 if self._identity == before else 0
+
+    def _post(
+        self, step: int, number: int, of: int, shard: int, digest: int,
+        attempt: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        incident, round_ = attempt or self._attempt
+        self._page.post(
+            SliceDigest(
+                incident=incident, round=round_, step=step, number=number, of=of, shard=shard,
+                digest=digest,
+            )
+        )  # fmt: skip
+
+
+def _list(content: SliceContent) -> _Listed:
+    sizes = (
+        each.size if isinstance(each, DeviceBuffer) else len(each.view) for each in content.buffers
+    )
+    return _Listed(content=content, offsets=[0, *accumulate(sizes)])
+
+
+def _digest(head: bytes, pieces: Iterable[tuple[Buffer | DeviceBuffer, int, int]]) -> int:
+    digest = xxhash.xxh3_64(head)
+    for buffer, begin, end in pieces:
+        if isinstance(buffer, DeviceBuffer):
+            room = buffer.host_memory(end - begin)
+            buffer.copy(begin, room)()
+            digest.update(room)
+        else:
+            digest.update(buffer.view[begin:end])
+    return digest.intdigest()
