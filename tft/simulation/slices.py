@@ -93,8 +93,8 @@ class Slices:
         """By rank and node: the incidents in which the copies of the rank were wrong."""
         self.found: Found | None = None
         self._sound: int | None = None
-        """The last step that was sound when the ranks were ordered to resume after copies had
-        differed, until the incident closes. None: no copies have differed."""
+        """The last sound step, if the ranks were ordered to resume from a later one after copies
+        had differed, until the incident closes. Else None."""
         self.left: set[int] = set()
         """The nodes that may be given up, since a rank on them had wrong copies twice."""
 
@@ -109,7 +109,8 @@ class Slices:
         clean = not any(_is_wrong(process) for process in members.values())
         self._record = _Record(attempt=attempt, begun=order.step - 1, clean=clean)
         if self.found is not None:
-            self._sound, self.found = self.found.sound, None
+            sound, self.found = self.found.sound, None
+            self._sound = sound if order.step - 1 > sound else None
 
     def leads(self) -> None:
         """
