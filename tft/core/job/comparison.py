@@ -180,13 +180,25 @@ class Comparison:
         job, spread = self._job, self._job.incident.spread
         if spread.sliced is None and not (found and job.training.sliced):
             return
-        sound = job.training.compared if spread.sliced is None else spread.sliced
+        differ = {each.shard for each in found} | ({spread.shard} if spread.shard else set())
+        sound = min(self._equal(shard) for shard in differ)
         if job.policy.corruption == "end" or (
             spread.undecided and job.policy.corruption == "majority"
         ):
             spread.lower(sound)
         else:
             spread.prefer(sound)
+
+    def _equal(self, shard: str) -> int:
+        """
+        Return the last step at which all copies of a shard are known to have been equal, where they
+        differ now. A slice that differed shows this for its own shard. Digests of other shards may
+        still be on their way.
+        """
+        spread = self._job.incident.spread
+        if spread.sliced is not None and shard == spread.shard:
+            return spread.sliced
+        return self._job.training.compared
 
     def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
         """
@@ -306,8 +318,8 @@ class Comparison:
         Record that the state of all ranks may be wrong: since the last comparison, gradients that
         were computed from a wrong copy may have been added to it.
         """
-        job, first = self._job, self._job.training.compared + 1
-        if difference.step >= first and job.incident.spread.sliced is None:
+        job, first = self._job, self._equal(difference.shard) + 1
+        if difference.step >= first and job.incident.spread.shard != difference.shard:
             why = (
                 f"{difference.sentence()}; it is not known since when they differ: the "
                 f"contributions of ranks {list(difference.wrong)} to all-reduces in steps {first} "
@@ -323,17 +335,17 @@ class Comparison:
         )  # fmt: skip
 
     def _nobody_knows(self, difference: Difference) -> None:
-        job = self._job
+        job, equal = self._job, self._equal(difference.shard)
         why = (
             f"{difference.sentence()}, and it is not known which copy is right: all copies later "
-            f"than step {job.training.compared}, the last comparison, may be wrong"
+            f"than step {equal}, the last comparison, may be wrong"
         )
         if job.policy.corruption == "continue":
             self._take_lowest(difference)
             why = f"{why}; the copy of rank {min(difference.wrong)} is used, since none is better"
             return self._corrupted(None, difference.step + 1, why)
-        job.incident.spread.lower(job.training.compared)
-        # the limit set above still admits copies of step `compared`. They were equal then, but they
+        job.incident.spread.lower(equal)
+        # the limit set above still admits copies of step `equal`. They were equal then, but they
         # differ now, so they are marked as disputed
         for rank in difference.wrong:
             job.ranks.states[rank].holdings.disputed = True
@@ -343,17 +355,17 @@ class Comparison:
         """
         Use a copy from before the last comparison or, if none is left, the copy of the lowest rank.
         """
-        job, first = self._job, self._job.training.compared + 1
+        job, equal = self._job, self._equal(difference.shard)
         lowest, *others = sorted(difference.wrong)
         for rank in others:
             job.ranks.states[rank].holdings.disputed = True
         job.incident.spread.passed_over.update(others)
-        job.incident.spread.prefer(job.training.compared)
+        job.incident.spread.prefer(equal)
         why = (
             f"{difference.sentence()}, and it is not known which copy is right: the copy of rank "
-            f"{lowest} was used, and the state of all ranks may be wrong since step {first}"
+            f"{lowest} was used, and the state of all ranks may be wrong since step {equal + 1}"
         )
-        job.incident.exactness.reservations.append((first, why))
+        job.incident.exactness.reservations.append((equal + 1, why))
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """

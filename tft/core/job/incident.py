@@ -124,6 +124,8 @@ class Spread:
     sliced: int | None = None
     """The last step at which a slice was equal on all ranks that later differed. None: no slice has
     differed."""
+    shard: str = ""
+    """The shard of that slice. Empty: no slice has differed."""
     undecided: bool = False
     """True if a slice has differed and no majority says which copies are right."""
     passed_over: set[int] = field(default_factory=set)
@@ -171,7 +173,7 @@ class Spread:
         so the states that they compute from now on do not contain the error.
         """
         self.ceiling = self.firm = self.sliced = None
-        self.undecided = False
+        self.shard, self.undecided = "", False
         self.passed_over = set()
 
 

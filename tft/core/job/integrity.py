@@ -38,7 +38,6 @@ class Integrity:
         training.sliced = True
         # a periodic checkpoint may have compared all copies since the slice was equal
         sound = max(event.sound, training.compared)
-        training.compared = sound
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
             wrong=list(event.wrong), sound=sound,
@@ -46,7 +45,7 @@ class Integrity:
         if self._is_known(event, sound):
             return
         said = f"a slice of shard {event.shard!r} at the end of step {event.step}"
-        since = f"all copies were equal at the end of step {sound}"
+        since = f"it was equal on all ranks at the end of step {sound}"
         if event.right:
             for rank in event.wrong:
                 why = f"rank {rank} holds another copy of {said} than ranks {list(event.right)}"
@@ -58,7 +57,8 @@ class Integrity:
             why = f"ranks {list(event.wrong)} hold different copies of {said}"
             self._attempts.fault("corruption", None, event.step + 1, event.at, f"{why}; {since}")
         incident = job.incident
-        incident.spread.sliced, incident.spread.undecided = sound, not event.right
+        spread = incident.spread
+        spread.sliced, spread.shard, spread.undecided = sound, event.shard, not event.right
         gone = (
             f"copies of {said} differed, and all ranks went on from later state than that of step "
             f"{sound}: the state of all ranks may be wrong since step {sound + 1}"
