@@ -140,19 +140,21 @@ def test_early_copy_of_every_rank_counts_when_the_policy_is_to_continue() -> Non
     assert (restore.to, restore.step) == ((0, 1), 5)
 
 
-def test_difference_in_another_shard_takes_all_ranks_further_back() -> None:
+@pytest.mark.parametrize(("keeps", "step"), [(6, 3), (4, 5), (1, 8)])
+def test_difference_in_another_shard_takes_all_ranks_further_back(keeps: int, step: int) -> None:
     """When a slice differs and the copies of another shard turn out to differ too, then all ranks
     return to a step at which all shards were compared. The digests of the other shard may still
-    have been on their way, so the step at which the slice was equal says nothing about it."""
+    have been on their way, so the step at which the slice was equal says nothing about it. It is
+    the next choice if no earlier copy is left."""
     groups = {"dense": (0, 1, 2), "expert": (3, 4, 5)}
-    job = trained(world=6, steps=8, keeps=6, groups=groups)
+    job = trained(world=6, steps=8, keeps=keeps, groups=groups)
     job.slices(SlicesAgreed(at=0.0, step=3))
     job.ranks[4].state.content = "another"
     differ(job, 1, right=(0, 2))
     assert job.machine.compared == 3
     job.settle()
-    restore, *_ = job.orders(Restore)
-    assert restore.step == 3
+    assert {fetch.step for fetch in job.orders(Fetch)} == {step}
+    assert bool(job.machine.incident.exactness.reservations) == (step > 3)
 
 
 def test_traced_rank_is_named_in_the_report_of_its_incident() -> None:

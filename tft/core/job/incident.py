@@ -163,9 +163,13 @@ class Spread:
 
     def yield_to_need(self) -> None:
         """
-        Allow all copies that the faults allow, because else nothing could be saved.
+        Allow later copies, because else nothing could be saved: first those from before a slice
+        differed, then all that the faults allow.
         """
-        self.ceiling = self.firm
+        step = self.sliced
+        nearer = self.ceiling is not None and step is not None and self.ceiling < step
+        allowed = step is not None and (self.firm is None or step < self.firm)
+        self.ceiling = step if nearer and allowed else self.firm
 
     def lift(self) -> None:
         """
