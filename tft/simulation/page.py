@@ -11,7 +11,8 @@ REPEATED = 16
 """The number of digests that each beat repeats, the newest ones. A real page has more of them."""
 
 _KEPT = 4
-"""The number of steps that `keep` keeps."""
+"""The number of steps that `keep` keeps, or as many as the rank has copies, if these are more. A
+real rank keeps two copies."""
 
 
 class Page:
@@ -55,7 +56,7 @@ class Page:
         """
         self.kept = step
         self._kept[step] = data
-        if len(self._kept) > _KEPT:
+        if len(self._kept) > max(_KEPT, len(kept)):
             del self._kept[min(set(self._kept).difference(kept), default=min(self._kept))]
 
     def forget_after(self, step: int) -> None:
