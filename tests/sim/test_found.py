@@ -743,6 +743,43 @@ FOUND = {
             ),
         )
     ),
+    "a rank left the job in a tail in which others had come further, and gave its copy later": Schedule(
+        seed=0,
+        world=3,
+        nodes=2,
+        copies=4,
+        steps=24,
+        policy=replace(
+            QUICK, flaps=1, spread_savers=True, corruption="end", skip_batch=True, attempts=2
+        ),
+        derives=False,
+        tail=0.4,
+        averages=True,
+        resume=2,
+        slices=3,
+        mishaps=(
+            Mishap(what="flip", when="phase", name="average", number=8, lasting=0.5, kind="model"),
+            Mishap(
+                what="kill",
+                target=1,
+                when="phase",
+                name="averaged",
+                number=3,
+                by=3.122766991846781,
+                lasting=2.0,
+                loud=False,
+            ),
+            Mishap(
+                what="network",
+                target=1,
+                when="phase",
+                name="all-reduce",
+                number=1,
+                by=3.2016339037362473,
+                lasting=6.0,
+            ),
+        ),
+    ),
     "a successor took the rank that had to commit, and the job ended without a checkpoint": Schedule(
         seed=0,
         world=2,

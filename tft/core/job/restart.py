@@ -245,13 +245,16 @@ class Restart:
         """
         Invalidate what ranks that are no members have from steps after `step`: their copies and
         their rank-local state. The members continue from `step` and compute the later steps again.
+        A copy of a rank that left its loop in the tail of its step is not used later either: the
+        members may have come further in that tail.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
             if rank_state.rank in job.ranks.members:
                 continue
             rank_state.local_state.leave_behind(step)
-            if any(copy > step for copy in rank_state.standing().copies(None)):
+            later = any(copy > step for copy in rank_state.standing().copies(None))
+            if later or rank_state.position.tail:
                 rank_state.holdings.distrust()
 
     def _skip(self, step: int) -> int:
