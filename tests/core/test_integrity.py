@@ -305,3 +305,19 @@ def test_node_is_kept_when_no_rank_elsewhere_has_its_shards() -> None:
         job.train(8)
     assert strategies(job) == ["retry", "retry"]
     assert "no rank elsewhere" in str(job.facts("corruption_repeats")[0]["why_not"])
+
+
+def test_rank_keeps_its_other_shards_when_its_copy_of_one_is_passed_over() -> None:
+    """When two copies differ, the policy is `continue`, no early copy is left, and each rank is the
+    only holder of another shard, then the higher rank fetches the shard that differs and keeps the
+    other one."""
+    groups = {"dense": (0, 1), "left": (0,), "right": (1,)}
+    job = trained(world=2, steps=8, corruption="continue", groups=groups)
+    job.ranks[1].state.content = "another"
+    differ(job, 0, 1)
+    job.settle()
+    job.train()
+    (fetch,) = job.orders(Fetch)
+    assert fetch.to == (1,)
+    assert [transfer.shard for transfer in fetch.transfers] == ["dense"]
+    assert strategies(job) == ["retry"]

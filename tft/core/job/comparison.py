@@ -166,7 +166,7 @@ class Comparison:
         """
         for rank_state in self._job.ranks.states.values():
             # ranks that were further in the tail may be lost by now
-            rank_state.holdings.outrun = frozenset()
+            rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         found = self._found()
         self._judge(found)
         self._limit([each for each in found if not each.tail])
@@ -357,9 +357,8 @@ class Comparison:
         """
         job, equal = self._job, self._equal(difference.shard)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:
-            job.ranks.states[rank].holdings.disputed = True
-        job.incident.spread.passed_over.update(others)
+        for rank in others:  # their copies of other shards are not in doubt
+            job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (
             f"{difference.sentence()}, and it is not known which copy is right: the copy of rank "

@@ -26,6 +26,9 @@ class Holdings:
     outrun: frozenset[str] = frozenset()
     """The shards of which other ranks have a more complete copy: those ranks came further in the
     tail of step `held`, though none to its end. This rank's copies of them do not count."""
+    passed_over: dict[str, int] = field(default_factory=dict)
+    """By shard: the last step of which a copy of this rank counts. Copies of later steps differ from
+    those of another rank, nobody knows which are right, and those of the other rank are used."""
     fetched: bool = False
     """True if the copy was fetched from other ranks in this incident. Then it does not prove that
     the copies of those ranks are right."""
@@ -65,7 +68,7 @@ class Holdings:
         Forget the results of earlier comparisons, because the process has new copies now.
         `fetched`: the new copies were fetched from other ranks.
         """
-        self.outrun = frozenset()
+        self.outrun, self.passed_over = frozenset(), {}
         self.disputed, self.fetched = False, fetched
 
     def repaired(self, step: int, *, fetched: bool) -> None:

@@ -128,9 +128,6 @@ class Spread:
     """The shard of that slice. Empty: no slice has differed."""
     undecided: bool = False
     """True if a slice has differed and no majority says which copies are right."""
-    passed_over: set[int] = field(default_factory=set)
-    """Ranks whose copies are not used if the ceiling has to be dropped: nobody knows which copies
-    are right, and then that of another rank is used."""
 
     @property
     def tentative(self) -> bool:
@@ -178,7 +175,6 @@ class Spread:
         """
         self.ceiling = self.firm = self.sliced = None
         self.shard, self.undecided = "", False
-        self.passed_over = set()
 
 
 @dataclass(slots=True, kw_only=True)

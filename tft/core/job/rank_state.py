@@ -160,6 +160,7 @@ class RankState:
             held=self.holdings.held,
             sound=self.holdings.sound,
             outrun=self.holdings.outrun,
+            passed_over=self.holdings.passed_over,
             tail=self.position.tail,
             backups=self.holdings.kept,
             unplaceable=unplaceable,

@@ -91,7 +91,6 @@ class StrategyChoice:
         made = self._make_offers()
         while incident.spread.tentative and _hopeless(made):
             incident.spread.yield_to_need()
-            self._pass_over()
             made = self._make_offers()
         doubted = [
             s
@@ -107,15 +106,6 @@ class StrategyChoice:
             self._comparison.judge()
             made = self._make_offers()
         return made
-
-    def _pass_over(self) -> None:
-        """
-        Use no copy of the ranks that are passed over, once no early copy is left. The copies that
-        these ranks keep are no better than those in use.
-        """
-        spread = self._job.incident.spread
-        for rank in () if spread.tentative else spread.passed_over:
-            self._job.ranks.states[rank].holdings.distrust()
 
     def _make_offers(self) -> tuple[Offer, ...]:
         job = self._job

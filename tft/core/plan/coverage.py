@@ -33,7 +33,7 @@ def covered_steps(
     common: frozenset[int] | None = None
     for shard, ranks in groups.items():
         steps = NOTHING.union(*{copies.get(rank, NOTHING) for rank in ranks})
-        if any(standings[rank].outrun for rank in ranks if rank in standings):
+        if any(standings[r].outrun or standings[r].passed_over for r in ranks if r in standings):
             steps = frozenset(s for s in steps if sound(shard, ranks, standings, s, ceiling))
         if not steps:
             before = "" if ceiling is None else f", of step {ceiling} or earlier,"

@@ -31,6 +31,8 @@ class Standing:
     outrun: frozenset[str] = frozenset()
     """The shards of which other ranks have a more complete copy, because they came further in the
     tail of that step. This rank's copies of them do not count."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """By shard: the last step of which a copy of this rank counts."""
     tail: bool = False
     """True if the rank left its loop in the tail of step `held`. Then a part of that tail was
     perhaps not run."""
@@ -60,7 +62,8 @@ class Standing:
         Return True if the rank can provide this shard as it was at the end of `step`.
         """
         outrun = shard in self.outrun and step not in self.backups
-        return not outrun and step in self.copies(ceiling)
+        passed_over = step > self.passed_over.get(shard, step)
+        return not outrun and not passed_over and step in self.copies(ceiling)
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
