@@ -48,9 +48,8 @@ def found(outcome: Outcome, rank: int | None) -> dict[str, Any]:  # Any: JSON
     """
     assert outcome.code == 0, outcome.output
     (incident,) = outcome.incidents
-    assert {(fault["kind"], fault["rank"]) for fault in incident["faults"]} == {
-        ("corruption", rank)
-    }
+    named = {(fault["kind"], fault["rank"]) for fault in incident["faults"]}
+    assert named == {("corruption", rank)}, incident["faults"]
     steps = [fault["step"] for fault in incident["faults"]]
     assert FLIPPED < min(steps) <= FLIPPED + EVERY + 1, incident
     return incident
