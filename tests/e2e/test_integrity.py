@@ -67,12 +67,14 @@ def undone(outcome: Outcome, undisturbed: Outcome, rank: int | None) -> None:
     identical(outcome, undisturbed)
 
 
+@pytest.mark.soak
 def test_flip_on_one_of_three_ranks_is_undone(tmp_path: Path, calm: Any) -> None:
     """When bits of one of three copies flip, then the rank is named within the steps of a cycle, all
     ranks return to a copy from before, and the job ends as if nothing had happened."""
     undone(train(tmp_path / "run", 3, *BACKED_UP, *flip(1)), calm(3), 1)
 
 
+@pytest.mark.soak
 def test_flip_on_one_of_two_ranks_is_undone_and_traced(tmp_path: Path, calm: Any) -> None:
     """When bits of one of two copies flip, then all ranks return to a copy from before. When the
     steps are computed again, the rank with the wrong copy is named."""
