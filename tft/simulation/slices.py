@@ -211,7 +211,7 @@ class Slices:
             case SlicesAgreed():
                 self._agreed(event)
             case SlicesDiffered():
-                self._differed(event)
+                self._differed(machine, event)
             case CorruptionTraced():
                 self._traced(event)
             case _:
@@ -230,7 +230,7 @@ class Slices:
                     f"shard {shard!r} at the end of step {event.step}: {copies}",
                 )
 
-    def _differed(self, event: SlicesDiffered) -> None:
+    def _differed(self, machine: Machine, event: SlicesDiffered) -> None:
         copies = self._slice(event.shard, event.step) or {}
         votes = Counter(copies.values())
         if len(votes) < 2 or sorted(copies) != sorted((*event.right, *event.wrong)):
@@ -249,7 +249,8 @@ class Slices:
                 if any(content.flipped for content in held.values())
             }
             self._disputes.append(_Dispute(-1, frozenset(corrupted)))
-        self.found = Found(event.sound, bool(event.right))
+        # a checkpoint may have compared all copies since the slice was equal
+        self.found = Found(max(event.sound, machine.compared), bool(event.right))
 
     def _is_sound(self, event: SlicesDiffered) -> None:
         """

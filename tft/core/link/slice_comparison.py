@@ -77,8 +77,8 @@ class _Dispute:
 class SliceComparison:
     """
     Compares the slices of one job. The controller passes every beat to it. While the job is healthy
-    the controller feeds the verdicts to the machine, one after another. If an incident comes first,
-    a verdict about copies that differ is dropped only if all ranks return to a step before that.
+    the controller feeds the verdicts to the machine, one after another. An incident has a
+    comparison of its own, so verdicts that it overtakes are dropped.
     """
 
     def __init__(self) -> None:
@@ -123,9 +123,7 @@ class SliceComparison:
         self._attempt, self._replicas, self._begun = attempt, replicas, step
         self._steps = _Steps(last=step)
         self._said, self._kept, self._differ = step, 0, False
-        # copies that differed since a step before the present one concern the state in use
-        late = [v for v in self._verdicts if isinstance(v, SlicesDiffered) and v.sound < step]
-        self._verdicts = deque(late)
+        self._verdicts.clear()
         self._waiting, self._agreed, self._contributed = {}, {}, {}
 
     def heard(self, beat: Beat) -> None:
