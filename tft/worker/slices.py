@@ -11,12 +11,11 @@ from itertools import accumulate
 import pluggy
 import xxhash
 
+from tft.core.link.slice_comparison import CONTRIBUTION
 from tft.page import Page
 from tft.protocol.messages import ShardCopies, SliceDigest
 from tft.spi.types import Buffer, DeviceBuffer, SliceContent
 
-CONTRIBUTION = -1
-"""Stands in `SliceDigest.number` for the digest of what the rank contributed to the gradients."""
 AT_ONCE = 128 * 1024
 """Bytes that are digested on the training thread itself: to hand less to another thread takes
 longer than to digest it."""

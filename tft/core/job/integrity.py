@@ -6,7 +6,7 @@ step, copies that differ, and the rank that had a wrong copy.
 from dataclasses import replace
 
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
-from tft.core.job.incident import Incident
+from tft.core.job.incident import Fault, Incident
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 
@@ -94,15 +94,14 @@ class Integrity:
             f"first that came out otherwise, in step {event.step + 1}: these ranks had the wrong copy"
         )
         job.tell("corruption_traced", incident=event.incident, ranks=list(event.ranks), why=why)
-        incident.faults = [
-            replace(fault, rank=rank, evidence=f"{fault.evidence}; {why}")
-            if fault.kind == "corruption" and fault.rank is None
-            else fault
-            for fault in incident.faults
-            for rank in (
-                event.ranks if fault.kind == "corruption" and fault.rank is None else (fault.rank,)
-            )
-        ]
+        faults: list[Fault] = []
+        for fault in incident.faults:
+            if fault.kind == "corruption" and fault.rank is None:
+                evidence = f"{fault.evidence}; {why}"
+                faults += [replace(fault, rank=rank, evidence=evidence) for rank in event.ranks]
+            else:
+                faults.append(fault)
+        incident.faults = faults
         self._recovery.comparison.blame(event.ranks, event.incident)
 
     def _incident(self, number: int) -> Incident | None:
