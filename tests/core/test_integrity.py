@@ -8,8 +8,9 @@ import pytest
 
 from tests.core.lives import strategies, trained
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.policy import Policy
 from tft.core.job.transitions import State
-from tft.protocol.messages import Fetch, Restore, Resume
+from tft.protocol.messages import Compare, Complete, Fetch, Restore, Resume
 from tft.testing.scripted import ScriptedJob
 
 
@@ -321,3 +322,107 @@ def test_rank_keeps_its_other_shards_when_its_copy_of_one_is_passed_over() -> No
     assert fetch.to == (1,)
     assert [transfer.shard for transfer in fetch.transfers] == ["dense"]
     assert strategies(job) == ["retry"]
+
+
+# ---------------------------------------------------------------- the end of the job
+
+
+def sliced(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
+    """
+    Return a job whose ranks compare slices, after 8 steps. All copies were equal after step 6.
+    """
+    job = trained(steps=8, **facts)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    return job
+
+
+def test_copies_are_compared_once_more_before_the_job_is_complete() -> None:
+    """When all ranks of a job that compares slices have finished, then their copies are compared
+    as a whole, and the job completes when they are equal."""
+    job = sliced()
+    job.finish()
+    assert [order.to for order in job.orders(Compare)] == [(0, 1, 2, 3)]
+    assert job.over is not None
+    assert (job.over.result, job.over.why) == ("completed", "every rank has finished")
+    assert job.reports() == []
+
+
+def test_copies_are_compared_at_the_end_of_a_short_job() -> None:
+    """When a job ends before each slice had its turn, then the reports of the ranks say that slices
+    are compared, and the copies are compared at the end. Without slices they are not."""
+    job = trained()
+    job.finish(sliced=True)
+    assert len(job.orders(Compare)) == 1
+    other = trained()
+    other.finish()
+    assert other.orders(Compare) == []
+
+
+def test_flip_in_the_last_steps_is_undone() -> None:
+    """When a copy has changed since its slices were compared and all ranks finish, then the job
+    does not complete: all ranks return to a copy from before, and finish again."""
+    job = sliced(keeps=4)
+    job.ranks[1].state.content = "another"
+    job.finish()
+    assert (job.orders(Complete), job.over) == ([], None)
+    job.ranks[1].state.content = "right"
+    job.train(2)
+    job.finish()
+    assert job.over is not None
+    assert job.over.result == "completed"
+    assert faults(job) == [("corruption", 1)]
+    report = job.reports()[-1]
+    assert (report["step"], report["steps_lost"], report["inexact"]) == (7, 2, [])
+    assert len(job.orders(Compare)) == 3  # the end, the incident, and the end again
+
+
+def test_two_copies_that_differ_at_the_end_end_the_job() -> None:
+    """When two copies differ after the last step and no earlier one is left, then the job ends with
+    a sentence."""
+    job = sliced(world=2)
+    job.ranks[1].state.content = "another"
+    job.finish()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert "step 6 or earlier" in job.over.why
+
+
+def test_rank_that_cannot_read_its_copy_at_the_end_is_named() -> None:
+    """When a rank cannot read its copies at the end, then the job completes, and its report says
+    that these copies were not compared."""
+    job = sliced()
+    job.ranks[2].state.content = ""
+    job.finish()
+    assert job.over is not None
+    assert job.over.result == "completed"
+    assert "copies of ranks [2] could not be read and were not compared" in job.over.why
+
+
+def test_rank_that_dies_while_the_copies_are_compared_at_the_end_is_replaced() -> None:
+    """When a rank is killed during the last comparison, then an incident begins, and the job
+    completes after it."""
+    job = sliced()
+    job.script.muted = {(1, "compare")}
+    job.finish()
+    assert job.state is State.CONFIRMING
+    job.script.muted = set()
+    job.kill(1)
+    job.settle()
+    job.train()
+    job.finish()
+    assert job.over is not None
+    assert (job.over.result, strategies(job)) == ("completed", ["recover"])
+
+
+def test_rank_that_does_not_compare_at_the_end_hangs() -> None:
+    """When a rank does not answer the last comparison in time, then it counts as hanging."""
+    job = sliced()
+    job.script.muted = {(1, "compare")}
+    job.finish()
+    job.script.muted = set()
+    job.let_pass(Policy().repair + 1)
+    job.settle()
+    job.train()
+    job.finish()
+    assert job.over is not None
+    assert (job.over.result, faults(job)) == ("completed", [("hang", 1)])

@@ -71,7 +71,13 @@ ALWAYS = tuple(State)
     [
         (
             trains,
-            (State.REPAIRING, State.REBUILDING, State.ROLLING_BACK, State.DUMPING),
+            (
+                State.REPAIRING,
+                State.REBUILDING,
+                State.ROLLING_BACK,
+                State.CONFIRMING,
+                State.DUMPING,
+            ),
             "ranks [1, 2] train while the job is {state}",
         ),
         (leaves_nobody, ALWAYS, "no rank is a member"),

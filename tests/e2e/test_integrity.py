@@ -81,6 +81,22 @@ def test_flip_on_one_of_two_ranks_is_undone_and_traced(tmp_path: Path, calm: Any
     undone(train(tmp_path / "run", 2, *BACKED_UP, *flip(1)), calm(2), 1)
 
 
+def test_flip_in_the_last_step_is_undone(tmp_path: Path, calm: Any) -> None:
+    """When bits of one of three copies flip after the last step, then no slice of them is compared
+    any more. The comparison at the end of the job finds them: all ranks return to a copy from
+    before, and the job ends as if nothing had happened."""
+    flip = ("--chaos", f"bitflip:rank=1,step={STEPS},target=param")
+    outcome = train(tmp_path / "run", 3, *BACKED_UP, *flip)
+    assert outcome.code == 0, outcome.output
+    (incident,) = outcome.incidents
+    assert [(f["kind"], f["rank"], f["step"]) for f in incident["faults"]] == [
+        ("corruption", 1, STEPS + 1)
+    ]
+    assert incident["inexact"] == []
+    assert 0 < incident["steps_lost"] <= 2 * EVERY
+    identical(outcome, calm(3))
+
+
 def test_two_copies_that_differ_end_the_job_without_an_earlier_one(tmp_path: Path) -> None:
     """When bits of one of two copies flip and no copy is kept, then the job ends with a sentence that
     names both ranks and the last sound step."""

@@ -20,7 +20,7 @@ been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 10
+VERSION = 11
 """The version of the protocol. It is increased when a message changes its form. A peer with another
 version is refused with an error message."""
 
@@ -259,6 +259,9 @@ class Finished:
     incarnation: int
     step: int
     """The last step that was done."""
+    sliced: bool = False
+    """True if the rank has digested slices of its copies. The copies are then compared as a whole
+    before the job is complete."""
     at: float
 
 

@@ -510,6 +510,8 @@ class Auditor:
             raise Broken(
                 "a requested end of the job happens", f"{self._to_end}, and all steps were done"
             )
+        if over is not None and over.result == "completed" and state is S.EXITING:
+            self._slices.completes(self._members(machine))
 
     def _take_out(self) -> None:
         """

@@ -355,7 +355,7 @@ def _finish(process: ProcessPart) -> None:
         process,
         Finished(
             rank=process.rank, incarnation=process.incarnation, step=process.steps.completed,
-            at=process.node.now,
+            sliced=bool(process.stage.schedule.slices), at=process.node.now,
         ),
     )  # fmt: skip
 

@@ -71,6 +71,8 @@ def _on_the_way_to(state: State) -> Schedule:
         case S.PAUSING | S.PAUSED:
             pause = Mishap(what="pause", when="state", name="healthy", delay=0.1, lasting=0.6)
             return replace(CALM, mishaps=(pause,))
+        case S.CONFIRMING:
+            return replace(CALM, slices=3)
         case _:
             return replace(CALM, mishaps=(kill,))
 

@@ -350,6 +350,22 @@ class Slices:
                 "the report calls the incident exact",
             )
 
+    def completes(self, members: Mapping[int, ProcessPart]) -> None:
+        """
+        Check that a job that compares slices completes with equal copies. Raises `Broken` otherwise.
+        """
+        if not self._stage.schedule.slices:
+            return
+        for shard in self._stage.schedule.groups():
+            copies = {
+                rank: process.memory.content[shard]
+                for rank, process in members.items()
+                # others were corrupted since the ranks have reported digests
+                if shard in process.memory.content and not process.memory.unsaid
+            }
+            if len(set(copies.values())) > 1:
+                raise Broken("a job completes only with equal copies", f"shard {shard!r}: {copies}")
+
     def goes_on(self, machine: Machine, members: Mapping[int, ProcessPart], step: int) -> None:
         """
         Check the content from which the members go on after copies differed. If the job has gone

@@ -375,16 +375,20 @@ class ScriptedJob(JobShape):
             older = not_after is not None and other.step > not_after
             other.state.spoiled = other.state.spoiled or spread or older
 
-    def finish(self, *ranks: int) -> None:
+    def finish(self, *ranks: int, sliced: bool = False) -> None:
         """
-        Let `train` return on the ranks that train: on all of them, or on `ranks` only.
+        Let `train` return on the ranks that train: on all of them, or on `ranks` only. `sliced`:
+        they have digested slices of their copies.
         """
         for one in self.ranks.values():
             if one.training and (not ranks or one.rank in ranks):
                 one.training, one.loop.done = False, True
                 self.report(
-                    Finished(rank=one.rank, incarnation=one.incarnation, step=one.step, at=self.now)
-                )
+                    Finished(
+                        rank=one.rank, incarnation=one.incarnation, step=one.step, sliced=sliced,
+                        at=self.now,
+                    )
+                )  # fmt: skip
         self.settle()
 
     def pause(self, check: str = "") -> None:

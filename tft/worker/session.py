@@ -486,6 +486,7 @@ class Session:
             rank=self.rank,
             incarnation=self.incarnation,
             step=self._gate.completed,
+            sliced=self._control.compared.wanted,
             at=self._clock.now(),
         )
 

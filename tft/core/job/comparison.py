@@ -158,6 +158,29 @@ class Comparison:
             sorted({rank_state.rank for rank_state in self._sound(doubted=True)} & several)
         )
 
+    def sharing(self) -> tuple[int, ...]:
+        """
+        Return the members that hold a shard of which another member holds a copy.
+        """
+        members = self._job.ranks.members
+        held = [members.intersection(ranks) for ranks in self._job.ranks.topology().groups.values()]
+        return tuple(sorted({rank for ranks in held if len(ranks) > 1 for rank in ranks}))
+
+    def at_the_end(self) -> str:
+        """
+        Compare the copies of the members that have finished. Return a sentence about the first
+        difference, or an empty text.
+        """
+        return next((each.sentence() for each in self._found(tails=False)), "")
+
+    def unread(self) -> list[int]:
+        """
+        Return the members that share a shard and could not read their copies, so that these were
+        not compared.
+        """
+        states = self._job.ranks.states
+        return [rank for rank in self.sharing() if states[rank].holdings.digests == {}]
+
     def judge(self) -> None:
         """
         Compare the copies when every rank has left its loop and has sent its digests. A rank whose
@@ -423,6 +446,13 @@ class Comparison:
             and not (job.training.untrained and not rank_state.holdings.held)
             if ceiling is None or rank_state.holdings.held <= ceiling
         ]
+
+
+def not_compared(ranks: Sequence[int]) -> str:
+    """
+    Return a sentence about ranks that could not read their copies.
+    """
+    return f"the copies of ranks {list(ranks)} could not be read and were not compared"
 
 
 def note_habits(job: Job, step: int) -> None:

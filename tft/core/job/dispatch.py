@@ -138,6 +138,7 @@ class Dispatch:
             case Finished():
                 rank_state.finished = True
                 self._job.training.finished.add(rank_state.rank)
+                self._job.training.sliced = self._job.training.sliced or message.sliced
                 rank_state.training = False
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)

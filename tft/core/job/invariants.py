@@ -11,9 +11,9 @@ from tft.core.job.transitions import State
 
 S = State
 
-STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.DUMPING})
+STANDING = frozenset({S.REPAIRING, S.REBUILDING, S.ROLLING_BACK, S.CONFIRMING, S.DUMPING})
 """The states in which no rank may be in its training loop: shards are copied, process groups are
-formed, a rollback runs, or a checkpoint is written."""
+formed, a rollback runs, finished ranks compare their copies, or a checkpoint is written."""
 
 
 def broken(job: Job) -> Iterator[str]:

@@ -6,7 +6,7 @@ makes the next move as soon as the conditions of that move are met.
 from dataclasses import replace
 
 from tft.core.job.attempts import Attempts
-from tft.core.job.comparison import Comparison
+from tft.core.job.comparison import Comparison, not_compared
 from tft.core.job.pause import Pausing
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
@@ -72,6 +72,8 @@ class Recovery:
                 return self._resuming()
             case S.HEALTHY:
                 self._healthy()
+            case S.CONFIRMING if job.answered_all("compare"):
+                self._confirm()
             case S.PAUSING | S.PAUSED:
                 self.pausing.advance()
                 if self.pausing.gathered:
@@ -113,7 +115,7 @@ class Recovery:
         """
         job = self._job
         if job.training.finished.issuperset(job.ranks.members):
-            self.shutdown.complete()
+            self._finish()
         elif job.training.finished:
             self._await_the_last()
         elif job.pausing.request is not None:
@@ -121,6 +123,30 @@ class Recovery:
         else:
             self.takeover.seek()
             self._take_opportunity()
+
+    def _finish(self) -> None:
+        """
+        End the job, since all members have finished. If they compare slices of their copies,
+        compare the whole copies first: not every slice had its turn since the last steps.
+        """
+        job = self._job
+        holders = self.comparison.sharing() if job.training.sliced else ()
+        if not holders:
+            return self.shutdown.complete()
+        job.incident.round += 1  # ranks carry out an order once in a round
+        return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
+
+    def _confirm(self) -> None:
+        """
+        End the job if the copies of all members are equal. Otherwise open an incident, which
+        decides which copies are right.
+        """
+        difference, unread = self.comparison.at_the_end(), self.comparison.unread()
+        if difference:
+            self.attempts.open()
+            self.attempts.freeze(f"all ranks have finished, and {difference}")
+        else:
+            self.shutdown.complete(not_compared(unread) if unread else "")
 
     def _take_opportunity(self) -> None:
         """

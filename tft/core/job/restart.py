@@ -6,7 +6,7 @@ back, and resumes.
 from dataclasses import replace
 
 from tft.core.job.attempts import Attempts
-from tft.core.job.comparison import Comparison, forget_tails, note_habits, note_tails
+from tft.core.job.comparison import Comparison, forget_tails, not_compared, note_habits, note_tails
 from tft.core.job.facts import lacks_local_state, note_capture, standings_of, terms_of
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
@@ -322,22 +322,12 @@ class Restart:
         computed again no longer count as compared.
         """
         job, step = self._job, self._job.incident.progress.agreed
-        shared = {
-            rank
-            for ranks in job.ranks.topology().groups.values()
-            if len(job.ranks.members.intersection(ranks)) > 1
-            for rank in ranks
-        }
-        unread = [
-            s.rank
-            for s in job.ranks.member_states()
-            if s.rank in shared and s.holdings.digests == {}
-        ]
+        unread = self._comparison.unread()
         if not unread or step == 0:
             job.training.compared = step
             return
         job.training.compared = min(job.training.compared, step)
-        why = f"the copies of ranks {unread} could not be read and were not compared"
+        why = not_compared(unread)
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
 

@@ -181,11 +181,13 @@ class Shutdown:
 
     # ---------------------------------------------------------------- the end of the ranks
 
-    def complete(self) -> None:
+    def complete(self, doubt: str = "") -> None:
         """
-        End the job as completed: every member has finished.
+        End the job as completed: every member has finished. `doubt` is a sentence about copies that
+        were not compared at the end.
         """
-        self.exit("completed", 0, "every rank has finished")
+        finished = "every rank has finished"
+        self.exit("completed", 0, f"{finished}; {doubt}" if doubt else finished)
 
     def exit(self, result: str, code: int, why: str) -> None:
         """

@@ -39,6 +39,8 @@ class State(StrEnum):
     """All ranks continue to the same step boundary, to wait there."""
     PAUSED = "paused"
     """All ranks wait at that boundary, maybe while a check runs."""
+    CONFIRMING = "confirming"
+    """All ranks have finished, and their copies are compared before the job is complete."""
     FREEZING = "freezing"
     """Every rank is asked for its position, and begins no further update."""
     CLEARING = "clearing"
@@ -60,7 +62,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.REBUILDING: frozenset({S.ROLLING_BACK, S.FREEZING, S.EXITING}),
     S.ROLLING_BACK: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
     S.RESUMING: frozenset({S.HEALTHY, S.FREEZING, S.EXITING}),
-    S.HEALTHY: frozenset({S.PAUSING, S.FREEZING, S.EXITING}),
+    S.HEALTHY: frozenset({S.PAUSING, S.CONFIRMING, S.FREEZING, S.EXITING}),
+    S.CONFIRMING: frozenset({S.FREEZING, S.EXITING}),
     S.PAUSING: frozenset({S.PAUSED, S.RESUMING, S.FREEZING, S.EXITING}),
     S.PAUSED: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
     S.FREEZING: frozenset({S.CLEARING, S.FREEZING, S.EXITING}),
