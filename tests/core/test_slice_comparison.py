@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered, SliceVerdict
 from tft.core.link.slice_comparison import (
     CONTRIBUTION,
+    KEPT,
     WAITING,
     Attempt,
     SliceComparison,
-    Verdict,
 )
 from tft.core.plan.topology import Replicas
 from tft.protocol.messages import Beat, Position, Pulse, SliceDigest
@@ -82,7 +82,7 @@ def train(
             comparison.heard(beat(rank, digest(step, 100 + step, **which)))
 
 
-def verdicts(comparison: SliceComparison) -> list[Verdict]:
+def verdicts(comparison: SliceComparison) -> list[SliceVerdict]:
     found = []
     while (verdict := comparison.verdict(AT)) is not None:
         found.append(verdict)
@@ -198,6 +198,18 @@ def test_lost_digests_delay_the_comparison_and_do_not_end_it() -> None:
     assert comparison.compared == 0
     train(comparison, (0, 1), range(3 + WAITING, 4 + WAITING))
     assert comparison.compared == 4 + WAITING - OF
+
+
+def test_digests_of_a_rank_that_never_reports_are_not_waited_for_without_limit() -> None:
+    """When one rank reports no digests, then those of the other ranks are kept for a number of
+    steps only: no step before can be compared any more. Later steps are compared as soon as the
+    rank reports some."""
+    comparison = begun(0, 1)
+    train(comparison, (0,), range(1, 2 * KEPT))
+    train(comparison, (1,), range(1, KEPT))
+    assert comparison.compared == 0
+    train(comparison, (0, 1), range(2 * KEPT, 2 * KEPT + WAITING + OF))
+    assert comparison.compared > 2 * KEPT
 
 
 def contribute(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tft.core.job.comparison import Comparison
-from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered, SliceVerdict
 from tft.core.job.integrity import Integrity
 from tft.core.job.machine import Machine
-from tft.core.link.slice_comparison import SliceComparison, Verdict
+from tft.core.link.slice_comparison import SliceComparison
 from tft.simulation.run import run, set_up, until_over
 from tft.simulation.schedule import QUICK, Mishap, Schedule, What
 from tft.simulation.stage import Stage
@@ -110,11 +110,13 @@ def test_node_is_left_at_the_second_corruption_of_a_rank() -> None:
 # ---------------------------------------------------------------- breaches of the promises
 
 
-def verdicts_become(change: Callable[[Verdict], Verdict | None]) -> Callable[[Patch], None]:
+def verdicts_become(
+    change: Callable[[SliceVerdict], SliceVerdict | None],
+) -> Callable[[Patch], None]:
     def breaks(patch: Patch) -> None:
         verdict = SliceComparison.verdict
 
-        def changed(self: SliceComparison, at: float) -> Verdict | None:
+        def changed(self: SliceComparison, at: float) -> SliceVerdict | None:
             found = verdict(self, at)
             return None if found is None else change(found)
 
@@ -123,11 +125,11 @@ def verdicts_become(change: Callable[[Verdict], Verdict | None]) -> Callable[[Pa
     return breaks
 
 
-def nothing_differs(found: Verdict) -> Verdict | None:
+def nothing_differs(found: SliceVerdict) -> SliceVerdict | None:
     return None if isinstance(found, SlicesDiffered) else found
 
 
-def everything_differs(found: Verdict) -> Verdict:
+def everything_differs(found: SliceVerdict) -> SliceVerdict:
     if not isinstance(found, SlicesAgreed):
         return found
     return SlicesDiffered(
@@ -135,21 +137,21 @@ def everything_differs(found: Verdict) -> Verdict:
     )
 
 
-def a_step_too_late(found: Verdict) -> Verdict:
+def a_step_too_late(found: SliceVerdict) -> SliceVerdict:
     return replace(found, sound=found.step - 1) if isinstance(found, SlicesDiffered) else found
 
 
-def as_if_all_was_compared(found: Verdict) -> Verdict:
+def as_if_all_was_compared(found: SliceVerdict) -> SliceVerdict:
     return replace(found, step=found.step + 3) if isinstance(found, SlicesAgreed) else found
 
 
-def the_others_are_right(found: Verdict) -> Verdict:
+def the_others_are_right(found: SliceVerdict) -> SliceVerdict:
     if not isinstance(found, SlicesDiffered):
         return found
     return replace(found, right=found.wrong, wrong=found.right)
 
 
-def the_other_rank_is_named(found: Verdict) -> Verdict:
+def the_other_rank_is_named(found: SliceVerdict) -> SliceVerdict:
     return replace(found, ranks=(0,)) if isinstance(found, CorruptionTraced) else found
 
 

@@ -22,16 +22,7 @@ import msgspec
 import xxhash
 
 from tft.core.job.commands import Command, Tell
-from tft.core.job.events import (
-    CorruptionTraced,
-    DeadlinePassed,
-    Event,
-    Led,
-    Received,
-    SlicesAgreed,
-    SlicesDiffered,
-    Stalled,
-)
+from tft.core.job.events import Event, Own, Received
 from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
@@ -40,9 +31,8 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 REPORTS: tuple[type, ...] = get_args(Report)
-Own = DeadlinePassed | Stalled | SlicesAgreed | SlicesDiffered | CorruptionTraced | Led
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
-"""The events that the controller creates itself, by name. No other process sends them."""
+"""The controller's own events, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

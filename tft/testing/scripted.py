@@ -15,12 +15,10 @@ import pluggy
 from tft.controller.advisors import checked, joined, view
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import (
-    CorruptionTraced,
     DeadlinePassed,
     Led,
     Received,
-    SlicesAgreed,
-    SlicesDiffered,
+    SliceVerdict,
     Stalled,
 )
 from tft.core.job.incident import Fault
@@ -460,7 +458,7 @@ class ScriptedJob(JobShape):
         self._take(self.machine.handle(Stalled(at=self.now, silence=silence, limit=3.0)))
         self.machine.check()
 
-    def slices(self, verdict: SlicesAgreed | SlicesDiffered | CorruptionTraced) -> None:
+    def slices(self, verdict: SliceVerdict) -> None:
         """
         Let the comparison of slices report a verdict. Its time is set to the present time.
         """

@@ -95,4 +95,8 @@ class Led:
     epoch: int
 
 
-Event = Received | DeadlinePassed | Stalled | SlicesAgreed | SlicesDiffered | CorruptionTraced | Led
+SliceVerdict = SlicesAgreed | SlicesDiffered | CorruptionTraced
+"""What the comparison of slices has found."""
+Own = DeadlinePassed | Stalled | SliceVerdict | Led
+"""The events that the controller creates itself. No other process sends them."""
+Event = Received | Own

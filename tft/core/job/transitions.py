@@ -7,16 +7,7 @@ looks up every event here. `docs/reference/machine.md` shows both tables.
 from collections.abc import Mapping
 from enum import StrEnum
 
-from tft.core.job.events import (
-    CorruptionTraced,
-    DeadlinePassed,
-    Event,
-    Led,
-    Received,
-    SlicesAgreed,
-    SlicesDiffered,
-    Stalled,
-)
+from tft.core.job.events import Event, Received
 
 
 class State(StrEnum):
@@ -185,15 +176,4 @@ def kind_of(event: Event) -> str:
     """
     Return the kind of an event: the key of its row in `REACTIONS`.
     """
-    match event:
-        case Received(message=message):
-            return type(message).__name__
-        case (
-            DeadlinePassed()
-            | Stalled()
-            | SlicesAgreed()
-            | SlicesDiffered()
-            | CorruptionTraced()
-            | Led()
-        ):
-            return type(event).__name__
+    return type(event.message if isinstance(event, Received) else event).__name__

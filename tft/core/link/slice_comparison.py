@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
+from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered, SliceVerdict
 from tft.core.plan.topology import Replicas
 from tft.protocol.messages import Beat, SliceDigest
 
@@ -19,7 +19,10 @@ WAITING = 16
 """The number of complete steps behind an incomplete one, at least. After that, the digests that are
 missing were lost with their beats: the comparison goes on with the steps that are complete."""
 
-Verdict = SlicesAgreed | SlicesDiffered | CorruptionTraced
+KEPT = 1000
+"""The number of steps of which digests are kept at most, while digests of other ranks are
+missing."""
+
 Attempt = tuple[int, int]
 """The incident and the round after which the ranks train. Digests of another attempt are late."""
 
@@ -92,7 +95,7 @@ class SliceComparison:
         self._kept = 0
         """The newest step of which a rank keeps a copy that may be used once it is compared."""
         self._differ = False
-        self._verdicts: deque[Verdict] = deque()
+        self._verdicts: deque[SliceVerdict] = deque()
         self._waiting: dict[int, dict[str, dict[int, int]]] = {}
         """By step, shard and rank: digests of slices that are not compared yet."""
         self._agreed: dict[tuple[int, str], int] = {}
@@ -137,7 +140,7 @@ class SliceComparison:
                     self._kept = max(self._kept, pulse.kept)
         self._tell()
 
-    def verdict(self, at: float) -> Verdict | None:
+    def verdict(self, at: float) -> SliceVerdict | None:
         """
         Return the oldest verdict that was not returned yet, stamped with the time `at`. None: there
         is no further one.
@@ -173,6 +176,8 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
+        if len(self._waiting) > KEPT:  # a rank that reports no digests must not fill the memory
+            del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
         if len(set(copies.values())) > 1:
