@@ -72,9 +72,9 @@ def test_captures_of_abandoned_steps_are_forgotten(page: Page) -> None:
     for step in (1, 2, 3):
         page.capture(step, b"opened %d" % step, False)
         page.capture(step, b"closed %d" % step, True)
-    page.forget_after(3)
+    page.forget_after(3, (1, 2))
     assert page.local_states() == {2: b"closed 2", 3: b"closed 3"}
-    page.forget_after(2)
+    page.forget_after(2, (1, 3))
     assert page.local_states() == {2: b"closed 2"}
     page.capture(3, b"opened anew", False)
     assert page.local_states() == {2: b"closed 2", 3: b"opened anew"}
@@ -210,7 +210,7 @@ def test_kept_capture_of_an_abandoned_step_is_forgotten(page: Page) -> None:
     and their room is used first."""
     for step in (2, 4, 6, 8):
         page.keep(step, b"old", ())
-    page.forget_after(5)
+    page.forget_after(5, (1, 1))
     assert page.local_states() == {2: b"old", 4: b"old"}
     page.keep(6, b"new", ())
     page.keep(8, b"new", ())

@@ -200,7 +200,9 @@ def test_page_is_opened_only_when_its_value_is_a_path() -> None:
     variables have paths, then both paths are opened."""
     assert descriptor_paths({"TFT_PAGE": "5", "TFT_WORDS": "6"}) is None
     assert descriptor_paths({}) is None
-    assert descriptor_paths({"TFT_PAGE": "/a", "TFT_WORDS": "/b"}) == ("/a", "/b")
+    assert descriptor_paths({"TFT_PAGE": "/a", "TFT_WORDS": "/b"}) == ("/a", "/b", "")
+    bell = {"TFT_PAGE": "/a", "TFT_WORDS": "/b", "TFT_BELL": "/c"}
+    assert descriptor_paths(bell) == ("/a", "/b", "/c")
 
 
 def test_node_with_a_remote_broker_needs_a_trusted_network() -> None:

@@ -137,6 +137,10 @@ class RankSettings:
     """TFT_PAGE: the inherited file descriptor of the shared memory of this rank (`tft.page`)."""
     host: str
     """TFT_HOST: the address at which other ranks can reach this node."""
+    bell: int | None = None
+    """TFT_BELL: the inherited file descriptor with which this process wakes its agent, so that
+    another node gets the rank-local state at once. An empty variable means None: the job has one
+    node."""
     backup_every: int = 0
     """TFT_BACKUP_EVERY: see `JobSettings.backup_every`."""
     checkpoint_every: int = 0
@@ -182,6 +186,7 @@ class RankSettings:
             "TFT_INCARNATION": str(self.incarnation),
             "TFT_PAGE": str(self.page),
             "TFT_HOST": self.host,
+            "TFT_BELL": "" if self.bell is None else str(self.bell),
             "TFT_BACKUP_EVERY": str(self.backup_every),
             "TFT_CHECKPOINT_EVERY": str(self.checkpoint_every),
             "TFT_CHECKPOINT_DIR": str(self.checkpoint_dir or ""),
@@ -212,6 +217,7 @@ def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
             incarnation=int(environ["TFT_INCARNATION"]),
             page=int(environ["TFT_PAGE"]),
             host=environ["TFT_HOST"],
+            bell=int(environ["TFT_BELL"]) if environ["TFT_BELL"] else None,
             backup_every=int(environ["TFT_BACKUP_EVERY"]),
             checkpoint_every=int(environ["TFT_CHECKPOINT_EVERY"]),
             checkpoint_dir=_path(environ["TFT_CHECKPOINT_DIR"]),
@@ -300,21 +306,26 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
         ) from None
 
 
-def descriptor_variables(*, page: int | str, words: int | str) -> dict[str, str]:
+def descriptor_variables(
+    *, page: int | str, words: int | str, bell: int | str = ""
+) -> dict[str, str]:
     """
-    Return the variables TFT_PAGE and TFT_WORDS for a training process: its shared memory and the
-    file for its last words. Each is the number of an inherited file descriptor, or a path.
+    Return the variables TFT_PAGE, TFT_WORDS and TFT_BELL for a training process: its shared memory,
+    the file for its last words, and the pipe that wakes its agent. Each is the number of an
+    inherited file descriptor, or a path. An empty `bell` means that there is none.
     """
-    return {"TFT_PAGE": str(page), "TFT_WORDS": str(words)}
+    return {"TFT_PAGE": str(page), "TFT_WORDS": str(words), "TFT_BELL": str(bell)}
 
 
-def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
+def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str, str] | None:
     """
-    Return the paths of the shared memory and of the file for the last words, for a process that
-    could not inherit their file descriptors. Return None for a process that has inherited them.
+    Return the paths of the shared memory, of the file for the last words and of the pipe that wakes
+    the agent (empty: there is none), for a process that could not inherit their file descriptors.
+    Return None for a process that has inherited them.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
-    return (page, words) if page.startswith("/") and words.startswith("/") else None
+    there = page.startswith("/") and words.startswith("/")
+    return (page, words, environ.get("TFT_BELL", "")) if there else None
 
 
 def aside_variables(mark: str) -> dict[str, str]:

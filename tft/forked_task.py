@@ -39,8 +39,8 @@ class ForkedTask:
     output: int
     """The descriptor for stdout and stderr."""
     descriptors: tuple[int, ...]
-    """For a rank: the descriptors of `RankSettings.page` and `LaunchSettings.words`. For a
-    rendezvous store: the pipe into which it writes its port."""
+    """For a rank: the descriptors of `RankSettings.page` and `LaunchSettings.words`, and that of
+    `RankSettings.bell` if the job has several nodes. For a rendezvous store: the pipe into which it writes its port."""
 
 
 def introduce(door: socket.socket) -> socket.socket:
@@ -78,7 +78,7 @@ def take_task(channel: socket.socket) -> ForkedTask | None:
     Wait for the task of this process. Return None if the agent sends none. The caller must close
     the file descriptors in the task.
     """
-    said, received, _, _ = socket.recv_fds(channel, 16, 4)
+    said, received, _, _ = socket.recv_fds(channel, 16, 5)
     if not said:
         return None
     text, output, *descriptors = received

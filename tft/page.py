@@ -13,6 +13,7 @@ is written last.
 import mmap
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import xxhash
 
@@ -35,11 +36,15 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
 # the indexes of the fields at the begin of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
+_CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES = 6, 7, 8, 9, 10
 # the ring of digests in the head: its first word, its entries, and the words of an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
 """The most digests that a reader gets, the newest ones."""
+_LATELY = 20
+"""The number of steps for which a late change is remembered. Scripts do not do the same in each
+step: some evaluate in every tenth."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -47,6 +52,20 @@ _LOW_HALF = 2**32 - 1
 
 CAPTURE_LIMIT = SLOT_BYTES - 8 * _HEADER_WORDS
 """Largest size of a rank-local state, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """
+    All valid captures on a page.
+    """
+
+    attempt: tuple[int, int]
+    """Incident and round of the last rollback. (0, 0) before the first."""
+    changes: bool
+    """True if `changes_late` was called in one of the last steps."""
+    local_states: dict[tuple[int, bool], bytes]
+    """By step, and whether the update window of the step had closed."""
 
 
 class Page:
@@ -162,6 +181,21 @@ class Page:
         tag = 2 * step + closed
         self._write(tag % _SLOTS, tag, local_state)
 
+    def changes_late(self, step: int) -> None:
+        """
+        Record that a capture of `step` differs from the one that was made before the all-reduces of
+        the step.
+        """
+        self._words[_CHANGES] = step
+
+    def opens(self) -> None:
+        """
+        Count an update window that opens before another node has all captures up to now.
+        """
+        words = self._words
+        if words[_ELSEWHERE] < words[_CAPTURED]:
+            words[_UNPROTECTED] += 1
+
     def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
         """
         Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
@@ -186,6 +220,7 @@ class Page:
         words[header + _DIGEST] = xxhash.xxh3_64_intdigest(local_state, tag)
         words[header + _LENGTH] = length
         words[header + _TAG] = tag
+        words[_CAPTURED] += 1
 
     def post(self, digest: SliceDigest) -> None:
         """
@@ -210,9 +245,10 @@ class Page:
         """
         self._words[_KEPT] = step
 
-    def forget_after(self, step: int) -> None:
+    def forget_after(self, step: int, attempt: tuple[int, int]) -> None:
         """
-        Invalidate the captures of steps later than `step`.
+        Invalidate the captures of steps later than `step`, because all ranks go back to it.
+        `attempt` is the incident and the round of this rollback.
 
         The job has given up these steps. When they are trained again, for example without a batch
         that is left out, their rank-local state may differ.
@@ -224,6 +260,16 @@ class Page:
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
+        # written when the captures of given-up steps are gone: what is read before that is not
+        # taken for a part of this attempt
+        self._words[_ROLLED_BACK] = attempt[0] << 32 | attempt[1]
+        self._words[_CAPTURED] += 1
+
+    def is_elsewhere(self, number: int) -> None:
+        """
+        Write that another node has the first `number` captures. The agent calls this.
+        """
+        self._words[_ELSEWHERE] = number
 
     def _tag(self, slot: int) -> int:
         """
@@ -268,6 +314,18 @@ class Page:
         """
         return self._words[_KEPT]
 
+    def captured(self) -> int:
+        """
+        Return how often the captures have changed so far.
+        """
+        return self._words[_CAPTURED]
+
+    def unprotected(self) -> int:
+        """
+        Return how many update windows have opened before another node had the captures.
+        """
+        return self._words[_UNPROTECTED]
+
     def posted(self) -> int:
         """
         Return how many digests were posted so far.
@@ -311,6 +369,25 @@ class Page:
                 local_state
             )
         return captures
+
+    def captures(self) -> Captured:
+        """
+        Return all valid captures.
+        """
+        words = self._words
+        while True:
+            attempt = words[_ROLLED_BACK]
+            found = {
+                (tag // 2, bool(tag % 2)): local_state
+                for tag, _, local_state in sorted(self._whole())
+            }
+            if words[_ROLLED_BACK] == attempt:
+                return Captured(
+                    attempt=(attempt >> 32, attempt & _LOW_HALF),
+                    changes=words[_CHANGES] > 0
+                    and self.position().step < words[_CHANGES] + _LATELY,
+                    local_states=found,
+                )
 
     def _whole(self) -> list[tuple[int, int, bytes]]:
         """

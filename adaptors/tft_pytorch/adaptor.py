@@ -88,8 +88,10 @@ def tft_adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects, whose types `adopt` checks
     wrap: Callable[[], Any] | None,
 ) -> None:
-    take_charge = adopt_make if "make" in parts else adopt
-    _hooks.adopted = take_charge(parts, wrap, _torch.contributing)
+    if "make" in parts:
+        _hooks.adopted = adopt_make(parts, wrap, _torch.contributing)
+    else:
+        _hooks.adopted = adopt(parts, wrap, _torch.contributing, early=_torch.early)
 
 
 # ---------------------------------------------------------------- groups and wrappers

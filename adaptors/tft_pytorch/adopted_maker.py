@@ -37,11 +37,13 @@ def adopt(
     parts: Mapping[str, Any],  # Any: the user's own objects, of any class
     wrap: Callable[[], Any] | None,
     contributing: Callable[[], None] | None = None,
+    *,
+    early: bool = False,
 ) -> StateStore:
     """
     Take charge of the user's objects and return the training state.
 
-    `contributing` is the function that `tft_watch` received. Raises `UsageError` for objects that
+    `contributing` and `early` are what `tft_watch` received. Raises `UsageError` for objects that
     the adaptor cannot handle.
     """
     _check(parts)
@@ -51,7 +53,7 @@ def adopt(
         scheduler=parts.get("scheduler"),
         others=parts.get("others", {}),
     )
-    maker = AdoptedMaker(made, wrap, Wrappers(contributing))
+    maker = AdoptedMaker(made, wrap, Wrappers(contributing, early=early))
     return StateStore(maker, parts.get("data"), parts.get("rng") or ("torch",))
 
 

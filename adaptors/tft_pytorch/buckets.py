@@ -48,8 +48,12 @@ class Wrappers:
     of each.
     """
 
-    def __init__(self, contributing: Callable[[], None] | None) -> None:
+    def __init__(self, contributing: Callable[[], None] | None, *, early: bool = False) -> None:
+        """
+        `contributing` and `early` are what `tft_watch` received.
+        """
         self._contributing = contributing
+        self._early = early
         self._watches: list[RemovableHandle] = []
         self._wrappers: list[Any] = []  # Any: DDPs; their private methods have no types
         self._layouts: list[BucketLayout | None] | None = None
@@ -78,7 +82,7 @@ class Wrappers:
             if layout is not None:
                 self._layouts[index] = _bring(ddp, layout)
             if self._contributing is not None:
-                self._watches.append(_watch(ddp, self._contributing))
+                self._watches += _watch(ddp, self._contributing, early=self._early)
 
     def note(self) -> None:
         """
@@ -170,10 +174,13 @@ def _refuse_unsupported(ddp: DDP) -> None:
         raise UsageError(f"tft cannot rebuild a DDP with {reason}")
 
 
-def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
+def _watch(
+    ddp: Any, contributing: Callable[[], None], *, early: bool
+) -> tuple[RemovableHandle, ...]:
     """
     Arrange that `contributing` is called in every step, before the last bucket of gradients is
-    all-reduced. Return a handle, whose `remove` stops these calls.
+    all-reduced. Return handles, whose `remove` stops these calls. `early`: call it also at the end
+    of the forward.
 
     Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
     ready before the last all-reduce. A hook at the end of the forward calls `contributing` in two
@@ -191,8 +198,9 @@ def _watch(ddp: Any, contributing: Callable[[], None]) -> RemovableHandle:
 
     first = _trained(ddp)[0][0]
     if ddp.find_unused_parameters or first.device.type != "cpu":
-        return ddp.register_forward_hook(say)  # type: ignore[no-any-return]  # ddp is Any
-    return first.register_hook(arrived)  # type: ignore[no-untyped-call, no-any-return]  # torch has no types here
+        return (ddp.register_forward_hook(say),)
+    before = (ddp.register_forward_hook(say),) if early else ()
+    return (*before, first.register_hook(arrived))  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _layout_of(ddp: Any) -> BucketLayout | None:

@@ -78,6 +78,8 @@ class TorchHooks(Generic[State]):
         self.contributing: Callable[[], None] | None = None
         """The function to call in each step when this rank is about to contribute to the last
         all-reduce of the step."""
+        self.early = False
+        """True if `contributing` is to be called at the end of each forward pass, too."""
 
     # ------------------------------------------------------------ the process
 
@@ -102,8 +104,8 @@ class TorchHooks(Generic[State]):
     # ------------------------------------------------------------ a step
 
     @hookimpl
-    def tft_watch(self, contributing: Callable[[], None]) -> None:
-        self.contributing = contributing
+    def tft_watch(self, contributing: Callable[[], None], early: bool) -> None:
+        self.contributing, self.early = contributing, early
 
     @hookimpl
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:

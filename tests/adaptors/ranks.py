@@ -174,7 +174,7 @@ class Actor:
         self.kept: list[Any] = []  # Any: whatever a test's function leaves
         self.schedule: Any = None  # Any: torch's schedules are not exported by name
         self.others: Mapping[str, Any] = {}  # Any: the values have different types
-        adaptor.tft_watch(self.contributing)
+        adaptor.tft_watch(self.contributing, early=False)
         if recipe.make is not None:
             torch.manual_seed(100 + rank)
             adaptor.tft_adopt({"make": recipe.make, "data": self.data}, None)

@@ -131,7 +131,7 @@ def adopt_listening(actor: Actor, unused: bool) -> None:
         ddp.register_comm_hook(None, summing)
         return ddp
 
-    adaptor.tft_watch(lambda: note("contributing"))
+    adaptor.tft_watch(lambda: note("contributing"), early=False)
     adaptor.tft_adopt({"model": actor.net, "optimizer": actor.optimizer}, wrap)
 
 

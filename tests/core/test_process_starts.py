@@ -390,8 +390,8 @@ def test_strategy_is_chosen_again_when_a_second_rank_of_the_node_is_lost() -> No
     job.said.clear()
     job.ranks[2].alive = job.ranks[3].alive = False
     job.report(NodeJoined(node=1, host="h", pid=9, ranks=(2, 3), at=job.now))
-    assert "ranks [2, 3]" in str(job.facts("strategy_chosen")[-1]["why"])
     job.settle()
+    assert "ranks [2, 3]" in str(job.facts("strategy_chosen")[-1]["why"])
     job.train()
     assert strategies(job) == ["recover"]
 

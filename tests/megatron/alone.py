@@ -55,7 +55,7 @@ class Alone:
     rank, world = 0, 1
 
     def adopt(self, *, save: None, load: None, **parts: Any) -> None:
-        adaptor.tft_watch(lambda: None)
+        adaptor.tft_watch(lambda: None, early=False)
         adaptor.tft_adopt(parts, None)
 
     @contextmanager

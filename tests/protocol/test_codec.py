@@ -126,6 +126,7 @@ def test_frame_has_the_documented_fields() -> None:
                     "moved": 1.5,
                     "digests": [],
                     "kept": 0,
+                    "unprotected": 0,
                 }
             ],
             "at": 2.5,

@@ -17,6 +17,7 @@ from tft.protocol import codec, topics
 from tft.protocol.messages import (
     MESSAGES,
     VERSION,
+    Capture,
     Envelope,
     Lead,
     Position,
@@ -30,7 +31,17 @@ from tft.protocol.messages import (
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "wire.md"
-RECORDS = (Position, ShardCopies, SavedFile, Pulse, SliceDigest, Source, Transfer, StepNumbers)
+RECORDS = (
+    Position,
+    ShardCopies,
+    SavedFile,
+    Pulse,
+    SliceDigest,
+    Source,
+    Transfer,
+    StepNumbers,
+    Capture,
+)
 
 
 def tables() -> dict[str, list[list[str]]]:
@@ -104,6 +115,9 @@ def test_wire_page_describes_the_envelope_and_the_version() -> None:
 def test_wire_page_lists_every_topic() -> None:
     """When topics are defined, then the table of topics on the page has exactly these topics."""
     fixed = {name for name in vars(topics).values() if isinstance(name, bytes)}
-    expected = {f"`{name.decode()}`" for name in {*fixed, topics.presence("SENDER")}}
+    expected = {
+        f"`{name.decode().replace('agent.0', 'agent.NODE')}`"
+        for name in {*fixed, topics.agent(0), topics.presence("SENDER")}
+    }
 
     assert {row[0] for row in tables()["Topics"]} == expected

@@ -122,6 +122,11 @@ class Ranks:
         self._gone.set()
         self._fork_server = fork_server
         elsewhere = settings.starter
+        self.bell: tuple[int, int] | None = None
+        """The reading and the writing end of the pipe with which ranks wake the agent. None: the
+        job has one node, and no other node keeps the captures."""
+        if settings.job.nnodes > 1:
+            self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
 
     def prepare(self) -> None:
@@ -194,6 +199,7 @@ class Ranks:
                 moved=rank_state.page.moved(),
                 digests=rank_state.page.digests(rank_state.repeated()),
                 kept=rank_state.page.kept(),
+                unprotected=rank_state.page.unprotected(),
             )
             for rank_state in self._rank_states.values()
             if rank_state.process is not None
@@ -204,6 +210,12 @@ class Ranks:
         Return how many digests the ranks of this node have posted on their pages.
         """
         return sum(rank_state.page.posted() for rank_state in self._rank_states.values())
+
+    def pages(self) -> list[tuple[int, int, Page]]:
+        """
+        Return each rank that this node has or had, its newest incarnation here, and its page.
+        """
+        return [(s.rank, s.incarnation, s.page) for s in self._rank_states.values()]
 
     def completed(self) -> int:
         """
@@ -250,6 +262,8 @@ class Ranks:
             self._elsewhere.close()
         for rank_state in self._rank_states.values():
             rank_state.page.close()
+        for end in self.bell or ():
+            os.close(end)
 
     # ------------------------------------------------------------ one process
 
@@ -354,6 +368,7 @@ class Ranks:
                 page=rank_state.page.fd,
                 words=words,
                 store=store,
+                bell=self.bell and self.bell[1],
             ),
         )
         try:
@@ -388,7 +403,7 @@ class Ranks:
             arguments=self._settings.command,
             environment=environment,
             output=writing,
-            descriptors=(rank_state.page.fd, words),
+            descriptors=(rank_state.page.fd, words, *(self.bell or ())[1:]),
         )
 
         def ended(_: Child) -> None:
@@ -412,7 +427,11 @@ class Ranks:
         from the agent, so it gets the paths of the agent's descriptors (/proc/PID/fd/N) instead.
         """
         here = f"/proc/{os.getpid()}/fd"
-        paths = descriptor_variables(page=f"{here}/{rank_state.page.fd}", words=f"{here}/{words}")
+        paths = descriptor_variables(
+            page=f"{here}/{rank_state.page.fd}",
+            words=f"{here}/{words}",
+            bell=f"{here}/{self.bell[1]}" if self.bell else "",
+        )
 
         def began(child: Distant) -> None:
             self._began(rank_state, incarnation, child.pid, forked=False)

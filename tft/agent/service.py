@@ -16,6 +16,7 @@ import structlog
 
 from tft.agent.child import reap_strangers, write_pid
 from tft.agent.fork_server import ForkServer
+from tft.agent.local_states import LocalStateExchange
 from tft.agent.output import Console
 from tft.agent.ranks import Ranks
 from tft.agent.settings import AgentSettings
@@ -32,13 +33,17 @@ from tft.protocol.messages import (
     EndNode,
     Kill,
     Lead,
+    LocalStates,
+    LocalStatesKept,
     Message,
     NodeJoined,
     NodeReport,
+    Recall,
+    Recalled,
     Spawn,
     StoreOpened,
 )
-from tft.protocol.topics import BEATS, ORDERS, REPORTS
+from tft.protocol.topics import BEATS, ORDERS, REPORTS, agent
 
 __all__ = ["AgentSettings", "main"]
 
@@ -75,8 +80,8 @@ async def _serve(settings: AgentSettings) -> int:
     write_pid(settings.job.run_dir / "pids" / f"agent-{settings.node}.pid", os.getpid())
     sender = f"node.{settings.node}/0"
     async with open_bus(
-        settings.job.broker, job=settings.job.job, sender=sender, topics=[ORDERS],
-        curve=settings.job.curve,
+        settings.job.broker, job=settings.job.job, sender=sender,
+        topics=[ORDERS, agent(settings.node)], curve=settings.job.curve,
     ) as bus:  # fmt: skip
         return await Agent(settings, bus, sender).run()
 
@@ -120,6 +125,7 @@ class Agent:
             report=self._report,
             lost=self._fail,
         )
+        self._local_states = LocalStateExchange(settings.node, self._ranks, bus.publish)
 
     async def run(self) -> int:
         """
@@ -137,6 +143,8 @@ class Agent:
         self._ranks.prepare()
         self._store.start()
         self._join()
+        if self._ranks.bell:
+            self._local_states.listen(self._ranks.bell[0])
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(self._obey()),
@@ -172,15 +180,18 @@ class Agent:
 
     def _hear(self, message: Message) -> None:
         match message:
-            case Lead() | Spawn() | Kill() | EndNode() if message.epoch >= self._epoch:
+            case LocalStates() | LocalStatesKept():
+                self._local_states.hear(message)
+            case Lead() | Spawn() | Kill() | Recall() | EndNode() if message.epoch >= self._epoch:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case _:
                 pass  # a message to other receivers, or an order of a former leader
 
-    def _carry_out(self, order: Lead | Spawn | Kill | EndNode) -> None:
+    def _carry_out(self, order: Lead | Spawn | Kill | Recall | EndNode) -> None:
         match order:
             case Lead(heard=heard):
+                self._local_states.led(order)
                 self._outbox.acknowledge(heard.get(self._sender, 0))
                 if not self._outbox.pending():
                     self._settled.set()
@@ -188,6 +199,8 @@ class Agent:
                 self._ranks.spawn(order)
             case Kill() if order.node == self._settings.node:
                 self._ranks.kill(order)
+            case Recall() if order.node == self._settings.node:
+                self._recall(order)
             case EndNode(grace=grace) if not self._leave.done():
                 log.info("node_ends", why=order.why)
                 self._leave.set_result((0, grace))
@@ -207,6 +220,19 @@ class Agent:
                 at=self._clock.now(),
             )
         )
+
+    def _recall(self, order: Recall) -> None:
+        """
+        Report what this node has kept of a lost node, unless such a report is unacknowledged.
+        """
+        waiting = {
+            (report.lost, report.rank)
+            for _, report in self._outbox.pending()
+            if isinstance(report, Recalled)
+        }
+        for report in self._local_states.recalled(order, self._clock.now()):
+            if (report.lost, report.rank) not in waiting:
+                self._report(report)
 
     def _start_due(self) -> None:
         self._store.start_due()  # start the store before the ranks, which need it
@@ -236,6 +262,7 @@ class Agent:
     def _beat(self) -> None:
         beat = Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
         self._bus.publish(BEATS, beat)
+        self._local_states.repeat()
         self._repeat()
 
     async def _beat_on_digests(self) -> None:
@@ -295,6 +322,7 @@ class Agent:
         if code == 0:
             await _within(SETTLING, self._settled.wait())
         await _within(CLEANING, self._reaper.dismiss())
+        self._local_states.close()
         self._ranks.close()
         self._console.close()
 

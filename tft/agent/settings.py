@@ -161,6 +161,9 @@ class RankStart:
     """The inherited file descriptor of the file for the stacks of the process's threads."""
     store: tuple[str, int]
     """The address (host, port) of the rendezvous store."""
+    bell: int | None = None
+    """The inherited file descriptor with which the process wakes the agent. None: the job has one
+    node."""
 
 
 def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> dict[str, str]:
@@ -181,6 +184,7 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
         successor=start.successor,
         page=start.page,
         host=settings.host,
+        bell=start.bell,
         backup_every=job.backup_every,
         checkpoint_every=job.checkpoint_every,
         checkpoint_dir=job.checkpoint_dir,
@@ -196,7 +200,9 @@ def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> 
     return {
         **python_environment(settings, marker),
         **told.environment(),
-        **descriptor_variables(page=start.page, words=start.words),
+        **descriptor_variables(
+            page=start.page, words=start.words, bell="" if start.bell is None else start.bell
+        ),
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world),
         "NODE_RANK": str(place.machine),

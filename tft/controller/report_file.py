@@ -35,9 +35,10 @@ class ReportFile:
         entries: list[dict[str, object]] = json.loads(self._path.read_text()).get(what, [])
         return entries
 
-    def write(self, outcome: JobOver, machine: Machine) -> None:
+    def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
         Write the report of a job that is over. The entries of earlier runs are kept.
+        `unprotected_steps` counts the steps of this run alone.
         """
         incidents = [incident_report(each, self._moment) for each in machine.incidents]
         report = job_report(
@@ -45,6 +46,7 @@ class ReportFile:
             machine.last_step,
             [*self.earlier("incidents"), *incidents],
             [*self.earlier("missed"), *missed_report(machine.missed)],
+            unprotected_steps,
         )
         write_whole(self._path, json.dumps(report, indent=1))
 

@@ -28,6 +28,7 @@ from tft.core.job.policy import STRATEGIES, Policy
 from tft.core.job.transitions import State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
+from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
@@ -62,11 +63,12 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The judges of the beats: both are pure, and only their verdicts become events of the machine.
+    The judges of the beats. All are pure, and only verdicts become events of the machine.
     """
 
     hang_detection: HangDetection
     slices: SliceComparison = field(default_factory=SliceComparison)
+    protection: Protection = field(default_factory=Protection)
 
 
 class Controller:
@@ -235,6 +237,7 @@ class Controller:
             self._feed(Stalled(at=now, silence=silence, limit=self._beats.hang_detection.limit()))
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
+        self._beats.protection.heard(beat)
         while self._machine.state is State.HEALTHY and (verdict := self._beats.slices.verdict(now)):
             self._feed(verdict)
             self._news.set()  # the ranks wait to hear how far their copies are compared
@@ -269,6 +272,7 @@ class Controller:
             incident=self._machine.incident.number,
             check=self._machine.checked,
             compared=self._machine.compared,
+            kept_by=dict(self._machine.kept_by),
         )
 
     async def _farewell(self, bus: Bus) -> None:
@@ -329,7 +333,7 @@ class Controller:
     def _do(self, command: Command) -> None:
         match command:
             case JobOver():
-                self._report.write(command, self._machine)
+                self._report.write(command, self._machine, self._beats.protection.steps())
                 self._over.set()
             case Tell(event=event, facts=facts):
                 self._tell(event, **facts)

@@ -11,7 +11,8 @@ Orders go from the controller to ranks and agents. The controller repeats an ord
 is answered.
 
 `Beat` and `Lead` describe a current status and are sent repeatedly. Only the newest `Beat` or
-`Lead` of a sender matters.
+`Lead` of a sender matters. The same holds for `LocalStates` and `LocalStatesKept`, which agents
+send to each other.
 
 Ranks are global ranks. Steps are optimizer steps, counted from 1; step 0 means that no step has
 been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
@@ -20,7 +21,7 @@ been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 11
+VERSION = 12
 """The version of the protocol. It is increased when a message changes its form. A peer with another
 version is refused with an error message."""
 
@@ -375,6 +376,31 @@ class StoreOpened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """
+    Report of an agent: the rank-local state of a rank of a lost node, which this node has kept.
+    """
+
+    node: int
+    """The node that reports."""
+    lost: int
+    """The node that was lost."""
+    rank: int
+    incarnation: int
+    """The process that had captured the state last. -1: this node has kept nothing of the rank."""
+    incident: int
+    """The incident of the last rollback of the rank, with `round` its number. Captures of steps
+    that a later rollback has given up do not count."""
+    round: int
+    local_state: dict[int, str]
+    """The rank-local state (hexadecimal), by step."""
+    early: tuple[int, ...] = ()
+    """The steps whose state was captured before their update window closed, if the captures of this
+    rank change after that."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """
     Report: the agent of a node has ended or is silent.
@@ -544,6 +570,9 @@ class Pulse:
     """The digests of slices that the rank has computed lately. The next beats repeat them."""
     kept: int = 0
     """The step of the newest copy of its state that the rank keeps in host memory. 0: none."""
+    unprotected: int = 0
+    """How many update windows of the rank have opened before another node had its rank-local state
+    of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -578,6 +607,72 @@ class Lead:
     """The result of the last requested check: `passed`, or a sentence. Empty: no result yet."""
     compared: int = 0
     """The newest step at whose end all copies of every shard are known to have been equal."""
+    kept_by: dict[int, int] = field(default_factory=dict)
+    """By node: the node that keeps the rank-local state of its ranks, in case the node is lost. A
+    node without another node is not listed."""
+
+
+# ---------------------------------------------------------------- between agents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """
+    One capture of the rank-local state of a rank.
+    """
+
+    step: int
+    closed: bool
+    """True if the state was captured when the update window of `step` had closed."""
+    content: str
+    """The XXH3-128 of the state, hexadecimal. Captures with the same content name it once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStates:
+    """
+    All valid captures of a rank, for the node that keeps them in case this node is lost.
+
+    What the receiver has kept of the rank and is not listed here is not valid any more. The agent
+    repeats the message until `LocalStatesKept` answers it.
+    """
+
+    node: int
+    pid: int
+    """The agent that sends. Another agent of the node has other pages."""
+    rank: int
+    incarnation: int
+    """The newest process of the rank on this node."""
+    incident: int
+    """The incident of the last rollback of the rank, with `round` its number."""
+    round: int
+    number: int
+    """How many captures were written to the page of the rank when it was read."""
+    changes: bool
+    """True if captures of this rank were seen to change after the all-reduces of their step."""
+    captures: tuple[Capture, ...]
+    contents: dict[str, str]
+    """By digest: the content (hexadecimal), for contents that the receiver may not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStatesKept:
+    """
+    Answer to `LocalStates`: the contents that the receiver has of the rank.
+    """
+
+    keeper: int
+    """The node that answers."""
+    node: int
+    pid: int
+    rank: int
+    incarnation: int
+    """The `incarnation` of the message that is answered, with `number` its number."""
+    number: int
+    complete: bool
+    """True if the receiver has the contents of all captures in that message."""
+    contents: tuple[str, ...]
+    """The digests of these contents that the receiver has."""
 
 
 # ---------------------------------------------------------------- orders to ranks
@@ -959,6 +1054,21 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """
+    Order to an agent: report the rank-local state of these ranks of a lost node, which this node
+    has kept. The agent answers with one `Recalled` for each rank.
+    """
+
+    epoch: int
+    node: int
+    """The node that has kept the state."""
+    lost: int
+    """The node that was lost."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EndNode:
     """
     Order to an agent: leave the job, because the job is over.
@@ -989,7 +1099,7 @@ class Refused:
 RankReport = (
     Joined | Ready | Faulted | Answered | Trained | Finished | Checkpointed | CheckpointFailed
 )
-NodeReport = NodeJoined | Spawned | Exited | StoreOpened
+NodeReport = NodeJoined | Spawned | Exited | StoreOpened | Recalled
 OutsideReport = (
     NodeLost
     | StopRequested
@@ -1004,18 +1114,19 @@ RankOrder = (
     Freeze | Stop | Compare | Load | Fetch | Restore | Regroup | Reload | Rebuild | Rollback | Resume
     | Hold | Check | Release | Save | Commit | Complete | End
 )  # fmt: skip
-NodeOrder = Spawn | Kill | EndNode
+NodeOrder = Spawn | Kill | Recall | EndNode
 Order = RankOrder | NodeOrder | Refused
-Message = Report | Order | Beat | Lead
+AgentMessage = LocalStates | LocalStatesKept
+Message = Report | Order | Beat | Lead | AgentMessage
 
 MESSAGES: tuple[type, ...] = (
     Joined, Ready, Faulted, Answered, Trained, Finished, Checkpointed, CheckpointFailed,
-    NodeJoined, Spawned, Exited, StoreOpened, NodeLost, StopRequested,
+    NodeJoined, Spawned, Exited, StoreOpened, Recalled, NodeLost, StopRequested,
     PauseRequested, ResumeRequested, SwitchRequested, Noticed, Advised,
-    Beat, Lead,
+    Beat, Lead, LocalStates, LocalStatesKept,
     Freeze, Stop, Compare, Load, Fetch, Restore, Regroup, Reload, Rebuild, Rollback, Resume, Hold, Check,
     Release, Save, Commit, Complete, End,
-    Spawn, Kill, EndNode, Refused,
+    Spawn, Kill, Recall, EndNode, Refused,
 )  # fmt: skip
 """All messages, in the order of `docs/reference/wire.md`. The class name is the name on the
 wire."""
@@ -1035,7 +1146,7 @@ class Envelope:
     A message with the name of its job and its sender, in the form in which it is sent on the bus.
 
     `number` counts the reports of a sender from 1. It is 0 for a message that the receiver does not
-    acknowledge: an order, a `Beat` or a `Lead`.
+    acknowledge: an order, a level such as `Beat`.
     """
 
     job: str

@@ -15,6 +15,13 @@ ORDERS = b"orders"
 listen."""
 
 
+def agent(node: int) -> bytes:
+    """
+    Return the topic of the agent of a node. Other agents publish on it; only this agent listens.
+    """
+    return b"agent." + str(node).encode()
+
+
 def presence(sender: str) -> bytes:
     """
     Return the presence topic of the participant `sender`.

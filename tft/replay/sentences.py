@@ -36,6 +36,8 @@ from tft.protocol.messages import (
     Position,
     RankOrder,
     Ready,
+    Recall,
+    Recalled,
     Refused,
     Regroup,
     Report,
@@ -169,6 +171,9 @@ def sentence(message: Report) -> str:
             stopped = ", while it was stopped" if message.stopped else ""
             stacks = "; it wrote its stacks" if message.stack else ""
             return f"rank {rank} died ({how}{stopped}), standing at {_where(position)}{stacks}"
+        case Recalled(node=node, lost=lost, rank=rank, local_state=kept):
+            what = f"steps {', '.join(map(str, sorted(kept)))}" if kept else "no step"
+            return f"node {node} has kept the rank-local state of rank {rank} on lost node {lost}: {what}"
         case NodeLost(node=node, why=why):
             return f"node {node} is lost: {why}"
         case Faulted(rank=rank, kind=kind, step=step, summary=summary):
@@ -280,6 +285,8 @@ def _command(command: Command) -> tuple[str, Collection[int]]:
             return f"start {{who}} on node {node}{again}: {cause}", (command.rank,)
         case Kill(node=node, cause=cause):
             return f"end {{who}} on node {node}: {cause}", (command.rank,)
+        case Recall(node=node, lost=lost, ranks=ranks):
+            return f"node {node}: report the rank-local state of {{who}} on lost node {lost}", ranks
         case EndNode(why=why):
             return f"all agents: leave: {why}", ()
         case Refused(rank=rank, pid=pid, why=why):

@@ -310,7 +310,7 @@ class Auditor:
             return
         if node in self._slices.left:
             self._ledger.lost.add(node)
-            self._ledger.moved = True
+            self._ledger.moves()
             self._isolated.add(node)
             self._chances.may_end("a node is given up")
         elif isinstance(event, SlicesDiffered | CorruptionTraced):
@@ -330,6 +330,7 @@ class Auditor:
                 self._chances.newest(machine, order)
                 self._goes_back(machine, order)
             case Rollback():
+                self._not_made_anew(machine, order)
                 self._slices.goes_on(machine, self._members(machine), order.step)
                 self._chances.rolled_back(machine)
             case Release():
@@ -339,6 +340,24 @@ class Auditor:
                 self._slices.resumes(order, self._members(machine))
             case _:
                 pass
+
+    def _not_made_anew(self, machine: Machine, order: Rollback) -> None:
+        """
+        Check that no rank makes its rank-local state anew if its node is the only one that was
+        lost, and another node has reported that state. Raises `Broken` otherwise.
+        """
+        kept = self._ledger.kept
+        again = [
+            rank
+            for rank in order.derive
+            if order.step in kept.steps.get(rank, ()) and kept.losses == 1
+            if rank not in machine.incident.turnover.joining
+        ]
+        if again:
+            raise Broken(
+                "kept rank-local state is not made anew",
+                f"ranks {again} make that of step {order.step} anew",
+            )
 
     def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
         """

@@ -136,7 +136,8 @@ class Chances:
 
     def _newest_held(self, machine: Machine, limit: int | None = None) -> int | None:
         ledger, truth = self._ledger, self._stage.truth
-        if ledger.moved:
+        recalled = ledger.kept.of_lost()
+        if ledger.kept.moved and recalled is None:
             return None
         ceiling = machine.incident.spread.ceiling if limit is None else limit
         processes = {
@@ -163,6 +164,8 @@ class Chances:
                         steps.add(step)
             common = steps if common is None else common & steps
         early = [step for step in common or () if ceiling is None or step <= ceiling]
+        if recalled is not None:
+            early = [step for step in early if step in recalled]
         return max(early, default=None)
 
     def _to_be_found(self, machine: Machine) -> int | None:

@@ -72,6 +72,7 @@ class Group:
         for process in processes:
             process.thread.phase = "forward"
             if self._stage.mishaps.reached(process, step, "forward"):
+                loop.forward(process, step)
                 entering.append(process)
         if entering:
             self._stage.clock.after(self._stage.takes(0.08, 0.16), self._sum, entering, step)

@@ -341,7 +341,7 @@ def _roll_back(process: ProcessPart, execute: Execute, order: Rollback) -> None:
         return process.done(execute, why)
     process.steps.tail = False
     process.page.move(process.steps.position(), process.node.now)
-    process.page.forget_after(order.step)
+    process.page.forget_after(order.step, (order.incident, order.round))
     if process.stage.schedule.backups:
         process.page.keep(order.step, data, process.memory.copies)
     void(process, order.step)

@@ -223,7 +223,7 @@ class Harm:
             # its place
             return "nobody"
         node = process.node
-        stranger = Process(self._stage, node, process.rank, process.incarnation, Page())
+        stranger = Process(self._stage, node, process.rank, process.incarnation, Page(_nothing))
         node.admit(stranger)
         self._stage.cluster.processes.append(stranger)
         stranger.join()
@@ -401,3 +401,9 @@ class Harm:
             at=self._stage.clock.now,
         )
         return delay, self._meddles(advised)
+
+
+def _nothing() -> None:
+    """
+    Do nothing. No agent sends the captures of a process that it has not started.
+    """

@@ -24,6 +24,7 @@ from tft.protocol.messages import (
     NodeLost,
     Noticed,
     Order,
+    Recall,
     Refused,
     Report,
     Spawn,
@@ -276,7 +277,7 @@ class Leader:
         stage = self._stage
         now = stage.clock.now
         nodes: Iterable[NodePart] = stage.cluster.nodes.values()
-        if isinstance(order, Spawn | Kill):
+        if isinstance(order, Spawn | Kill | Recall):
             nodes = [stage.cluster.nodes[order.node]]
         elif not isinstance(order, EndNode | Refused) and len(order.to) == 1:
             nodes = [node for node in nodes if node.hosts(order.to[0])]
@@ -314,6 +315,7 @@ class Leader:
             state=str(self.machine.state),
             incident=self.machine.incident.number,
             compared=self.machine.compared,
+            kept_by=dict(self.machine.kept_by),
         )
         for node in stage.cluster.nodes.values():
             for moment in stage.network.down(now, self.link, node.connection.link):

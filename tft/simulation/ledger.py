@@ -4,7 +4,7 @@ the machine was given and the orders that it sent: which ranks were asked, which
 which were named as a cause. The record does not use the machine's own notes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tft.core.job.machine import Machine
@@ -24,8 +24,10 @@ from tft.protocol.messages import (
     RankOrder,
     Ready,
     Rebuild,
+    Recalled,
     Reload,
     Report,
+    Rollback,
     Spawn,
     SwitchRequested,
 )
@@ -77,6 +79,61 @@ class ProcessBook:
 
 
 @dataclass(slots=True)
+class KeptBook:
+    """
+    What other nodes have reported of the rank-local state of a lost node.
+    """
+
+    moved: bool = False
+    """True when a rank may run on another node than at its start, or with another page. Its
+    rank-local state may then be out of reach."""
+    losses: int = 0
+    """How many nodes were lost or given up in this run, or have got another agent. A rank that has
+    moved for another reason counts, too."""
+    holders: dict[int, dict[int, int]] = field(default_factory=dict)
+    """By lost node: the incarnation of each rank that had its process there."""
+    steps: dict[int, set[int]] = field(default_factory=dict)
+    """By rank of a lost node: the steps that were reported in this incident and still count."""
+    rollbacks: list[tuple[Key, int]] = field(default_factory=list)
+    """All orders to roll back: incident and round, and the step."""
+
+    def lose(self, node: int, machine: Machine, sites: Mapping[tuple[int, int], int]) -> None:
+        """
+        Record that a node is lost.
+        """
+        self.moved = True
+        self.losses += 1
+        held = {rank: machine.incarnation(rank) for rank, _ in sites}
+        self.holders[node] = {
+            rank: number for rank, number in held.items() if sites.get((rank, number)) == node
+        }
+
+    def hears(self, report: Recalled) -> None:
+        """
+        Record the steps of which another node has kept the data position of a rank.
+        """
+        if self.holders.get(report.lost, {}).get(report.rank) != report.incarnation:
+            return
+        attempt = (report.incident, report.round)
+        later = [step for key, step in self.rollbacks if key > attempt]
+        self.steps[report.rank] = {
+            step for step in report.local_state if all(step <= back for back in later)
+        }
+
+    def of_lost(self) -> set[int] | None:
+        """
+        Return the steps that were reported for all ranks of the only node that was lost. None: not
+        all of them were reported, or more than one node was lost.
+        """
+        if self.losses != 1:
+            return None
+        ((_, ranks),) = self.holders.items()
+        if not ranks or not ranks.keys() <= self.steps.keys():
+            return None
+        return set.intersection(*(self.steps[rank] for rank in ranks))
+
+
+@dataclass(slots=True)
 class Ledger:
     """
     The record that `Auditor` reads.
@@ -108,9 +165,7 @@ class Ledger:
     searching: set[int] = field(default_factory=set)
     """The ranks that were ordered to load a checkpoint, or to find one themselves. They are removed
     when the order `rebuild` is sent, because then all have done so."""
-    moved: bool = False
-    """True when a rank may run on another node than at its start, or with another page. Its
-    rank-local state may then be out of reach."""
+    kept: "KeptBook" = field(default_factory=lambda: KeptBook())
     checkpoints: dict[int, str] = field(default_factory=dict)
 
     # ---------------------------------------------------------------- reports of ranks
@@ -140,15 +195,17 @@ class Ledger:
                 self._doubt(report)
                 if report.kind == "node" and rank_state in self.processes.sites:
                     self.lost.add(self.processes.sites[rank_state])
-                    self.moved = True
+                    self.moves()
+            case Recalled():
+                self.kept.hears(report)
             case NodeLost():
+                self.kept.lose(report.node, machine, self.processes.sites)
                 self.lost.add(report.node)
                 self.processes.vanished |= {
                     each for each, node in self.processes.sites.items() if node == report.node
                 }
-                self.moved = True
             case NodeJoined():
-                self._joined(report)
+                self._joined(machine, report)
             case Advised():
                 for rank in report.replace:
                     self.name(rank, machine.incarnation(rank))
@@ -157,7 +214,7 @@ class Ledger:
             case _:
                 pass
 
-    def _joined(self, report: NodeJoined) -> None:
+    def _joined(self, machine: Machine, report: NodeJoined) -> None:
         """
         Record that the agent of a node has reported. If it is another agent than before, the
         processes and pages of the node are gone.
@@ -166,7 +223,7 @@ class Ledger:
         self.agents[report.node] = report.pid
         if before is None or before == report.pid:
             return
-        self.moved = True
+        self.kept.lose(report.node, machine, self.processes.sites)
         gone = {process for process, node in self.processes.sites.items() if node == report.node}
         self.processes.ended |= gone
         for rank, incarnation in gone:
@@ -190,7 +247,7 @@ class Ledger:
                 self.checkpoints.pop((machine.incident.progress.step or 1) - 1, None)
         if answer.verdict == "isolate":
             self.lost.add(self.processes.sites[answer.rank, answer.incarnation])
-            self.moved = True
+            self.moves()
 
     def name(self, rank: int, incarnation: int) -> None:
         """
@@ -211,6 +268,7 @@ class Ledger:
         """
         self.named.clear()
         self.hurt.clear()
+        self.kept.steps.clear()
 
     # ---------------------------------------------------------------- orders of the controller
 
@@ -220,6 +278,8 @@ class Ledger:
         """
         book = self.asked.setdefault(ORDER_NAMES[type(order)], {})
         key, rank_states = (order.incident, order.round), order.incarnations
+        if isinstance(order, Rollback):
+            self.kept.rollbacks.append((key, order.step))
         if isinstance(order, Reload | Load):
             self.searching.update(order.to)
         elif isinstance(order, Rebuild):
@@ -231,8 +291,9 @@ class Ledger:
         """
         Record that a process is started for a rank.
         """
-        if self.processes.sites.get((order.rank, order.incarnation - 1), order.node) != order.node:
-            self.moved = True
+        before = self.processes.sites.get((order.rank, order.incarnation - 1), order.node)
+        if before != order.node and self.kept.losses != 1:
+            self.moves()
         self.processes.sites[order.rank, order.incarnation] = order.node
         self.searching.discard(order.rank)
         self.processes.started[order.rank] = at
@@ -242,6 +303,14 @@ class Ledger:
         Record that the process of a rank is to be ended.
         """
         self.processes.ended.add((order.rank, order.incarnation))
+
+    def moves(self) -> None:
+        """
+        Record that the rank-local state of a rank may be out of reach for another reason than the
+        loss of a node.
+        """
+        self.kept.moved = True
+        self.kept.losses += 2
 
     # ---------------------------------------------------------------- conclusions
 

@@ -48,6 +48,14 @@ def enter(process: ProcessPart, execute: Execute) -> None:
         process.group.enter([process], process.steps.completed + 1)
 
 
+def forward(process: ProcessPart, step: int) -> None:
+    """
+    Capture the data position of `step` at the end of its forward pass, so that another node gets it
+    before this rank contributes. Then the position has not been used yet.
+    """
+    process.page.capture(step, process.memory.data + 1, closed=False)
+
+
 def contribute(process: ProcessPart, step: int) -> None:
     """
     Contribute to the all-reduces of `step`. From now on the other ranks can finish the step without

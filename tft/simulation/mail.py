@@ -79,6 +79,15 @@ class Network:
             moment = receiver.down = max(moment, receiver.down)
         return (moment,) if self._calm else self._troubled(moment)
 
+    def across(self, now: float, sender: Link, receiver: Link) -> tuple[float, ...]:
+        """
+        Return the times at which a message from one node to another arrives: none, one or two.
+        """
+        if self.away or sender.mute or receiver.deaf:
+            return ()
+        moment = now + 0.0005 + self._delay * self._random()
+        return (moment,) if self._calm else self._troubled(moment)
+
     def _troubled(self, moment: float) -> tuple[float, ...]:
         if self._random() < self._loss:
             return ()

@@ -3,6 +3,7 @@ A simulated node. The agent of the node starts and ends processes as ordered, an
 end. The launcher (`outside.py`) reports the events that no agent can report.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tft.protocol.messages import (
@@ -11,16 +12,20 @@ from tft.protocol.messages import (
     Exited,
     Kill,
     Lead,
+    LocalStates,
+    LocalStatesKept,
     NodeJoined,
     Order,
     Pulse,
     RankOrder,
+    Recall,
     Refused,
     Spawn,
     Spawned,
     StoreOpened,
 )
-from tft.simulation.mail import Mail
+from tft.simulation.local_states import LocalStateExchange
+from tft.simulation.mail import Link, Mail
 from tft.simulation.page import Page
 from tft.simulation.process import Process
 from tft.simulation.stage import Connection, NodeStore, ProcessPart, Stage
@@ -35,7 +40,7 @@ KILLED = -9
 
 @dataclass(slots=True)
 class _RankState:
-    page: Page = field(default_factory=Page)
+    page: Page
     incarnation: int = -1
     due: Spawn | None = None
     process: ProcessPart | None = None
@@ -44,7 +49,8 @@ class _RankState:
 
 @dataclass(slots=True)
 class _Processes:
-    rank_states: dict[int, _RankState]
+    local_states: LocalStateExchange
+    rank_states: dict[int, _RankState] = field(default_factory=dict)
     strangers: list[ProcessPart] = field(default_factory=list)
     """Processes that no order started."""
 
@@ -73,7 +79,18 @@ class Node:
         self.started = self.leaving = False
         self.store = NodeStore()
         self._epoch = 0
-        self._ours = _Processes({rank: _RankState() for rank in ranks})
+        self._ours = _Processes(LocalStateExchange(stage, self))
+        self._ours.rank_states = {rank: self._new_rank() for rank in ranks}
+
+    def _new_rank(self) -> _RankState:
+        return _RankState(page=Page(self._ours.local_states.rung))
+
+    @property
+    def link(self) -> Link:
+        """
+        The connection of the node to the broker.
+        """
+        return self.connection.link
 
     @property
     def now(self) -> float:
@@ -157,6 +174,27 @@ class Node:
         rank_state = self._ours.rank_states.get(rank)
         return None if rank_state is None else rank_state.process
 
+    def incarnations(self) -> list[tuple[int, int, Page]]:
+        """
+        Return each rank of the node, its newest incarnation there, and its page.
+        """
+        return [
+            (rank, rank_state.incarnation, rank_state.page)
+            for rank, rank_state in self._ours.rank_states.items()
+        ]
+
+    def kept(self, lost: int, rank: int) -> Mapping[int, str]:
+        """
+        Return the data positions that this node has of a rank of another node, by step.
+        """
+        return self._ours.local_states.kept(lost, rank)
+
+    def hear_agent(self, message: LocalStates | LocalStatesKept) -> None:
+        """
+        Handle a message of the agent of another node.
+        """
+        self._ours.local_states.hear(message)
+
     def pages(self) -> dict[int, Page]:
         """
         Return the page of each rank on this node.
@@ -179,7 +217,7 @@ class Node:
         if not self.alive or not self.started:
             return
         match order:
-            case Spawn() | Kill() | EndNode():
+            case Spawn() | Kill() | Recall() | EndNode():
                 if order.epoch >= self._epoch:
                     self._stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
                     self._epoch = order.epoch
@@ -199,6 +237,7 @@ class Node:
         if lead.epoch >= self._epoch:
             self._epoch = lead.epoch
             self.mail.heard(lead)
+            self._ours.local_states.led(lead)
         for process in self.processes():
             process.hear_lead(lead)
 
@@ -211,19 +250,22 @@ class Node:
             if stranger.rank in order.to:
                 stranger.hear(order, leader)
 
-    def _obey(self, order: Spawn | Kill | EndNode) -> None:
+    def _obey(self, order: Spawn | Kill | Recall | EndNode) -> None:
         match order:
             case Spawn() if order.node == self.number:
                 self._spawn(order)
             case Kill() if order.node == self.number:
                 self._kill(order)
+            case Recall() if order.node == self.number:
+                for report in self._ours.local_states.recalled(order, self.now):
+                    self.mail.post(report)
             case EndNode() if not self.leaving:
                 self._leave(order.grace)
             case _:
                 pass
 
     def _spawn(self, order: Spawn) -> None:
-        rank_state = self._ours.rank_states.setdefault(order.rank, _RankState())
+        rank_state = self._ours.rank_states.setdefault(order.rank, self._new_rank())
         if order.incarnation < rank_state.incarnation or self.leaving:
             return
         if order.incarnation == rank_state.incarnation:

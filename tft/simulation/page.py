@@ -3,7 +3,7 @@ The shared memory of a simulated rank, which stays on the node when the process 
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tft.protocol.messages import Position, SliceDigest
 
@@ -21,9 +21,20 @@ class Page:
     the process ends.
     """
 
-    __slots__ = ("_closed", "_kept", "_open", "digests", "kept", "moved", "position", "training")
+    __slots__ = (
+        "_closed", "_kept", "_open", "_ring", "attempt", "captured", "digests", "kept", "moved",
+        "position", "training",
+    )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Callable[[], None]) -> None:
+        """
+        `ring` is called when a capture is to be sent to another node.
+        """
+        self._ring = ring
+        self.captured = 0
+        """How often the captures have changed."""
+        self.attempt = (0, 0)
+        """Incident and round of the last rollback."""
         self.position = Position(step=0, window=False)
         self.training = False
         self.moved = 0.0
@@ -46,7 +57,17 @@ class Page:
         Record the data position `data` of a step. `closed` is True if the update window of the step
         has closed. The page keeps two steps of each kind.
         """
-        slots = self._closed if closed else self._open
+        if closed:
+            late = data != dict(self._open).get(step)
+            self._put(self._closed, step, data)
+            if late:
+                self._ring()
+        elif (step, data) not in self._open:  # else captured before, at the end of the forward
+            self._put(self._open, step, data)
+            self._ring()
+
+    def _put(self, slots: list[tuple[int, int]], step: int, data: int) -> None:
+        self.captured += 1
         slots[:] = [(s, d) for s, d in slots if s % 2 != step % 2] + [(step, data)]
 
     def keep(self, step: int, data: int, kept: Collection[int]) -> None:
@@ -55,19 +76,31 @@ class Page:
         in `kept` stay: the rank has copies of the state of these steps.
         """
         self.kept = step
+        self.captured += 1
         self._kept[step] = data
         if len(self._kept) > max(_KEPT, len(kept)):
             del self._kept[min(set(self._kept).difference(kept), default=min(self._kept))]
 
-    def forget_after(self, step: int) -> None:
+    def forget_after(self, step: int, attempt: tuple[int, int]) -> None:
         """
         Drop the captures of steps later than `step`. The job goes back to `step`, so they must not
-        be used.
+        be used. `attempt` is the incident and the round in which it does.
         """
+        self.attempt = attempt
+        self.captured += 1
         self.kept = min(self.kept, step)
         for slots in (self._closed, self._open):
             slots[:] = [(s, d) for s, d in slots if s <= step]
         self._kept = {s: d for s, d in self._kept.items() if s <= step}
+
+    def captures(self) -> dict[tuple[int, bool], int]:
+        """
+        Return all captured data positions, by step and whether its window had closed.
+        """
+        return {
+            **{(step, False): data for step, data in self._open},
+            **{(step, True): data for step, data in (*self._kept.items(), *self._closed)},
+        }
 
     def local_states(self) -> dict[int, int]:
         """

@@ -25,6 +25,8 @@ from tft.protocol.messages import (
     Fetch,
     Lead,
     Load,
+    LocalStates,
+    LocalStatesKept,
     Order,
     OrderName,
     RankOrder,
@@ -284,6 +286,16 @@ class NodePart(Protocol):
     def hear_lead(self, lead: Lead) -> None:
         """
         Handle the acknowledgement that the leading controller sends, and pass it to the processes.
+        """
+
+    def hear_agent(self, message: LocalStates | LocalStatesKept) -> None:
+        """
+        Handle a message of the agent of another node.
+        """
+
+    def kept(self, lost: int, rank: int) -> Mapping[int, str]:
+        """
+        Return the data positions that this node has of a rank of another node, by step.
         """
 
     def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:

@@ -6,7 +6,7 @@ needed.
 from tft.core.job.commands import JobOver
 from tft.core.job.events import Received
 from tft.core.job.transitions import SETTLED
-from tft.protocol.messages import NodeJoined, NodeLost, StoreOpened
+from tft.protocol.messages import NodeJoined, NodeLost, Recalled, StoreOpened
 from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
@@ -63,7 +63,9 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
             return able and twice
         case "node" | "partition":
             known = _known(stage, fault.target)
-            return able and fault.target in known and _elsewhere(schedule, fault.target, known)
+            kept = schedule.derives or _recalled(stage, fault.target)
+            elsewhere = _elsewhere(schedule, fault.target, known)
+            return able and fault.target in known and elsewhere and kept
         case "store":
             return able and twice and not _heard_late(stage, fault.target)
         case "fail":
@@ -99,13 +101,31 @@ def _known(stage: Stage, node: int) -> set[int]:
 def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
     """
     Return whether the job can move the ranks of a lost node. Other known nodes must hold the state
-    of the lost node and have room for its ranks. The rank-local state of these ranks must be
-    derivable.
+    of the lost node and have room for its ranks.
     """
     gone = set(schedule.placement()[node])
     room = sum(schedule.spare(n) for n in schedule.placement() if n in known - {node})
     held = all(set(ranks) - gone for ranks in schedule.groups().values())
-    return held and room >= len(gone) and schedule.derives and schedule.nodes > 1
+    return held and room >= len(gone) and schedule.nodes > 1
+
+
+def _recalled(stage: Stage, node: int) -> bool:
+    """
+    Return whether another node has reported in time the rank-local state of all ranks of a lost
+    node for the step that the job has saved at its end.
+    """
+    if stage.over is None or stage.over.result != "dumped":
+        return False
+    saved = max(leader.machine.last_step for leader in stage.cluster.leaders if leader.leads)
+    lost = 0.0
+    kept: set[int] = set()
+    for event in stage.story.events:
+        report = event.message if isinstance(event, Received) else None
+        if isinstance(report, NodeLost) and report.node == node:
+            lost = lost or event.at
+        if isinstance(report, Recalled) and report.lost == node and event.at - lost < SHORT / 2:
+            kept |= {report.rank} if saved in report.local_state else set()
+    return kept >= set(stage.schedule.placement()[node])
 
 
 def _heard_late(stage: Stage, target: int) -> bool:

@@ -147,7 +147,7 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_watch(self, contributing: Callable[[], None]) -> None:
+    def tft_watch(self, contributing: Callable[[], None], early: bool) -> None:
         """
         Arrange that `contributing()` is called on the training thread in every step.
 
@@ -155,6 +155,11 @@ class AdaptorSpecs:
         before this rank contributes to the last all-reduce of the step. From this moment on, the
         other ranks can finish the step without this rank. If this rank dies later, its replacement
         continues with the rank-local state of this moment.
+
+        `early` True means that another node keeps the rank-local state too, and has it the sooner
+        the better. Then call `contributing()` also at the end of each forward pass, if that costs
+        nothing else. The last call in a step counts, and a call without a change costs next to
+        nothing.
 
         The hook is called once, before `tft_adopt`.
         """

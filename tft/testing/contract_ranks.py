@@ -105,7 +105,7 @@ class _Rank:
         Hand the objects of the training over, as `session.adopt` does.
         """
         self.hook.tft_preload()
-        self.hook.tft_watch(contributing=lambda: None)
+        self.hook.tft_watch(contributing=lambda: None, early=True)
         parts = dict(self._training.parts())
         self.hook.tft_adopt(wrap=parts.pop("wrap", None), parts=parts)
 

@@ -52,6 +52,8 @@ from tft.protocol.messages import (
     RankOrder,
     RankReport,
     Ready,
+    Recall,
+    Recalled,
     Refused,
     Report,
     ResumeRequested,
@@ -125,6 +127,23 @@ class JobShape:
         return self.groups or {"dense": tuple(range(self.world))}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """
+    The rank-local state of a rank, as another node has kept it.
+    """
+
+    local_state: dict[int, str]
+    """By step."""
+    incarnation: int = 0
+    attempt: tuple[int, int] = (0, 1)
+    """Incident and round of the last rollback of the rank."""
+    early: tuple[int, ...] = ()
+
+
+_NOTHING = Kept(local_state={}, incarnation=-1, attempt=(0, 0))
+
+
 @dataclass(slots=True)
 class Script:
     """
@@ -150,6 +169,11 @@ class Script:
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
     """By rank: the result of the next check on the rank. Ranks that are not in here pass the check.
     """
+    kept: dict[int, Kept] = field(default_factory=dict)
+    """By rank: what the keeper of its node has of it. A keeper reports of other ranks that it has
+    nothing."""
+    forgetful: set[int] = field(default_factory=set)
+    """Nodes whose agents do not answer a `Recall`."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
     """By rank: what it computes in each step from now on."""
 
@@ -602,6 +626,8 @@ class ScriptedJob(JobShape):
                         if successor is not one
                     }
                     self._ends(one, -9, stack="File stuck.py" if order.last_words else "")
+            case Recall():
+                self._recall(order)
             case EndNode() | Refused():
                 pass
             case _:
@@ -609,6 +635,19 @@ class ScriptedJob(JobShape):
                     self._hand_over(rank, order)
                     for process in self._processes(rank):
                         self._carry_out(process, order)
+
+    def _recall(self, order: Recall) -> None:
+        if order.node in self.script.gone | self.script.forgetful:
+            return
+        for rank in order.ranks:
+            kept = self.script.kept.get(rank, _NOTHING)
+            self.report(
+                Recalled(
+                    node=order.node, lost=order.lost, rank=rank, incarnation=kept.incarnation,
+                    incident=kept.attempt[0], round=kept.attempt[1],
+                    local_state=kept.local_state, early=kept.early, at=self.now,
+                )
+            )  # fmt: skip
 
     def _processes(self, rank: int) -> list[ScriptedRank]:
         """

@@ -33,13 +33,16 @@ def take_up() -> None:
         return
     _tie()
     try:
-        page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths)
+        page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths[:2])
+        # opened anew, so it does not have the flags of the agent's own descriptor
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        bell = os.open(paths[2], flags) if paths[2] else ""
     except OSError as error:
         raise UsageError(
             f"cannot open the shared-memory page of this rank, {error.filename} "
             f"({error.strerror}): check that the agent that this process was started for still runs"
         ) from None
-    set_environment(descriptor_variables(page=page, words=words))
+    set_environment(descriptor_variables(page=page, words=words, bell=bell))
     prepare()
 
 

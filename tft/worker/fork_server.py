@@ -128,8 +128,8 @@ def _take_on(task: ForkedTask) -> None:
     os.close(task.output)
     numbers = {}
     if task.work == "rank":
-        page, words = task.descriptors
-        numbers = descriptor_variables(page=page, words=words)
+        page, words, *bell = task.descriptors
+        numbers = descriptor_variables(page=page, words=words, bell=bell[0] if bell else "")
     replace_environment(task.environment | numbers)
     # only numpy needs new random seeds: Python reseeds `random` after a fork by itself
     if numpy := sys.modules.get("numpy.random"):

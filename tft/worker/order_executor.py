@@ -286,7 +286,7 @@ class Hands:
         local_state = self._local_state(order)
         # all ranks return to the end of this step, so its tail counts as complete
         self._hold(order.step)
-        self._page.forget_after(order.step)
+        self._page.forget_after(order.step, (order.incident, order.round))
         self._saving.give_up(self._state.checkpoints, order.step)
         self._hook.tft_rollback(local_state=local_state, step=order.step)
         if order.skip:

@@ -223,7 +223,9 @@ class Session:
         """
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
-        self._hook.tft_watch(contributing=self._loop.contributing)
+        self._hook.tft_watch(
+            contributing=self._loop.contributing, early=self._settings.bell is not None
+        )
         self._hook.tft_adopt(parts=parts, wrap=wrap)
         if own is not None:
             self._saving.give(own)

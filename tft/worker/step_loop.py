@@ -3,7 +3,9 @@ The steps of the training loop: update windows, tails, and the functions that ar
 step. All of it runs on the training thread.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -127,6 +129,8 @@ class _Present:
     The last captures of the rank-local state, and what is known about how the loop ends its steps.
     """
 
+    step: int = -1
+    """The step of `contributed`. -1: all ranks have gone back since then."""
     contributed: bytes = b""
     """The rank-local state that was captured when this rank contributed to the last all-reduce of
     the step."""
@@ -348,10 +352,25 @@ class StepLoop:
         Capture the rank-local state, because from now on the other ranks can finish the step
         without this rank.
 
-        The adaptor calls this in every step (see `tft_watch`).
+        The adaptor calls this in every step, perhaps more than once (see `tft_watch`).
         """
-        self._present.contributed = self.hooks.capture(closing=False)
-        self.page.capture(self.gate.completed + 1, self._present.contributed, False)
+        present, step = self._present, self.gate.completed + 1
+        local_state = self.hooks.capture(closing=False)
+        if step == present.step and local_state == present.contributed:
+            return  # the page has it since the end of the forward pass
+        present.step, present.contributed = step, local_state
+        self.page.capture(step, local_state, False)
+        self._ring()
+
+    def _ring(self) -> None:
+        """
+        Wake the agent, so that another node gets the captures at once. In a job with one node,
+        there is no bell.
+        """
+        if self.settings.bell is not None:
+            # a full pipe wakes the agent as well, and without an agent this process ends too
+            with suppress(OSError):
+                os.write(self.settings.bell, b"!")
 
     def open_window(self) -> None:
         """
@@ -368,6 +387,7 @@ class StepLoop:
         local_state = self.hooks.capture(closing=False)
         if local_state != self._present.contributed:  # otherwise the page has this capture already
             self.page.capture(completed + 1, local_state, False)
+            self._ring()
         if self._audited is not None:
             self._audited.window_opens(completed + 1, tails=self.tails)
         if self.observers.watch_releases:
@@ -377,9 +397,18 @@ class StepLoop:
         if refusal is not None:
             raise refusal
         self._await_copy()
+        if self.settings.bell is not None:
+            self.page.opens()
         self.page.move(completed, met, _CLOCK.now())
         if not met or not self.gate.arrive():
             self._wait_at_window()
+
+    def _changed_late(self, step: int) -> None:
+        """
+        Tell the agent of a capture that differs from the one before the all-reduces of the step.
+        """
+        self.page.changes_late(step)
+        self._ring()
 
     def close_window(self) -> None:
         """
@@ -393,6 +422,8 @@ class StepLoop:
         tail = self.tails
         self._present.closed = self.hooks.capture(closing=True)
         self.page.capture(step, self._present.closed, True)
+        if self.settings.bell is not None and self._present.closed != self._present.contributed:
+            self._changed_late(step)
         self.gate.passed(step, tail=tail)
         now = _CLOCK.now()
         self.page.move(step, False, now, tail=tail)
@@ -432,6 +463,7 @@ class StepLoop:
             if noted is not None:
                 self._present.closed = noted
                 self.page.capture(step, noted, True)
+                self._changed_late(step)
         if self.digests is not None:
             self.digests.step_ended(step, self._present.closed)
         after = self.after.due(step)
@@ -468,6 +500,7 @@ class StepLoop:
         If copies of this step are kept, keep this rank-local state as long: the page may be new, or
         this state may have been made anew.
         """
+        self._present.step = -1
         if self._backs_up(step):
             self.page.keep(step, self.page.local_states()[step], self.gate.backups())
 

@@ -42,11 +42,10 @@ class Deadlines:
             moments += [
                 self._unkillable_at(rank_state) for rank_state in job.processes.terminating()
             ]
+        moments += self._ends.recalls.deadlines()
         gathered = self._gathered_by()
         moments += [] if gathered is None else [gathered]
-        if job.timing.deadline is not None and (
-            job.state is not S.CHOOSING or not job.processes.terminating()
-        ):
+        if job.timing.deadline is not None and (job.state is not S.CHOOSING or not job.unsettled()):
             moments.append(job.timing.deadline)
         return min(moments, default=None)
 
@@ -66,6 +65,7 @@ class Deadlines:
             for rank_state in job.processes.terminating():
                 if self._unkillable_at(rank_state) <= job.timing.now:
                     self._ends.could_not_end(rank_state)
+        self._ends.recalls.expire()
         self._end_ungathered()
         if not job.timing.expired:
             return

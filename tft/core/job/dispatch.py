@@ -36,6 +36,7 @@ from tft.protocol.messages import (
     PauseRequested,
     Position,
     Ready,
+    Recalled,
     Report,
     ResumeRequested,
     Spawned,
@@ -75,6 +76,8 @@ class Dispatch:
                 self._arrivals.spawned(message)
             case Exited():
                 self.ends.exited(message)
+            case Recalled():
+                self.ends.recalls.take(message)
             case StoreOpened():
                 self._arrivals.store_opened(message)
             case NodeLost():

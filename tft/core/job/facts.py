@@ -8,6 +8,7 @@ from tft.core.job.commands import RankFacts
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
+from tft.core.plan.coverage import covered_step
 from tft.core.plan.standing import Standing, Terms
 
 
@@ -128,3 +129,38 @@ def note_capture(job: Job, rank_state: RankState) -> None:
         earlier: told[earlier] for earlier in told if earlier < rank_state.local_state.since
     }
     rank_state.local_state.page, rank_state.local_state.until = rank_state.node, None
+
+
+def note_lost_step(job: Job, step: int | None) -> None:
+    """
+    Add a sentence to the incident if the job returns to `step` although all shards have copies of a
+    later step, because the rank-local state of that step was lost with a node.
+    """
+    standings = {s.rank: s.standing() for s in job.ranks.states.values()}
+    latest = covered_step(job.ranks.topology().groups, standings, job.incident.spread.ceiling)
+    if step is None or isinstance(latest, str) or latest <= step:
+        return
+    lost = [r for r, steps in terms_of(job).without_local_state.items() if latest not in steps]
+    if lost:
+        job.incident.turnover.unprotected.append(
+            f"the state of step {latest} is not used: no other node had the RNG and data position "
+            f"of ranks {lost} of this step when their node was lost"
+        )
+
+
+def note_early(job: Job, step: int) -> None:
+    """
+    Add a reservation to the incident for ranks whose rank-local state of `step` was kept by another
+    node as it was before the update window closed, if their captures change after that.
+    """
+    early = [
+        s.rank
+        for s in job.ranks.states.values()
+        if step in s.local_state.early and step in s.local_state.reported
+    ]
+    if early:
+        why = (
+            f"RNG and data position of ranks {early} are those from before the update window of "
+            f"step {step} closed"
+        )
+        job.incident.exactness.reservations.append((step, why))

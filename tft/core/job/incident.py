@@ -242,6 +242,8 @@ class Turnover:
     """By rank: how many times it has lost its process and was given another."""
     joining: frozenset[int] = frozenset()
     """The ranks that come back to the job in this incident."""
+    unprotected: list[str] = field(default_factory=list)
+    """Sentences about rank-local state that was lost with a node, because no other node had it."""
     counted: set[int] = field(default_factory=set)
     """The ranks that this incident was already counted against."""
 

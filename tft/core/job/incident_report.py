@@ -55,6 +55,7 @@ def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
         "step": incident.progress.step,
         "steps_lost": incident.progress.steps_lost,
         "inexact": list(incident.exactness.sentences),
+        "unprotected": list(dict.fromkeys(incident.turnover.unprotected)),
         "refused": [_refused_report(record) for record in incident.exactness.refused],
         "pids_kept": _pids_kept(incident),
         "processes_started": incident.turnover.started,
@@ -85,10 +86,12 @@ def job_report(
     steps: int,
     incidents: Sequence[dict[str, object]],
     missed: Sequence[dict[str, object]],
+    unprotected_steps: int = 0,
 ) -> dict[str, object]:
     """
     Return the whole report. `incidents` and `missed` hold the entries of earlier runs of a resumed
-    job, followed by the entries of this run.
+    job, followed by the entries of this run. `unprotected_steps` is the number of steps in which
+    the loss of a node would have lost rank-local state.
     """
     return {
         "schema": 1,
@@ -98,6 +101,7 @@ def job_report(
         "exit_code": outcome.code,
         "incidents": list(incidents),
         "missed": list(missed),
+        "unprotected_steps": unprotected_steps,
     }
 
 

@@ -104,6 +104,13 @@ class Machine:
         """
         return [node for node in self._job.nodes.ranks if node not in self._job.nodes.lost]
 
+    @property
+    def kept_by(self) -> Mapping[int, int]:
+        """
+        By node: the node that keeps the rank-local state of its ranks.
+        """
+        return self._job.nodes.kept_by()
+
     def incarnation(self, rank: int) -> int:
         """
         Return the incarnation of the process that holds this rank. Return -1 if no process was
@@ -226,7 +233,7 @@ class Machine:
         job.timing.lead(event.epoch, event.at)
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
-        if job.state is S.CHOOSING:
+        if job.state is S.CHOOSING and not job.unsettled():
             # the request to the plugins may have been lost with the previous leader
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
@@ -256,6 +263,10 @@ class Machine:
         Return every unanswered order, addressed to the ranks whose answer is missing.
         """
         orders: list[Order] = [o for parts in self._job.nodes.orders.values() for o in parts]
+        orders += [
+            replace(recalling.order, ranks=tuple(sorted(recalling.waiting)))
+            for recalling in self._job.nodes.recalls.values()
+        ]
         for task in self._job.incident.tasks.values():
             for order in task.orders:
                 to = tuple(rank for rank in order.to if rank in task.waiting)

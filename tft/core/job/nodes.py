@@ -5,7 +5,21 @@ Own what the controller knows of the nodes of a job.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from tft.protocol.messages import Kill, Spawn
+from tft.protocol.messages import Kill, Recall, Spawn
+
+
+@dataclass(slots=True, kw_only=True)
+class Recalling:
+    """
+    An order to report the rank-local state of a lost node, which is not fully answered.
+    """
+
+    order: Recall
+    waiting: set[int]
+    """The ranks whose state is not reported yet."""
+    incarnations: dict[int, int]
+    """By rank: the process that held the rank when the node was lost."""
+    issued: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +42,8 @@ class Nodes:
     """The nodes that were given up for good. An agent that joins from such a node is ignored."""
     orders: dict[int, list[Spawn | Kill]] = field(default_factory=dict)
     """By rank: the `Spawn` and `Kill` orders that agents have not answered yet."""
+    recalls: dict[int, Recalling] = field(default_factory=dict)
+    """By lost node: the order to report what its keeper has of it."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the address (host, port) of its rendezvous store. The store that was opened last
     comes last."""
@@ -43,6 +59,21 @@ class Nodes:
         there = [store for node, store in self.stores.items() if node not in self.lost]
         known = there or list(self.stores.values())
         return known[-1] if known else None
+
+    def keeper(self, node: int) -> int | None:
+        """
+        Return the node that keeps the rank-local state of the ranks of `node`: the next one that
+        has joined and is not lost, in the ring of node numbers. None: there is no other node.
+        """
+        ring = sorted(other for other in self.ranks if other not in self.lost and other != node)
+        return next((other for other in ring if other > node), ring[0] if ring else None)
+
+    def kept_by(self) -> dict[int, int]:
+        """
+        Return the keeper of each node that has joined and is not lost, if it has one.
+        """
+        ring = sorted(node for node in self.ranks if node not in self.lost)
+        return dict(zip(ring, [*ring[1:], *ring[:1]], strict=True)) if len(ring) > 1 else {}
 
     def with_room(self, excluded: Collection[int | None], room: Mapping[int, int]) -> int | None:
         """

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tft.core.job.commands import JobOver
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
+from tft.core.job.recalls import Recalls
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
 from tft.core.job.transitions import SETTLED, State
@@ -30,6 +31,7 @@ class ProcessExits:
         self._job = job
         self._recovery = recovery
         self._attempts = recovery.attempts
+        self.recalls = Recalls(job)
 
     def node_lost(self, message: NodeLost) -> None:
         """
@@ -53,10 +55,13 @@ class ProcessExits:
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
         Mark all processes of a node as gone. `silent`: some may still run there, so they are
-        ordered to end in case the node can be reached again. Return the members that lost their
-        process, each with the step that it was computing.
+        ordered to end in case the node can be reached again. Recall the rank-local state that
+        another node has kept of them. Return the members that lost their process, each with the
+        step that it was computing.
         """
         job = self._job
+        if job.state not in SETTLED:
+            self.recalls.lose(node, {s.rank: s.incarnation for s in job.ranks.states.values()})
         left = []
         for rank_state in [
             *job.ranks.states.values(),
@@ -112,6 +117,7 @@ class ProcessExits:
         self._gone(rank_state)
         rank_state.position = message.position
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
+        rank_state.local_state.early -= message.local_state.keys()
         if retires:
             job.ranks.states[rank_state.rank].local_state.reported = rank_state.local_state.reported
         if job.state in SETTLED:

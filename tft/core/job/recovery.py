@@ -55,11 +55,12 @@ class Recovery:
                 return self.restart.start()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if (
-                job.answered_all("stop", "compare") and not job.processes.terminating()
-            ):
+            case S.CLEARING if job.answered_all("stop", "compare") and not job.unsettled():
                 return self._compare()
-            case S.CHOOSING if job.timing.expired and not job.processes.terminating():
+            case S.CHOOSING if job.timing.deadline is None and not job.unsettled():
+                self.choice.consider()  # the choice has waited for what is left
+                return True
+            case S.CHOOSING if job.timing.expired and not job.unsettled():
                 self.choice.time_is_up()
                 return True
             case S.REPAIRING if not any(t.waiting for t in job.incident.tasks.values()):

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison, forget_tails, not_compared, note_habits, note_tails
-from tft.core.job.facts import lacks_local_state, note_capture, standings_of, terms_of
+from tft.core.job.facts import (
+    lacks_local_state,
+    note_capture,
+    note_early,
+    note_lost_step,
+    standings_of,
+    terms_of,
+)
 from tft.core.job.state import Job
 from tft.core.job.strategy import StrategyChoice
 from tft.core.job.transitions import State
@@ -49,7 +56,7 @@ class Restart:
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
         if decision.plan is None:
-            if job.processes.terminating():
+            if job.unsettled():
                 return False
             self._choice.consider()
             return True
@@ -65,6 +72,7 @@ class Restart:
                 decision.plan = None  # the strategy is chosen again
                 return True
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
+            note_lost_step(job, repair.step)
             self._repair(repair, *store)
         return False
 
@@ -81,7 +89,7 @@ class Restart:
         return (
             job.ranks.every(lambda rank_state: rank_state.ready)
             and not waits
-            and not job.processes.terminating()
+            and not job.unsettled()
         )
 
     def _repair(self, repair: Repair, host: str, port: int) -> None:
@@ -228,6 +236,7 @@ class Restart:
         # perhaps with another result
         job.checkpoints.drop_later(step)
         self._leave_behind(step)
+        note_early(job, step)
         rollback = job.to_all(
             Rollback,
             step=step,
@@ -239,6 +248,7 @@ class Restart:
             },
             derive=self._deriving(step),
         )
+        job.training.rollbacks.went_back((rollback.incident, rollback.round), step)
         job.step_to(S.ROLLING_BACK, rollback)
 
     def _leave_behind(self, step: int) -> None:

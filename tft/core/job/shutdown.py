@@ -4,6 +4,7 @@ Ends a job: with a last checkpoint by the survivors, by completion, or without s
 
 from tft.core.job.commands import JobOver
 from tft.core.job.comparison import note_habits, note_tails
+from tft.core.job.facts import note_early
 from tft.core.job.incident import LastCheckpoint
 from tft.core.job.state import Job
 from tft.core.job.transitions import State
@@ -57,6 +58,7 @@ class Shutdown:
         incident.exactness.returns_to(step)
         note_tails(job, step, standings)
         note_habits(job, step)
+        note_early(job, step)
         able = [s for s in job.ranks.states.values() if s.able]
         plan = plan_save(
             job.ranks.topology(),
@@ -138,6 +140,8 @@ class Shutdown:
         job ends.
         """
         job = self._job
+        if job.nodes.recalls:
+            return  # a rank writes the rank-local state that is reported
         if job.processes.terminating():
             return  # when the ends of these processes are reported, the checkpoint is planned again
         self.replan()  # the loss of a writer that is no member is noticed only here
@@ -210,7 +214,7 @@ class Shutdown:
         job.end.outcome = JobOver(result=result, code=code, why=why)
         job.tell("job_ends", result=result, code=code, why=why)
         incident.tasks = {}
-        job.nodes.orders = {}
+        job.nodes.orders, job.nodes.recalls = {}, {}
         finished = result == "completed"
         to = tuple(rank_state.rank for rank_state in job.ranks.present())
         if to and finished:

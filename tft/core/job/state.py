@@ -82,6 +82,13 @@ class Job:
         """
         return self.state not in SETTLED or (self.state is State.EXITING and not self.end.orders)
 
+    def unsettled(self) -> bool:
+        """
+        Return True while it is not known which state is left: a process is being ended, or a node
+        is asked for the rank-local state that it has kept of a lost node.
+        """
+        return bool(self.processes.terminating() or self.nodes.recalls)
+
     def returning(self) -> frozenset[int]:
         """
         Return the non-members that could come back to the job: complete model replicas, of ranks

@@ -45,15 +45,17 @@ class StrategyChoice:
     def consider(self) -> None:
         """
         Begin the choice: ask the recovery plugins if there are any, otherwise decide at once. The
-        choice waits until every terminating process has ended, because before that it is not known
-        which state is left.
+        choice waits until every terminating process has ended, and until the nodes that keep the
+        rank-local state of lost nodes have reported it: before that it is not known which state is
+        left.
         """
         job, incident = self._job, self._job.incident
         # an earlier choice is no longer valid
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
             incident.round += 1  # advice about earlier offers no longer counts
-        if job.processes.terminating():
+        if job.unsettled():
+            job.timing.deadline = None  # earlier offers are not waited for
             return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))

@@ -12,6 +12,31 @@ UNFINISHED = "ranks ended before they had written their part"
 
 
 @dataclass(slots=True, kw_only=True)
+class Rollbacks:
+    """
+    The rollbacks of all ranks, as far as they say which captures of rank-local state still count.
+    """
+
+    _found: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    """Incident and round of a rollback, and the step that it went back to, in order. A rollback is
+    left out if a later one went back at least as far."""
+
+    def went_back(self, attempt: tuple[int, int], step: int) -> None:
+        """
+        Record that the ranks were ordered in this incident and round to go back to `step`.
+        """
+        self._found = [(at, back) for at, back in self._found if back < step]
+        self._found.append((attempt, step))
+
+    def kept(self, attempt: tuple[int, int], step: int) -> bool:
+        """
+        Return True if a capture of `step` still counts. `attempt` is the incident and the round of
+        the last rollback of the rank before the capture was read.
+        """
+        return all(step <= back for at, back in self._found if at > attempt)
+
+
+@dataclass(slots=True, kw_only=True)
 class Training:
     """
     The progress of training.
@@ -40,6 +65,7 @@ class Training:
     """The ranks that have completed a step since the last resume."""
     finished: set[int] = field(default_factory=set)
     """The ranks whose `train` has returned."""
+    rollbacks: Rollbacks = field(default_factory=Rollbacks)
     refusals: Refusals = field(default_factory=Refusals)
     """The updates that the ranks have refused because of their numbers."""
 

@@ -119,6 +119,7 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "StoreOpened": _KEPT,
     "Joined": dict.fromkeys(State, R.TAKE),
     "Ready": _HEARD,
+    "Recalled": _KEPT,
     "Exited": {**FAULTS, S.EXITING: R.TAKE, S.ENDED: R.TAKE},
     "NodeLost": {**FAULTS, S.EXITING: R.TAKE},
     "Faulted": FAULTS,

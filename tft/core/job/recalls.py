@@ -1,0 +1,105 @@
+"""
+Asks for the rank-local state that other nodes have kept of a lost node, and takes it over.
+
+Each node keeps the rank-local state of the node before it in the ring of nodes (`Nodes.keeper`).
+When a node is lost, its keeper is ordered to report what it has. The choice of a strategy waits for
+the answer, because the answer decides from which step training can continue.
+"""
+
+from collections.abc import Sequence
+
+from tft.core.job.nodes import Recalling
+from tft.core.job.state import Job
+from tft.protocol.messages import Recall, Recalled
+
+
+class Recalls:
+    """
+    The recalls of one job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def lose(self, node: int, incarnations: dict[int, int]) -> None:
+        """
+        Order the keeper of a lost node to report what it has kept of the ranks that wrote their
+        captures there. `incarnations` has the process of each rank before the loss. What the lost
+        node itself was asked to report is not waited for any more.
+        """
+        job = self._job
+        for lost, recalling in list(job.nodes.recalls.items()):
+            if recalling.order.node == node:
+                self._give_up(lost, f"node {node}, which kept it, was lost too")
+        ranks = tuple(s.rank for s in job.ranks.states.values() if s.local_state.page == node)
+        keeper = job.nodes.keeper(node)
+        if not ranks or keeper is None:
+            return
+        order = Recall(epoch=job.timing.epoch, node=keeper, lost=node, ranks=ranks)
+        job.nodes.recalls[node] = Recalling(
+            order=order,
+            waiting=set(ranks),
+            incarnations={rank: incarnations.get(rank, -1) for rank in ranks},
+            issued=job.timing.now,
+        )
+        job.say(order)
+
+    def take(self, message: Recalled) -> None:
+        """
+        Take over the rank-local state of a rank of a lost node. A capture that was made before the
+        job went back beyond its step is not used, and neither are captures of a process that did
+        not hold the rank when the node was lost.
+        """
+        job = self._job
+        recalling = job.nodes.recalls.get(message.lost)
+        if (
+            recalling is None
+            or message.node != recalling.order.node
+            or message.rank not in recalling.waiting
+        ):
+            return
+        recalling.waiting.discard(message.rank)
+        if message.incarnation == recalling.incarnations[message.rank]:
+            attempt = (message.incident, message.round)
+            local_state = job.ranks.states[message.rank].local_state
+            valid = [
+                step
+                for step in message.local_state
+                if job.training.rollbacks.kept(attempt, step) and local_state.counts(step)
+            ]
+            local_state.reported = {
+                **local_state.reported,
+                **{step: message.local_state[step] for step in valid},
+            }
+            local_state.early = frozenset(message.early).intersection(valid)
+        if not recalling.waiting:
+            del job.nodes.recalls[message.lost]
+
+    def deadlines(self) -> list[float]:
+        """
+        Return the times until which the open recalls are waited for.
+        """
+        return [self._until(recalling) for recalling in self._job.nodes.recalls.values()]
+
+    def expire(self) -> None:
+        """
+        Give up the recalls that were not answered in time.
+        """
+        job = self._job
+        for lost, recalling in list(job.nodes.recalls.items()):
+            if self._until(recalling) <= job.timing.now:
+                self._give_up(
+                    lost, f"node {recalling.order.node}, which kept it, has not reported it in time"
+                )
+
+    def _until(self, recalling: Recalling) -> float:
+        return max(recalling.issued, self._job.timing.led) + self._job.policy.freeze
+
+    def _give_up(self, lost: int, why: str) -> None:
+        job = self._job
+        ranks: Sequence[int] = sorted(job.nodes.recalls.pop(lost).waiting)
+        job.tell("local_state_not_recalled", node=lost, ranks=list(ranks), why=why)
+        if job.incident.is_open:
+            job.incident.turnover.unprotected.append(
+                f"the RNG and data position of ranks {list(ranks)} were lost with node {lost}: {why}"
+            )
