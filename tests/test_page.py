@@ -226,3 +226,48 @@ def test_capture_that_was_made_anew_replaces_the_kept_one(page: Page) -> None:
     page.keep(4, b"anew", (4,))
     page.capture(6, b"6", True)
     assert page.local_states() == {4: b"anew", 6: b"6"}
+
+
+def test_captures_name_the_last_rollback_and_the_closed_windows() -> None:
+    """When a rank has captured and rolled back, then all valid captures are read with the incident
+    and the round of the rollback, and the number of changes has grown with each of them."""
+    page = Page.create()
+    assert (page.captured(), page.captures().attempt) == (0, (0, 0))
+    page.capture(3, b"open", False)
+    page.capture(3, b"closed", True)
+    page.capture(4, b"later", False)
+    page.keep(2, b"kept", ())
+    assert page.captured() == 4
+    page.forget_after(3, (7, 5))
+    found = page.captures()
+    assert page.captured() == 5
+    assert found.attempt == (7, 5)
+    assert found.local_states == {(2, True): b"kept", (3, False): b"open", (3, True): b"closed"}
+    page.close()
+
+
+def test_late_changes_are_remembered_for_some_steps() -> None:
+    """When a capture has changed after the all-reduces of its step, then this is read with the
+    captures of the next steps, and forgotten later."""
+    page = Page.create()
+    assert not page.captures().changes
+    page.changes_late(3)
+    for step, expected in ((3, True), (22, True), (23, False)):
+        page.move(step, False, 1.0)
+        assert page.captures().changes is expected
+    page.close()
+
+
+def test_window_that_opens_before_the_captures_are_elsewhere_is_counted() -> None:
+    """When an update window opens and another node does not have all captures, then it is counted.
+    It is not counted when the agent has written that they are there."""
+    page = Page.create()
+    page.opens()
+    assert page.unprotected() == 0
+    page.capture(1, b"one", False)
+    page.opens()
+    assert page.unprotected() == 1
+    page.is_elsewhere(page.captured())
+    page.opens()
+    assert page.unprotected() == 1
+    page.close()

@@ -119,6 +119,10 @@ class Stage:
         """An environment variable of the agent and of all processes that descend from it."""
         self.epoch = 1
         self.acknowledging = True
+        self.kept_by: dict[int, int] = {}
+        """What the next `Lead` says about the nodes that keep rank-local state."""
+        self.arguments: tuple[str, ...] = ()
+        """The arguments of the script, unless `agent` gets some."""
         self.reports: list[Report] = []
         """Each received report once, in order."""
         self.numbers: list[int] = []
@@ -138,6 +142,8 @@ class Stage:
         adaptor: str = "staged",
         stdout: int | None = None,
         backup_every: int = 0,
+        nnodes: int = 1,
+        node: int = 0,
         **environment: str,
     ) -> "subprocess.Popen[bytes]":
         """
@@ -154,15 +160,16 @@ class Stage:
                 "adaptor": adaptor,
                 "nproc_per_node": nproc,
                 "backup_every": backup_every,
+                "nnodes": nnodes,
             },
-            "node": 0,
+            "node": node,
             "script": str(self.tmp / "script.py"),
-            "arguments": arguments,
+            "arguments": arguments or self.arguments,
             "host": "127.0.0.1",
             "environment": os.environ | {"PYTHONPATH": ":".join(path), name: value} | environment,
         }
         agent = self._start(told, stdout)
-        while await self._next() != "node.0/0":
+        while await self._next() != f"node.{node}/0":
             pass
         return agent
 
@@ -181,6 +188,13 @@ class Stage:
             )
         self._agents.append(agent)
         return agent
+
+    def kill_agent(self, number: int) -> None:
+        """
+        Kill the agent that was started as number `number`, and wait until it has ended.
+        """
+        self._agents[number].kill()
+        self._agents[number].wait()
 
     def close(self) -> None:
         """
@@ -206,6 +220,12 @@ class Stage:
         Send an order to the agent and the ranks, once.
         """
         self._bus.publish(ORDERS, order)
+
+    def lead(self) -> None:
+        """
+        Acknowledge all reports, and tell which node keeps the rank-local state of which.
+        """
+        self.order(Lead(epoch=self.epoch, heard=self._inbox.heard(), kept_by=self.kept_by))
 
     async def start(self, rank: int = 0, incarnation: int = 0) -> None:
         """
@@ -272,7 +292,7 @@ class Stage:
                     assert isinstance(envelope.message, Report)
                     self.reports.append(envelope.message)
                 if self.acknowledging:
-                    self.order(Lead(epoch=self.epoch, heard=self._inbox.heard()))
+                    self.lead()
             case Present(sender=sender):
                 return sender
             case _:
