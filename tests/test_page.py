@@ -262,12 +262,31 @@ def test_window_that_opens_before_the_captures_are_elsewhere_is_counted() -> Non
     """When an update window opens and another node does not have all captures, then it is counted.
     It is not counted when the agent has written that they are there."""
     page = Page.create()
-    page.opens()
-    assert page.unprotected() == 0
+    page.capture(1, b"one", False)
+    assert page.opens()
+    assert page.captures().steady
+    assert page.unprotected() == 1
+    page.capture(2, b"two", False)
+    assert not page.opens()
+    assert page.unprotected() == 2
+    page.capture(3, b"three", False)
+    page.is_elsewhere(page.captured())
+    assert not page.opens()
+    assert page.unprotected() == 2
+    page.close()
+
+
+def test_captures_that_change_within_a_step_count_from_its_window_on() -> None:
+    """When a capture has changed before the all-reduces of its step were complete, then each later
+    window counts as unprotected, and the captures are to be sent again when it has opened."""
+    page = Page.create()
     page.capture(1, b"one", False)
     page.opens()
-    assert page.unprotected() == 1
+    page.varies()
+    page.capture(2, b"two", False)
     page.is_elsewhere(page.captured())
-    page.opens()
-    assert page.unprotected() == 1
+    before = page.captured()
+    assert page.opens()
+    assert (page.captured(), page.unprotected()) == (before + 1, 2)
+    assert not page.captures().steady
     page.close()

@@ -36,12 +36,15 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
 # the indexes of the fields at the begin of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
-_CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES = 6, 7, 8, 9, 10
+_CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
 # the ring of digests in the head: its first word, its entries, and the words of an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
 """The most digests that a reader gets, the newest ones."""
+_UNKNOWN, _STEADY, _VARYING = 0, 1, 2
+"""Whether the rank-local state has changed between the first capture of a step and the end of its
+all-reduces: no step is known yet, it has in no step, it has in some step."""
 _LATELY = 20
 """The number of steps for which a late change is remembered. Scripts do not do the same in each
 step: some evaluate in every tenth."""
@@ -64,6 +67,10 @@ class Captured:
     """Incident and round of the last rollback. (0, 0) before the first."""
     changes: bool
     """True if `changes_late` was called in one of the last steps."""
+    steady: bool
+    """True if the rank has opened update windows, and its captures had changed before none."""
+    position: Position
+    """The position of the rank before the captures were read."""
     local_states: dict[tuple[int, bool], bytes]
     """By step, and whether the update window of the step had closed."""
 
@@ -188,13 +195,29 @@ class Page:
         """
         self._words[_CHANGES] = step
 
-    def opens(self) -> None:
+    def varies(self) -> None:
         """
-        Count an update window that opens before another node has all captures up to now.
+        Record that a capture has changed within a step, before its all-reduces were complete. From
+        now on, another node uses no capture of a step before its window opens.
+        """
+        self._words[_STEADINESS] = _VARYING
+
+    def opens(self) -> bool:
+        """
+        Record that an update window opens, and count it if no other node has a capture of the step
+        that it can use. Return True if the captures count from now on, so that the agent must send
+        them again after `move`.
         """
         words = self._words
-        if words[_ELSEWHERE] < words[_CAPTURED]:
+        steady = words[_STEADINESS] == _STEADY
+        if words[_ELSEWHERE] < words[_CAPTURED] or not steady:
             words[_UNPROTECTED] += 1
+        if steady:
+            return False
+        if words[_STEADINESS] == _UNKNOWN:
+            words[_STEADINESS] = _STEADY
+        words[_CAPTURED] += 1
+        return True
 
     def keep(self, step: int, local_state: bytes, kept: Collection[int]) -> None:
         """
@@ -376,7 +399,7 @@ class Page:
         """
         words = self._words
         while True:
-            attempt = words[_ROLLED_BACK]
+            attempt, steadiness, position = words[_ROLLED_BACK], words[_STEADINESS], self.position()
             found = {
                 (tag // 2, bool(tag % 2)): local_state
                 for tag, _, local_state in sorted(self._whole())
@@ -384,8 +407,9 @@ class Page:
             if words[_ROLLED_BACK] == attempt:
                 return Captured(
                     attempt=(attempt >> 32, attempt & _LOW_HALF),
-                    changes=words[_CHANGES] > 0
-                    and self.position().step < words[_CHANGES] + _LATELY,
+                    changes=words[_CHANGES] > 0 and position.step < words[_CHANGES] + _LATELY,
+                    steady=steadiness == _STEADY,
+                    position=position,
                     local_states=found,
                 )
 

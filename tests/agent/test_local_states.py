@@ -50,7 +50,7 @@ async def test_captures_of_a_rank_are_kept_on_the_other_node(stage: Stage) -> No
     """When a rank has captured its state, then the other node has it, the capture of the closed
     window before the open one. The rank's page says that it is there."""
     script = CAPTURING + (
-        "page.forget_after(0, (2, 3))\n"
+        "page.forget_after(0, (2, 3)); page.opens(); say(6)\n"
         "page.capture(6, b'before', False); page.capture(6, b'six', True)\n"
         "capture(7, b'seven', False)\n"
         "late = -1\n"
@@ -89,10 +89,30 @@ async def test_given_up_captures_are_forgotten_on_the_other_node(stage: Stage) -
 async def test_state_from_before_the_end_of_a_window_is_marked(stage: Stage) -> None:
     """When the captures of a rank change after its all-reduces, then a capture from before the end
     of the window is reported as such."""
-    script = CAPTURING + "page.changes_late(3); capture(3, b'three', False); signal.pause()"
+    script = CAPTURING + (
+        "page.changes_late(3); page.opens(); say(2); capture(3, b'three', False); signal.pause()"
+    )
     await two_nodes(stage, script)
     report = await recalled(stage, lambda report: bool(report.local_state))
     assert (report.local_state, report.early) == ({3: b"three".hex()}, (3,))
+
+
+async def test_state_that_may_still_change_is_not_used(stage: Stage) -> None:
+    """When a rank has captured a state that may still change before its all-reduces are complete,
+    then the other node does not report it before the update window has opened."""
+    script = CAPTURING + (
+        "page.varies(); capture(2, b'two', True); capture(3, b'three', False); say(2)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "page.opens(); page.move(2, True, time.monotonic()); os.write(bell, b'!'); signal.pause()"
+    )
+    go = stage.tmp / "go"
+    stage.arguments = (str(go),)
+    await two_nodes(stage, script)
+    await stage.said(2)
+    report = await recalled(stage, lambda report: bool(report.local_state))
+    assert report.local_state == {2: b"two".hex()}
+    go.touch()
+    await recalled(stage, lambda report: report.local_state.keys() == {2, 3})
 
 
 async def test_another_keeper_gets_everything(stage: Stage) -> None:

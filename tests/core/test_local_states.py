@@ -11,18 +11,25 @@ from tft.protocol.messages import Beat, Capture, LocalStates, LocalStatesKept, P
 
 
 def captures(
-    number: int, *steps: tuple[int, bool, bytes], incarnation: int = 0, changes: bool = False
+    number: int,
+    *steps: tuple[int, bool, bytes],
+    changes: bool = False,
+    sure: bool = True,
+    ended: int = 0,
 ) -> Captures:
     """
     Return the captures of rank 2: each with its step, whether the window had closed, and content.
-    The digest of a content is its text.
+    The digest of a content is its text. `ended` is the last step that the rank has ended.
     """
     return Captures(
         rank=2,
-        version=(incarnation, number),
+        version=(0, number),
         attempt=(1, 4),
         changes=changes,
-        captures=tuple(Capture(step=s, closed=c, content=text.decode()) for s, c, text in steps),
+        captures=tuple(
+            Capture(step=s, closed=c, content=text.decode(), sure=sure or c, ended=s <= ended)
+            for s, c, text in steps
+        ),
         contents={text.decode(): text for _, _, text in steps},
     )
 
@@ -99,14 +106,29 @@ def test_answer_for_another_node_or_agent_changes_nothing() -> None:
 
 def test_capture_of_the_closed_window_comes_first() -> None:
     """When a step has a capture from before and one from after the end of its window, then the
-    later one is reported. A step with the first alone is marked, if captures change late."""
+    later one is reported. A step that has not ended is marked, if captures change late."""
     sending, keeping = pair()
-    told = captures(3, (5, True, b"late"), (5, False, b"soon"), (6, False, b"next"), changes=True)
+    told = captures(
+        3, (5, True, b"late"), (5, False, b"soon"), (6, False, b"next"), changes=True, ended=5
+    )
     keeping.take(sending.message(told))
     report = keeping.report(0, 2, 1.0)
     assert report.local_state == {5: b"late".hex(), 6: b"next".hex()}
     assert report.early == (6,)
     assert (report.incident, report.round) == (1, 4)
+
+
+def test_capture_that_may_still_change_is_kept_and_not_used() -> None:
+    """When a capture may still change before the all-reduces of its step, then it is kept, and
+    reported only when the rank has said that it is sure. Its content is not sent again for that."""
+    sending, keeping = pair()
+    told = sending.message(captures(1, (5, True, b"a"), (6, False, b"b"), sure=False))
+    sending.heard(answered(keeping, told))
+    assert keeping.report(0, 2, 1.0).local_state == {5: b"a".hex()}
+    sure = sending.message(captures(2, (5, True, b"a"), (6, False, b"b")))
+    assert sure.contents == {}
+    keeping.take(sure)
+    assert keeping.report(0, 2, 1.0).local_state == {5: b"a".hex(), 6: b"b".hex()}
 
 
 def test_node_forgets_what_another_node_keeps() -> None:

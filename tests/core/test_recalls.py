@@ -229,8 +229,7 @@ def test_state_from_before_the_end_of_a_window_is_a_reservation() -> None:
     assert strategies(job) == ["recover"]
     (report,) = job.reports()
     assert report["inexact"] == [
-        "RNG and data position of ranks [2, 3] are those from before the update window of step 3 "
-        "closed"
+        "RNG and data position of ranks [2, 3] are those from before the end of step 3"
     ]
 
 

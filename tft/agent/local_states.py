@@ -124,6 +124,7 @@ class LocalStateExchange:
         keeper = self._sending.keeper
         assert keeper is not None
         found = page.captures()
+        at = found.position
         digests = {
             key: xxhash.xxh3_128_hexdigest(state) for key, state in found.local_states.items()
         }
@@ -133,7 +134,13 @@ class LocalStateExchange:
             attempt=found.attempt,
             changes=found.changes,
             captures=tuple(
-                Capture(step=step, closed=closed, content=digest)
+                Capture(
+                    step=step,
+                    closed=closed,
+                    content=digest,
+                    sure=found.steady or closed or step <= at.step + at.window,
+                    ended=step <= at.step - at.tail,
+                )
                 for (step, closed), digest in digests.items()
             ),
             contents={digests[key]: state for key, state in found.local_states.items()},

@@ -395,8 +395,8 @@ class Recalled:
     local_state: dict[int, str]
     """The rank-local state (hexadecimal), by step."""
     early: tuple[int, ...] = ()
-    """The steps whose state was captured before their update window closed, if the captures of this
-    rank change after that."""
+    """The steps whose state was captured before they had ended, if the captures of this rank change
+    until then."""
     at: float
 
 
@@ -626,6 +626,11 @@ class Capture:
     """True if the state was captured when the update window of `step` had closed."""
     content: str
     """The XXH3-128 of the state, hexadecimal. Captures with the same content name it once."""
+    sure: bool
+    """True if the state will not change before the all-reduces of the step are complete: they are,
+    or no earlier step of the process has seen such a change. The other captures are not used."""
+    ended: bool
+    """True if the rank has ended the step, so that this state is the last one of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ class LocalStateExchange:
                 attempt=page.attempt,
                 changes=False,
                 captures=tuple(
-                    Capture(step=step, closed=closed, content=state.hex())
+                    Capture(step=step, closed=closed, content=state.hex(), sure=True, ended=closed)
                     for (step, closed), state in states.items()
                 ),
                 contents={state.hex(): state for state in states.values()},

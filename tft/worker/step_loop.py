@@ -356,8 +356,10 @@ class StepLoop:
         """
         present, step = self._present, self.gate.completed + 1
         local_state = self.hooks.capture(closing=False)
-        if step == present.step and local_state == present.contributed:
-            return  # the page has it since the end of the forward pass
+        if step == present.step:
+            if local_state == present.contributed:
+                return  # the page has it since the end of the forward pass
+            self.page.varies()
         present.step, present.contributed = step, local_state
         self.page.capture(step, local_state, False)
         self._ring()
@@ -386,6 +388,7 @@ class StepLoop:
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
         if local_state != self._present.contributed:  # otherwise the page has this capture already
+            self.page.varies()
             self.page.capture(completed + 1, local_state, False)
             self._ring()
         if self._audited is not None:
@@ -397,9 +400,10 @@ class StepLoop:
         if refusal is not None:
             raise refusal
         self._await_copy()
-        if self.settings.bell is not None:
-            self.page.opens()
+        counts = self.settings.bell is not None and self.page.opens()
         self.page.move(completed, met, _CLOCK.now())
+        if counts:
+            self._ring()
         if not met or not self.gate.arrive():
             self._wait_at_window()
 

@@ -151,7 +151,7 @@ def note_lost_step(job: Job, step: int | None) -> None:
 def note_early(job: Job, step: int) -> None:
     """
     Add a reservation to the incident for ranks whose rank-local state of `step` was kept by another
-    node as it was before the update window closed, if their captures change after that.
+    node as it was before the end of the step, if their captures change until then.
     """
     early = [
         s.rank
@@ -159,8 +159,5 @@ def note_early(job: Job, step: int) -> None:
         if step in s.local_state.early and step in s.local_state.reported
     ]
     if early:
-        why = (
-            f"RNG and data position of ranks {early} are those from before the update window of "
-            f"step {step} closed"
-        )
+        why = f"RNG and data position of ranks {early} are those from before the end of step {step}"
         job.incident.exactness.reservations.append((step, why))

@@ -55,8 +55,8 @@ class LocalState:
     """By step: the rank-local state that the rank captured, as its agent reported it after the
     process was lost."""
     early: frozenset[int] = frozenset()
-    """The steps in `reported` whose state was captured before their update window closed, although
-    the captures of this rank change after that."""
+    """The steps in `reported` whose state was captured before they had ended, although the captures
+    of this rank change until then."""
     until: int | None = None
     """The step after which the job continued without the rank. What the rank captured for later
     steps was given up. None: the rank takes part."""

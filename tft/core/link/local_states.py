@@ -137,20 +137,29 @@ class _Kept:
         Return the captures by step. If a step has two captures, return the one that was taken when
         its window closed.
         """
-        captures = sorted(self.message.captures, key=lambda each: (each.step, each.closed))
-        contents = self.message.contents
-        return {each.step: contents[each.content] for each in captures if each.content in contents}
+        return {each.step: self.message.contents[each.content] for each in self._usable()}
 
     def early(self) -> tuple[int, ...]:
         """
-        Return the steps of which only a capture from before the end of the window is there, if the
-        captures of this rank change after that.
+        Return the steps of which only a capture from before their end is there, if the captures of
+        this rank change until then.
         """
         if not self.message.changes:
             return ()
-        there = [each for each in self.message.captures if each.content in self.message.contents]
-        closed = {each.step for each in there if each.closed}
-        return tuple(sorted({each.step for each in there} - closed))
+        ended = {each.step for each in self._usable() if each.ended}
+        return tuple(sorted({each.step for each in self._usable()} - ended))
+
+    def _usable(self) -> list[Capture]:
+        """
+        Return the captures whose content is there and will not change before the all-reduces of the
+        step. For each step, that of the closed window comes last.
+        """
+        there = [
+            each
+            for each in self.message.captures
+            if each.sure and each.content in self.message.contents
+        ]
+        return sorted(there, key=lambda each: (each.step, each.closed))
 
 
 class Keeping:
