@@ -79,6 +79,8 @@ class _RankState:
     """The reports on the newest incarnation. They are sent again when an order is repeated."""
     posted: deque[int] = field(default_factory=lambda: deque(maxlen=REPEATED))
     """How many digests were on the page at each of the last beats."""
+    last: Pulse | None = None
+    """The status at the end of a process, for one beat: it may have digests that no beat had."""
 
     def repeated(self) -> int:
         """
@@ -86,6 +88,20 @@ class _RankState:
         """
         self.posted.append(self.page.posted())
         return self.posted[0] if len(self.posted) == REPEATED else 0
+
+    def pulse(self, incarnation: int) -> Pulse:
+        """
+        Return the status of the rank's process, as read from the page.
+        """
+        return Pulse(
+            rank=self.rank,
+            incarnation=incarnation,
+            position=self.page.position(),
+            training=self.page.training(),
+            moved=self.page.moved(),
+            digests=self.page.digests(self.repeated()),
+            kept=self.page.kept(),
+        )
 
 
 class Ranks:
@@ -183,21 +199,17 @@ class Ranks:
 
     def pulses(self) -> tuple[Pulse, ...]:
         """
-        Return the status of every rank that has a process, as read from the rank's page.
+        Return the status of every rank that has a process, as read from the rank's page. The first
+        call after the end of a process returns its last status too.
         """
-        return tuple(
-            Pulse(
-                rank=rank_state.rank,
-                incarnation=rank_state.process.incarnation,
-                position=rank_state.page.position(),
-                training=rank_state.page.training(),
-                moved=rank_state.page.moved(),
-                digests=rank_state.page.digests(rank_state.repeated()),
-                kept=rank_state.page.kept(),
-            )
-            for rank_state in self._rank_states.values()
-            if rank_state.process is not None
-        )
+        found = []
+        for rank_state in self._rank_states.values():
+            last, rank_state.last = rank_state.last, None
+            if rank_state.process is not None:
+                last = rank_state.pulse(rank_state.process.incarnation)
+            if last is not None:
+                found.append(last)
+        return tuple(found)
 
     def posted(self) -> int:
         """
@@ -444,6 +456,8 @@ class Ranks:
         process, rank_state.process = rank_state.process, None
         assert process is not None
         assert process.child.code is not None
+        if rank_state.page.posted():
+            rank_state.last = rank_state.pulse(process.incarnation)
         self._exited(
             rank_state,
             process.incarnation,

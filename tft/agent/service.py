@@ -30,6 +30,8 @@ from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import (
     Beat,
     EndNode,
+    Exited,
+    Freeze,
     Kill,
     Lead,
     Message,
@@ -175,6 +177,9 @@ class Agent:
             case Lead() | Spawn() | Kill() | EndNode() if message.epoch >= self._epoch:
                 self._epoch = message.epoch
                 self._carry_out(message)
+            case Freeze() if self._ranks.posted():
+                # slices that differ are to be known before the incident is judged
+                self._bus.publish(BEATS, self._status())
             case _:
                 pass  # a message to other receivers, or an order of a former leader
 
@@ -229,13 +234,18 @@ class Agent:
         """
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
+        if isinstance(report, Exited):
+            # the last digests of the process must be there before its loss is handled
+            self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()
         self._bus.publish(REPORTS, report, number=number)
 
+    def _status(self) -> Beat:
+        return Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
+
     def _beat(self) -> None:
-        beat = Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
-        self._bus.publish(BEATS, beat)
+        self._bus.publish(BEATS, self._status())
         self._repeat()
 
     async def _beat_on_digests(self) -> None:
