@@ -250,15 +250,12 @@ class Agent:
 
     async def _beat_on_digests(self) -> None:
         """
-        Send a beat soon after a rank has posted a digest, if ranks post digests at all: the sooner
-        copies are compared, the fewer steps are lost if they differ.
+        Send a beat soon after ranks have posted digests, if they post any: the sooner copies are
+        compared, the fewer steps are lost if they differ.
         """
-        known = 0
         while True:
-            await asyncio.sleep(DIGESTS if known else BEAT)
-            posted = self._ranks.posted()
-            if posted != known:
-                known = posted
+            await asyncio.sleep(DIGESTS if self._ranks.posted() else BEAT)
+            if self._ranks.urgent():
                 self._beat()
 
     def _repeat(self) -> None:
