@@ -275,7 +275,7 @@ class Slices:
         right = [rank for rank, content in copies.items() if content == best]
         if list(event.right) != (sorted(right) if most > next_most else []):
             raise Broken("the content that most ranks hold is right", f"{event}: {copies}")
-        self._is_sound(event)
+        self._is_sound(event, machine.compared)
         if not event.right:
             corrupted = {
                 rank
@@ -287,16 +287,17 @@ class Slices:
         sound = machine.compared if event.sound < machine.compared < event.step else event.sound
         self.found = Found(sound, bool(event.right))
 
-    def _is_sound(self, event: SlicesDiffered) -> None:
+    def _is_sound(self, event: SlicesDiffered, compared: int) -> None:
         """
-        Check the last step at which a slice was equal on all ranks.
+        Check the last step at which a slice was equal on all ranks. A controller that has taken over
+        knows only the step up to which all copies were `compared`.
         """
         stage, record = self._stage, self._record
         before = event.step - stage.schedule.slices
         copies = self._slice(event.shard, event.sound)
         equal = copies is not None and len(set(copies.values())) == 1
         turn = (event.step - event.sound) % stage.schedule.slices == 0
-        if event.sound > record.begun and not (equal and turn):
+        if event.sound > max(record.begun, compared) and not (equal and turn):
             raise Broken(
                 "copies count as sound only if they were equal", f"{event} at {event.sound}"
             )
