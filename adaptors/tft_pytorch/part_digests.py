@@ -9,7 +9,7 @@ from itertools import count
 import xxhash
 from torch import Tensor
 
-from tft.spi import ShardPayload, SliceContent, digest_parts, pack, unpack
+from tft.spi import UNSLICED, ShardPayload, SliceContent, digest_parts, pack, unpack
 from tft_pytorch.memory import offered, readable
 from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Plain, expect
@@ -28,20 +28,21 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
 
     The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
     and the others by their names. The part `description` has the rest. Each module buffer that is
-    named in `own` is a separate part. If its value in `own` is True, its digest is an empty text,
-    because its content differs between ranks.
+    named in `own` is a separate part, whose name begins with `UNSLICED`. If its value in `own` is
+    True, its digest is an empty text, because its content differs between ranks.
     """
     heads = plain_parts(payload.meta)
 
     def part(name: str) -> str:
         if name.startswith(_SETTINGS):
             return "settings"
-        return name if name in own else name.partition(".")[0]
+        return f"{UNSLICED}{name}" if name in own else name.partition(".")[0]
 
     found = digest_parts(
         heads, ((part(each.name), each.name, each.view) for each in payload.buffers)
     )
-    return {part: "" if own.get(part) else digest for part, digest in found.items()}
+    differ = {f"{UNSLICED}{name}" for name, differs in own.items() if differs}
+    return {part: "" if part in differ else digest for part, digest in found.items()}
 
 
 def plain_parts(meta: bytes) -> dict[str, bytes]:

@@ -178,8 +178,8 @@ def test_successor_without_observed_changes_compares_as_equal() -> None:
     ours, theirs = old.compare("dense"), new.compare("dense")
     assert ours.keys() == theirs.keys()
     assert {name for name in ours if ours[name] != theirs[name]} == {
-        "model.seen",
-        "average.module.seen",
+        "buffer model.seen",
+        "buffer average.module.seen",
     }
-    assert not ours["model.seen"]
-    assert not ours["average.module.seen"]
+    assert not ours["buffer model.seen"]
+    assert not ours["buffer average.module.seen"]

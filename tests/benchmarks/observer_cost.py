@@ -1,11 +1,12 @@
 """
 Measure what the plugins `integrity` and `numerics` add to a step: blocks of steps with the plugin
-and without it in turns, within one job of four ranks. The ratio of two neighbouring blocks is one
+and without it in turns, within one job of two ranks. The ratio of two neighbouring blocks is one
 sample. The noise is the same for a job in which nothing is switched.
 """
 
 import itertools
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -56,18 +57,25 @@ def measured(options: Sequence[str]) -> list[float]:
     """
     with tempfile.TemporaryDirectory() as directory:
         command = [
-            sys.executable, "-m", "tft", "run", "--nproc-per-node", "4", "--run-dir",
+            sys.executable, "-m", "tft", "run", "--nproc-per-node", "2", "--run-dir",
             f"{directory}/run", "--audit", "off", *options, str(JOB),
         ]  # fmt: skip
         quiet = subprocess.DEVNULL
-        subprocess.run(command, stdout=quiet, stderr=quiet, check=True, cwd=ROOT, timeout=900)
+        subprocess.run(
+            command,
+            stdout=quiet,
+            stderr=quiet,
+            check=True,
+            cwd=ROOT,
+            timeout=900,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         told = json.loads(Path(directory, "run", "times.json").read_text())
     steps = [b - a for a, b in itertools.pairwise(told["times"][told["warm"] :])]
     size = told["block"]
     # the first step of a block has the end of the last step of the other kind in it
     blocks = [statistics.median(steps[i + 1 : i + size]) for i in range(0, len(steps), size)]
-    pairs = itertools.pairwise(blocks[: len(blocks) // 2 * 2])
-    return [a / b if i % 2 == 0 else b / a for i, (a, b) in enumerate(pairs)]
+    return [a / b for a, b in zip(blocks[::2], blocks[1::2], strict=False)]
 
 
 def interval(samples: Sequence[float]) -> tuple[float, float]:

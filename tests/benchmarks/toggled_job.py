@@ -6,20 +6,23 @@ of steps with the plugins of the job, one block without. All ranks switch at the
 import argparse
 import json
 import time
+from sys import path
 
 import torch
-from corpus import Batches, load_corpus
-from gpt import GPT, SIZES, make_optimizer, make_scheduler
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_
 
 import tft
 
+path.append("examples/gpt")
+from corpus import Batches, load_corpus
+from gpt import GPT, SIZES, make_optimizer, make_scheduler
+
 FLAGS = ("watch_windows", "watch_tails", "watch_ends", "watch_releases", "watch_numbers")
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--blocks", type=int, default=120)
-parser.add_argument("--block", type=int, default=10)
+parser.add_argument("--blocks", type=int, default=1400)
+parser.add_argument("--block", type=int, default=5)
 parser.add_argument("--warm", type=int, default=30)
 parser.add_argument("--size", choices=SIZES, default="tiny")
 args = parser.parse_args()
@@ -57,5 +60,6 @@ def train(session: tft.Session) -> None:
 
 session.run(train)
 if session.rank == 0:
-    path = session.run_dir / "times.json"
-    path.write_text(json.dumps({"warm": args.warm, "block": args.block, "times": times}))
+    (session.run_dir / "times.json").write_text(
+        json.dumps({"warm": args.warm, "block": args.block, "times": times})
+    )

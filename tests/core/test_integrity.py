@@ -10,7 +10,7 @@ from tests.core.lives import strategies, trained
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
 from tft.core.job.policy import Policy
 from tft.core.job.transitions import State
-from tft.protocol.messages import Compare, Complete, Fetch, Restore, Resume
+from tft.protocol.messages import CheckpointFailed, Compare, Complete, Fetch, Restore, Resume
 from tft.testing.scripted import ScriptedJob
 
 
@@ -271,22 +271,6 @@ def test_checkpoint_that_was_compared_counts_as_sound() -> None:
     assert (strategies(job), job.reports()[-1]["step"]) == (["retry"], 8)
 
 
-def test_late_verdict_about_a_known_difference_is_not_a_second_incident() -> None:
-    """When an incident has found the same difference already, and all ranks went on from later
-    state, then a verdict about digests of before it leads to no further incident."""
-    job = trained(steps=8)
-    job.slices(SlicesAgreed(at=0.0, step=5))
-    job.ranks[1].state.content = "another"
-    job.fault(2, "memory")
-    job.settle()
-    job.train()
-    assert faults(job) == [("memory", 2), ("corruption", 1)]
-    before = len(job.machine.incidents)
-    differ(job, 1, right=(0, 2, 3))
-    job.settle()
-    assert (len(job.machine.incidents), job.state) == (before, State.HEALTHY)
-
-
 def test_node_is_kept_when_no_rank_elsewhere_has_its_shards() -> None:
     """When a rank has wrong copies again and only ranks of its node hold a shard, then the job goes
     on there, although another node has room."""
@@ -426,3 +410,110 @@ def test_rank_that_does_not_compare_at_the_end_hangs() -> None:
     job.finish()
     assert job.over is not None
     assert (job.over.result, faults(job)) == ("completed", [("hang", 1)])
+
+
+def test_difference_at_the_end_counts_if_a_rank_dies_before_it_is_compared_again() -> None:
+    """When copies differ at the end of the job, and a rank dies before it has left its loop, then
+    all ranks still return to a copy from before the difference."""
+    for world, dies in ((4, 1), (2, 0), (2, 1)):
+        job = sliced(world=world, keeps=4)
+        job.ranks[1].state.content = "another"
+        job.script.muted = {(dies, "freeze")}
+        job.finish()
+        assert job.state is State.FREEZING
+        job.script.muted = set()
+        job.kill(dies)
+        job.settle()
+        assert job.machine.incident.progress.agreed <= 6, (world, dies)
+        assert job.machine.incident.exactness.sentences == []
+
+
+@pytest.mark.parametrize("state", [State.FREEZING, State.CLEARING, State.REBUILDING])
+def test_slices_that_differ_count_while_an_incident_is_handled(state: State) -> None:
+    """When a rank dies and the digests of its last slices arrive while the incident is handled, then
+    all ranks return to a copy from before the difference."""
+    job = trained(world=3, steps=8, keeps=4)
+    job.slices(SlicesAgreed(at=0.0, step=5))
+    job.kill(1)
+    while job.state is not state:
+        job.obey_next()
+    differ(job, 1, right=(0, 2))
+    job.settle()
+    job.train()
+    assert job.reports()[-1]["step"] - 1 <= 5
+    assert ("corruption", 1) in faults(job)
+
+
+def test_slices_that_differ_count_while_the_copies_are_compared_at_the_end() -> None:
+    """When a slice of a step before the last one differs and the news comes when all ranks have
+    finished, then the job does not complete, although the copies are equal again."""
+    job = sliced(world=3, keeps=4)
+    job.script.muted = {(1, "compare")}
+    job.finish()
+    differ(job, 1, right=(0, 2), sound=4)
+    job.script.muted = set()
+    job.settle()
+    assert job.over is None
+    assert job.machine.incident.progress.agreed <= 6
+
+
+@pytest.mark.parametrize("agreed", [4, 7])
+def test_difference_that_slices_leave_out_is_found_at_a_checkpoint(agreed: int) -> None:
+    """When a checkpoint finds copies that differ, then the job is stopped, even if all slices were
+    equal at a later step: module buffers are in no slice. All ranks return to the last step at which
+    the whole copies were compared, or the report says that the state may be wrong."""
+    job = trained(steps=8, keeps=4)
+    job.slices(SlicesAgreed(at=0.0, step=agreed))
+    job.report(
+        CheckpointFailed(
+            rank=0, incarnation=0, step=6, why="ranks [1] hold another copy of buffer model.rope",
+            wrong=(1,), differ=True, unsliced=True, at=job.now,
+        )
+    )  # fmt: skip
+    job.settle()
+    job.train()
+    assert faults(job) == [("corruption", 1)]
+    (sentence,) = job.reports()[-1]["inexact"]
+    assert "since step 1" in sentence
+
+
+def test_step_before_the_difference_is_before_it() -> None:
+    """When a checkpoint has found equal copies at a later step than a slice that differed, then all
+    ranks return to a step before the slice differed."""
+    job = trained(world=3, steps=8, keeps=4)
+    job.checkpointed(8, compared=True)
+    differ(job, 1, right=(0, 2))
+    assert job.facts("slices_differ")[0]["sound"] == 5
+    job.settle()
+    job.train()
+    assert job.reports()[-1]["step"] - 1 <= 5
+
+
+def test_functions_after_the_last_step_are_called_again_after_a_corruption() -> None:
+    """When the copy of a rank was wrong at the end of a step, then the functions after that step
+    are called again on all ranks: they may have used the wrong copy."""
+    job = trained(steps=8, after=1.0)
+    job.slices(SlicesAgreed(at=0.0, step=8))
+    job.ranks[0].state.content = "another"
+    job.finish()
+    assert [order.again for order in job.orders(Resume)] == [True]
+
+
+def test_ranks_that_finish_at_different_steps_are_said() -> None:
+    """When ranks finish at different steps, then their copies cannot be compared, and the report
+    says so."""
+    job = sliced(world=3)
+    for rank in (0, 2):
+        job.window(rank)
+        job.close(rank)
+    job.finish()
+    assert job.over is not None
+    assert "ranks [1] after step 8, ranks [0, 2] after step 9" in job.over.why
+
+
+def test_every_step_counts_as_compared_if_nothing_can_be_compared() -> None:
+    """When each shard has one holder, then no copies can differ, and there is no limit to the steps
+    that count as compared."""
+    job = trained(world=2, steps=8, groups={"left": (0,), "right": (1,)})
+    assert job.machine.certified is None
+    assert trained(steps=8).machine.certified == 0

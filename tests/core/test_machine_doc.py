@@ -86,7 +86,7 @@ def unreachable() -> str:
 
 def _listed(states: list[str]) -> str:
     left = [str(state) for state in State if state not in states]
-    return f"all but {left[0]}" if len(left) == 1 else ", ".join(states)
+    return f"all but {' and '.join(left)}" if len(left) <= 2 else ", ".join(states)
 
 
 def test_page_has_the_transitions_of_the_code() -> None:

@@ -84,7 +84,7 @@ def train(
 
 def verdicts(comparison: SliceComparison) -> list[SliceVerdict]:
     found = []
-    while (verdict := comparison.verdict(AT)) is not None:
+    while (verdict := comparison.verdict(AT, calm=True)) is not None:
         found.append(verdict)
     return found
 

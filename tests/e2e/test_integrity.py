@@ -16,6 +16,7 @@ EVERY = 10
 FLIPPED = 25
 """The step after which bits flip."""
 REPLICAS = ROOT / "examples" / "gpt" / "replicas.py"
+SHARDED = ROOT / "examples" / "gpt" / "sharded.py"
 COMPARED = ("--integrity", str(EVERY))
 BACKED_UP = (*COMPARED, "--backup-every", str(EVERY))
 
@@ -165,6 +166,18 @@ def test_flip_of_a_master_is_undone(tmp_path: Path, rank: int, pattern: str) -> 
     tensor = (0, 2)[rank % 2]  # each rank has the masters of half of the tensors
     spec = f"target=master,tensor={tensor}{PATTERNS[pattern]}"
     outcome = train(tmp_path / "run", 4, *BACKED_UP, *flip(rank, spec), **how)
+    undone(outcome, undisturbed, rank)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_flip_of_a_sharded_state_is_undone(tmp_path: Path, rank: int, kind: str) -> None:
+    """When bits flip in a shard of FSDP on one of the two ranks that hold it, then the job ends as if
+    nothing had happened."""
+    how: dict[str, Any] = {"script": SHARDED}
+    undisturbed = train(tmp_path / "calm", 4, **how)
+    outcome = train(tmp_path / "run", 4, *BACKED_UP, *flip(rank, f"target={kind}"), **how)
     undone(outcome, undisturbed, rank)
 
 

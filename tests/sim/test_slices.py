@@ -12,6 +12,7 @@ from tft.core.job.comparison import Comparison
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered, SliceVerdict
 from tft.core.job.integrity import Integrity
 from tft.core.job.machine import Machine
+from tft.core.job.recovery import Recovery
 from tft.core.link.slice_comparison import SliceComparison
 from tft.simulation.run import run, set_up, until_over
 from tft.simulation.schedule import QUICK, Mishap, Schedule, What
@@ -29,6 +30,8 @@ def flip(step: int, rank: int = 1) -> Mishap:
 
 
 CORRUPTED = replace(JOB, mishaps=(flip(7),))
+KILL = Mishap(what="kill", target=1, when="phase", name="all-reduce", number=11)
+"""The rank with the corrupted copy dies after it has posted digests that show it."""
 
 
 def done(schedule: Schedule) -> Stage:
@@ -116,8 +119,8 @@ def verdicts_become(
     def breaks(patch: Patch) -> None:
         verdict = SliceComparison.verdict
 
-        def changed(self: SliceComparison, at: float) -> SliceVerdict | None:
-            found = verdict(self, at)
+        def changed(self: SliceComparison, at: float, *, calm: bool) -> SliceVerdict | None:
+            found = verdict(self, at, calm=calm)
             return None if found is None else change(found)
 
         patch.setattr(SliceComparison, "verdict", changed)
@@ -177,6 +180,19 @@ def a_node_is_left_at_once(patch: Patch) -> None:
     patch.setattr(Comparison, "blame", leaves)
 
 
+def an_incident_overtakes_verdicts(patch: Patch) -> None:
+    verdict = SliceComparison.verdict
+
+    def drops(self: SliceComparison, at: float, *, calm: bool) -> SliceVerdict | None:
+        return verdict(self, at, calm=True) if calm else None
+
+    patch.setattr(SliceComparison, "verdict", drops)
+
+
+def copies_are_not_compared_at_the_end(patch: Patch) -> None:
+    patch.setattr(Recovery, "_finish", lambda self: self.shutdown.complete())
+
+
 def a_pause_is_another_attempt(patch: Patch) -> None:
     attempt = property(lambda self: (self.incident.number, self.incident.round))
     patch.setattr(Machine, "attempt", attempt)
@@ -195,6 +211,18 @@ class Breach:
 
 
 BREACHES = (
+    Breach(
+        name="overtaken",
+        breaks=an_incident_overtakes_verdicts,
+        promise="copies that differ are found",
+        schedule=replace(JOB, mishaps=(flip(7), KILL)),
+    ),
+    Breach(
+        name="not compared at the end",
+        breaks=copies_are_not_compared_at_the_end,
+        promise="a job completes only with equal copies",
+        schedule=replace(JOB, steps=8, mishaps=(flip(7),)),
+    ),
     Breach(
         name="nothing differs",
         breaks=verdicts_become(nothing_differs),

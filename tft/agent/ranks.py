@@ -36,6 +36,11 @@ LAST_WORDS_LIMIT = 0.5
 Writing takes milliseconds even for a hundred threads, unless the machine is busy."""
 
 
+PARTS = 8
+"""A beat brings the digests at least so often in a cycle through the slices. In short steps each
+beat would cost a part of a step on a node whose cores are busy."""
+MANY = 24
+"""A beat brings the digests of a rank if there are so many new ones, so that none is lost."""
 REPEATED = 4
 """Each digest of a slice is in so many beats less one: two of these may be lost."""
 
@@ -79,6 +84,10 @@ class _RankState:
     """The reports on the newest incarnation. They are sent again when an order is repeated."""
     posted: deque[int] = field(default_factory=lambda: deque(maxlen=REPEATED))
     """How many digests were on the page at each of the last beats."""
+    sent: tuple[int, int] = (0, 0)
+    """How many digests were on the page at the last beat, and the step of the newest one."""
+    last: Pulse | None = None
+    """The status at the end of a process, for one beat: it may have digests that no beat had."""
 
     def repeated(self) -> int:
         """
@@ -86,6 +95,36 @@ class _RankState:
         """
         self.posted.append(self.page.posted())
         return self.posted[0] if len(self.posted) == REPEATED else 0
+
+    def urgent(self) -> bool:
+        """
+        Return whether a beat is to bring the digests of this rank now, not with the next one that
+        is due anyway: those of a part of a cycle have come together, or there are many.
+        """
+        posted, (sent, step) = self.page.posted(), self.sent
+        newest = self.page.digests(posted - 1) if posted > sent else ()
+        if not newest:
+            return False
+        part = max(1, newest[-1].of // PARTS)
+        return posted - sent >= MANY or not step - part < newest[-1].step < step + part
+
+    def pulse(self, incarnation: int) -> Pulse:
+        """
+        Return the status of the rank's process, as read from the page.
+        """
+        digests = self.page.digests(self.repeated())
+        if digests:
+            self.sent = self.posted[-1], digests[-1].step
+        return Pulse(
+            rank=self.rank,
+            incarnation=incarnation,
+            position=self.page.position(),
+            training=self.page.training(),
+            moved=self.page.moved(),
+            digests=digests,
+            kept=self.page.kept(),
+            unprotected=self.page.unprotected(),
+        )
 
 
 class Ranks:
@@ -188,28 +227,31 @@ class Ranks:
 
     def pulses(self) -> tuple[Pulse, ...]:
         """
-        Return the status of every rank that has a process, as read from the rank's page.
+        Return the status of every rank that has a process, as read from the rank's page. The first
+        call after the end of a process returns its last status too.
         """
-        return tuple(
-            Pulse(
-                rank=rank_state.rank,
-                incarnation=rank_state.process.incarnation,
-                position=rank_state.page.position(),
-                training=rank_state.page.training(),
-                moved=rank_state.page.moved(),
-                digests=rank_state.page.digests(rank_state.repeated()),
-                kept=rank_state.page.kept(),
-                unprotected=rank_state.page.unprotected(),
-            )
-            for rank_state in self._rank_states.values()
-            if rank_state.process is not None
-        )
+        found = []
+        for rank_state in self._rank_states.values():
+            last, rank_state.last = rank_state.last, None
+            if rank_state.process is not None:
+                last = rank_state.pulse(rank_state.process.incarnation)
+            if last is not None:
+                found.append(last)
+        return tuple(found)
 
-    def posted(self) -> int:
+    def posted(self) -> bool:
         """
-        Return how many digests the ranks of this node have posted on their pages.
+        Return whether ranks of this node have posted digests on their pages.
         """
-        return sum(rank_state.page.posted() for rank_state in self._rank_states.values())
+        return any(rank_state.page.posted() for rank_state in self._rank_states.values())
+
+    def urgent(self) -> bool:
+        """
+        Return whether a beat is to bring the digests of the ranks now: all ranks have posted some
+        that belong together, or one rank has posted many.
+        """
+        there = [each for each in self._rank_states.values() if each.process and each.page.posted()]
+        return bool(there) and all(rank_state.urgent() for rank_state in there)
 
     def pages(self) -> list[tuple[int, int, Page]]:
         """
@@ -463,6 +505,8 @@ class Ranks:
         process, rank_state.process = rank_state.process, None
         assert process is not None
         assert process.child.code is not None
+        if rank_state.page.posted():
+            rank_state.last = rank_state.pulse(process.incarnation)
         self._exited(
             rank_state,
             process.incarnation,

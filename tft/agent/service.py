@@ -31,6 +31,8 @@ from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import (
     Beat,
     EndNode,
+    Exited,
+    Freeze,
     Kill,
     Lead,
     LocalStates,
@@ -185,6 +187,9 @@ class Agent:
             case Lead() | Spawn() | Kill() | Recall() | EndNode() if message.epoch >= self._epoch:
                 self._epoch = message.epoch
                 self._carry_out(message)
+            case Freeze() if self._ranks.posted():
+                # slices that differ are to be known before the incident is judged
+                self._bus.publish(BEATS, self._status())
             case _:
                 pass  # a message to other receivers, or an order of a former leader
 
@@ -255,27 +260,29 @@ class Agent:
         """
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
+        if isinstance(report, Exited):
+            # the last digests of the process must be there before its loss is handled
+            self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()
         self._bus.publish(REPORTS, report, number=number)
 
+    def _status(self) -> Beat:
+        return Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
+
     def _beat(self) -> None:
-        beat = Beat(node=self._settings.node, pulses=self._ranks.pulses(), at=self._clock.now())
-        self._bus.publish(BEATS, beat)
+        self._bus.publish(BEATS, self._status())
         self._local_states.repeat()
         self._repeat()
 
     async def _beat_on_digests(self) -> None:
         """
-        Send a beat soon after a rank has posted a digest, if ranks post digests at all: the sooner
-        copies are compared, the fewer steps are lost if they differ.
+        Send a beat soon after ranks have posted digests, if they post any: the sooner copies are
+        compared, the fewer steps are lost if they differ.
         """
-        known = 0
         while True:
-            await asyncio.sleep(DIGESTS if known else BEAT)
-            posted = self._ranks.posted()
-            if posted != known:
-                known = posted
+            await asyncio.sleep(DIGESTS if self._ranks.posted() else BEAT)
+            if self._ranks.urgent():
                 self._beat()
 
     def _repeat(self) -> None:

@@ -25,7 +25,7 @@ from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
 from tft.core.job.machine import Machine
 from tft.core.job.policy import STRATEGIES, Policy
-from tft.core.job.transitions import State
+from tft.core.job.transitions import CALM, SETTLED, State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.protection import Protection
@@ -238,7 +238,9 @@ class Controller:
             self._beats.hang_detection.resumed(now)
         self._beats.slices.heard(beat)
         self._beats.protection.heard(beat)
-        while self._machine.state is State.HEALTHY and (verdict := self._beats.slices.verdict(now)):
+        while self._machine.state not in SETTLED and (
+            verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
+        ):
             self._feed(verdict)
             self._news.set()  # the ranks wait to hear how far their copies are compared
         for node in self._beats.hang_detection.silent(now):
@@ -271,7 +273,7 @@ class Controller:
             state=str(self._machine.state),
             incident=self._machine.incident.number,
             check=self._machine.checked,
-            compared=self._machine.compared,
+            compared=self._machine.certified,
             kept_by=dict(self._machine.kept_by),
         )
 

@@ -303,6 +303,8 @@ class CheckpointFailed:
     failed for another reason, and training continues."""
     wrong: tuple[int, ...] = ()
     """The ranks whose copies are wrong. Empty: not known."""
+    unsliced: bool = False
+    """True if a part differs that slices leave out."""
     at: float
 
 
@@ -529,6 +531,11 @@ class Advised:
 # ---------------------------------------------------------------- levels
 
 
+UNSLICED = "buffer "
+"""The name of a part of a shard begins with this if its content is not in the slices, as that of
+module buffers: such a part is compared only with the whole copies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceDigest:
     """
@@ -605,8 +612,9 @@ class Lead:
     """The number of the newest incident; 0 before the first."""
     check: str = ""
     """The result of the last requested check: `passed`, or a sentence. Empty: no result yet."""
-    compared: int = 0
-    """The newest step at whose end all copies of every shard are known to have been equal."""
+    compared: int | None = 0
+    """The newest step at whose end all copies of every shard are known to have been equal. None:
+    each shard has one holder, so that no copies can differ."""
     kept_by: dict[int, int] = field(default_factory=dict)
     """By node: the node that keeps the rank-local state of its ranks, in case the node is lost. A
     node without another node is not listed."""

@@ -25,6 +25,7 @@ from tft.protocol.messages import (
     Exited,
     Faulted,
     Fetch,
+    Freeze,
     Kill,
     Load,
     NodeJoined,
@@ -324,6 +325,8 @@ class Auditor:
         self._ledger.says(order, event.at)
         self._copies.ordered(machine, order)
         match order:
+            case Freeze():
+                self._slices.freezes()
             case Fetch():
                 self._sources_hold(order)
             case Regroup() | Save() | Load():
@@ -530,7 +533,8 @@ class Auditor:
                 "a requested end of the job happens", f"{self._to_end}, and all steps were done"
             )
         if over is not None and over.result == "completed" and state is S.EXITING:
-            self._slices.completes(self._members(machine))
+            compared = self._state is S.CONFIRMING
+            self._slices.completes(self._members(machine), compared=compared)
 
     def _take_out(self) -> None:
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tft.core.job.commands import Command, Consult, JobOver, Tell
 from tft.core.job.events import DeadlinePassed, Event, Led, Received, Stalled
-from tft.core.job.transitions import SETTLED, State
+from tft.core.job.transitions import CALM, SETTLED, State
 from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.leases import Lease
@@ -179,7 +179,9 @@ class Leader:
             self._feed(Stalled(at=now, silence=silence, limit=self._hang_detection.limit()))
             self._hang_detection.resumed(now)
         self._slices.heard(beat)
-        while self.machine.state is State.HEALTHY and (verdict := self._slices.verdict(now)):
+        while self.machine.state not in SETTLED and (
+            verdict := self._slices.verdict(now, calm=self.machine.state in CALM)
+        ):
             self._feed(verdict)
             self._tell_news()
         for node in self._hang_detection.silent(now):
@@ -314,7 +316,7 @@ class Leader:
             heard={s: n for s, n in self._inbox.heard().items() if s not in self.machine.refused},
             state=str(self.machine.state),
             incident=self.machine.incident.number,
-            compared=self.machine.compared,
+            compared=self.machine.certified,
             kept_by=dict(self.machine.kept_by),
         )
         for node in stage.cluster.nodes.values():

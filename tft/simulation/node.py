@@ -342,6 +342,7 @@ class Node:
             self._ours.strangers.remove(process)
         rank_state = self._ours.rank_states.get(process.rank)
         if self.alive and rank_state is not None and rank_state.process is process:
+            self.say_status()  # with the last digests of the process
             rank_state.process = None
             self._exited(rank_state, process.rank, process.incarnation, code, stack)
             self._start_due()
@@ -362,8 +363,14 @@ class Node:
     # ---------------------------------------------------------------- status, the end
 
     def _beat(self) -> None:
-        if not self.alive:
-            return
+        if self.alive:
+            self.say_status()
+            self._stage.clock.after(OFTEN if self._stage.schedule.slices else BEAT, self._beat)
+
+    def say_status(self) -> None:
+        """
+        Send the status of all ranks.
+        """
         stage = self._stage
         pulses = tuple(
             Pulse(
@@ -385,7 +392,6 @@ class Node:
                     stage.clock.now, self.connection.link, leader.link
                 ):
                     stage.clock.at(moment, leader.hear_beat, beat)
-        stage.clock.after(OFTEN if stage.schedule.slices else BEAT, self._beat)
 
     def _leave(self, grace: float) -> None:
         self.leaving = True
@@ -412,6 +418,7 @@ class Node:
         Let the heartbeats of the node reach the controller again.
         """
         self.connection.beats = True
+        self.say_status()
 
     def vanish(self) -> None:
         """

@@ -30,6 +30,7 @@ from tft.core.rank.protocol import (
 )
 from tft.protocol.messages import (
     ORDER_NAMES,
+    Freeze,
     Joined,
     Lead,
     RankOrder,
@@ -179,6 +180,8 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
+        if isinstance(order, Freeze):  # an agent hears it too
+            self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
     def handle(self, event: RankEvent) -> None:

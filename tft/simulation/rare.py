@@ -6,6 +6,7 @@ the machine in each state too.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from tft.core.job.transitions import State
 from tft.simulation.schedule import ANY, QUICK, Mishap, Schedule, Trouble
@@ -31,7 +32,7 @@ def rare() -> tuple[Schedule, ...]:
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
-        *_corruptions(),
+        *_corruptions(), *_late_digests(), *_late_traces(),
     ]  # fmt: skip
     return tuple(replace(each, seed=-1 - number) for number, each in enumerate(written))
 
@@ -196,3 +197,49 @@ def _corruptions() -> Iterator[Schedule]:
             for some in (flips[:1], flips):
                 for other in others:
                     yield replace(base, world=world, backups=backups, mishaps=(*some, *other))
+
+
+def _late_digests() -> Iterator[Schedule]:
+    """
+    Yield schedules in which a copy is corrupted silently and the beats of its node are lost, while a
+    rank of another node is killed or the job pauses. The beats arrive again in each state of the job
+    machine.
+    """
+    flip = Mishap(what="flip", target=1, when="phase", name="between", number=6, kind="model")
+    for state in State:
+        base = _on_the_way_to(S.PAUSED if state is S.RESUMING else state)
+        lost = Mishap(
+            what="beats",
+            target=0,
+            when="phase",
+            name="between",
+            number=5,
+            lasting=12.0,
+            until=state,
+        )
+        harms = tuple(
+            replace(each, target=2, when="phase", name="all-reduce", number=8, delay=0.0)
+            for each in base.mishaps
+        )
+        steps = 8 if state is S.CONFIRMING else 24
+        for backups in (0, 4):
+            yield replace(
+                base, steps=steps, slices=3, backups=backups, mishaps=(flip, lost, *harms)
+            )
+
+
+def _late_traces() -> Iterator[Schedule]:
+    """
+    Yield schedules in which one of two copies is corrupted silently in one of the last steps. The
+    rank is named when these steps are computed again, or when all ranks have finished.
+    """
+    for steps, before in product((10, 11), (2, 3)):
+        flip = Mishap(
+            what="flip", target=1, when="phase", name="between", number=steps - before, kind="model"
+        )
+        late = Mishap(
+            what="beats", target=0, when="state", name="resuming", number=1, lasting=12.0,
+            until=S.CONFIRMING,
+        )  # fmt: skip
+        for mishaps in ((flip,), (flip, late)):
+            yield replace(CALM, world=2, steps=steps, slices=3, backups=4, mishaps=mishaps)

@@ -23,7 +23,9 @@ FOUND = 1.5
 beats of each node."""
 DISTURBING = ("node", "partition", "broker", "beats", "agent", "deposed")
 """Mishaps that keep beats from a controller. Then nobody knows when it hears of a digest."""
-LATE_WORDS = frozenset({"copies_differ", "slices_differ", "corruption_traced"})
+LATE_WORDS = frozenset(
+    {"copies_differ", "slices_differ", "checkpoint_differs", "corruption_traced"}
+)
 """The events that hold wrong copies against ranks."""
 
 Attempt = tuple[int, int]
@@ -84,6 +86,10 @@ class Slices:
         self._stage = stage
         self._ledger = ledger
         self._record = _Record()
+        self._frozen: float | None = None
+        """The moment at which the ranks were asked for their positions, until they resume."""
+        self._pending: list[tuple[Attempt, float, str]] = []
+        """The attempt, the time and the shard of each slice that differs."""
         self._led = 0.0
         """The moment at which the present controller began to lead."""
         self._disputes: list[_Dispute] = []
@@ -105,12 +111,21 @@ class Slices:
         Begin a new record: all members resume training. Content that is wrong by now was accepted
         with a reservation, or nobody could find that it is wrong.
         """
+        if self.found is None:
+            self._was_found()
+        self._frozen, self._pending = None, []
         attempt = (order.incident, order.round)
         clean = not any(_is_wrong(process) for process in members.values())
         self._record = _Record(attempt=attempt, begun=order.step - 1, clean=clean)
         if self.found is not None:
             sound, self.found = self.found.sound, None
             self._sound = sound if order.step - 1 > sound else None
+
+    def freezes(self) -> None:
+        """
+        Record that the ranks are asked for their positions.
+        """
+        self._frozen = self._stage.clock.now if self._frozen is None else self._frozen
 
     def leads(self) -> None:
         """
@@ -136,7 +151,8 @@ class Slices:
                 record.clean = False
             copies = self._slice(shard, step)
             if copies is not None and len(set(copies.values())) > 1:
-                stage.clock.after(FOUND, self._has_found, record.attempt, stage.clock.now, shard)
+                self._pending.append((record.attempt, stage.clock.now, shard))
+                stage.clock.after(FOUND, self._has_found, *self._pending[-1])
 
     def _seen(self, process: ProcessPart, step: int) -> dict[str, Content]:
         polluted = self._stage.pollution.step
@@ -181,15 +197,7 @@ class Slices:
         stage = self._stage
         leaders = [leader for leader in stage.cluster.leaders if leader.leads]
         newest = max(leaders, key=lambda leader: leader.epoch, default=None)
-        happened = {mishap.what for mishap in stage.mishaps.happened}
-        if (
-            stage.over is not None
-            or newest is None
-            or self._record.attempt != attempt
-            or since < self._led
-            or stage.schedule.trouble.loss
-            or happened.intersection(DISTURBING)
-        ):
+        if newest is None or self._record.attempt != attempt or not self._is_heard(since):
             return
         if newest.machine.state in (State.PAUSING, State.PAUSED, State.RESUMING):
             stage.clock.after(FOUND, self._has_found, attempt, since, shard)
@@ -199,6 +207,32 @@ class Slices:
                 f"copies of shard {shard!r} have differed for {stage.clock.now - since:.1f} s, and "
                 "the job trains on",
             )
+
+    def _was_found(self) -> None:
+        """
+        Check that no slice differed that the controller has to know, because its digests were posted
+        before the ranks were asked for their positions. Raises `Broken` otherwise.
+        """
+        for attempt, since, shard in self._pending:
+            asked = self._frozen is not None and since < self._frozen
+            if asked and attempt == self._record.attempt and self._is_heard(since):
+                raise Broken(
+                    "copies that differ are found",
+                    f"copies of shard {shard!r} differed since {since:.3f}, and the ranks resume "
+                    "after an incident that does not know it",
+                )
+
+    def _is_heard(self, since: float) -> bool:
+        """
+        Return True if nothing keeps digests that were posted at `since` from the controller.
+        """
+        stage = self._stage
+        return not (
+            stage.over is not None
+            or since < self._led
+            or stage.schedule.trouble.loss
+            or {mishap.what for mishap in stage.mishaps.happened}.intersection(DISTURBING)
+        )
 
     # ---------------------------------------------------------------- verdicts
 
@@ -241,7 +275,7 @@ class Slices:
         right = [rank for rank, content in copies.items() if content == best]
         if list(event.right) != (sorted(right) if most > next_most else []):
             raise Broken("the content that most ranks hold is right", f"{event}: {copies}")
-        self._is_sound(event)
+        self._is_sound(event, machine.compared)
         if not event.right:
             corrupted = {
                 rank
@@ -250,18 +284,20 @@ class Slices:
             }
             self._disputes.append(_Dispute(-1, frozenset(corrupted)))
         # a checkpoint may have compared all copies since the slice was equal
-        self.found = Found(max(event.sound, machine.compared), bool(event.right))
+        sound = machine.compared if event.sound < machine.compared < event.step else event.sound
+        self.found = Found(sound, bool(event.right))
 
-    def _is_sound(self, event: SlicesDiffered) -> None:
+    def _is_sound(self, event: SlicesDiffered, compared: int) -> None:
         """
-        Check the last step at which a slice was equal on all ranks.
+        Check the last step at which a slice was equal on all ranks. A controller that has taken over
+        knows only the step up to which all copies were `compared`.
         """
         stage, record = self._stage, self._record
         before = event.step - stage.schedule.slices
         copies = self._slice(event.shard, event.sound)
         equal = copies is not None and len(set(copies.values())) == 1
         turn = (event.step - event.sound) % stage.schedule.slices == 0
-        if event.sound > record.begun and not (equal and turn):
+        if event.sound > max(record.begun, compared) and not (equal and turn):
             raise Broken(
                 "copies count as sound only if they were equal", f"{event} at {event.sound}"
             )
@@ -302,7 +338,7 @@ class Slices:
         if told.event not in LATE_WORDS:
             return
         traced = told.event == "corruption_traced"
-        if not traced and not facts["right"]:
+        if not traced and not facts.get("right", True):
             return
         ranks: list[int] = facts["ranks" if traced else "wrong"]  # type: ignore[assignment] # ranks
         incident = int(str(facts["incident"])) if traced else machine.incident.number
@@ -350,9 +386,10 @@ class Slices:
                 "the report calls the incident exact",
             )
 
-    def completes(self, members: Mapping[int, ProcessPart]) -> None:
+    def completes(self, members: Mapping[int, ProcessPart], *, compared: bool) -> None:
         """
-        Check that a job that compares slices completes with equal copies. Raises `Broken` otherwise.
+        Check that a job that compares slices completes with equal copies. `compared`: the ranks have
+        reported digests when all had finished. Raises `Broken` otherwise.
         """
         if not self._stage.schedule.slices:
             return
@@ -361,7 +398,7 @@ class Slices:
                 rank: process.memory.content[shard]
                 for rank, process in members.items()
                 # others were corrupted since the ranks have reported digests
-                if shard in process.memory.content and not process.memory.unsaid
+                if shard in process.memory.content and not (compared and process.memory.unsaid)
             }
             if len(set(copies.values())) > 1:
                 raise Broken("a job completes only with equal copies", f"shard {shard!r}: {copies}")

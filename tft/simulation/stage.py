@@ -253,6 +253,11 @@ class NodePart(Protocol):
         Start a new agent on this node.
         """
 
+    def say_status(self) -> None:
+        """
+        Send the status of all ranks.
+        """
+
     def open_store(self) -> None:
         """
         Open the rendezvous store of this node.

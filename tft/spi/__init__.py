@@ -11,6 +11,7 @@ from tft.files import sync, write_whole
 from tft.keys import share_keys
 from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import (
+    UNSLICED,
     FaultKind,
     Noticed,
     OrderName,
@@ -49,6 +50,7 @@ from tft.spi.types import (
 )
 
 __all__ = [
+    "UNSLICED",
     "AdaptorSpecs",
     "Advice",
     "Buffer",

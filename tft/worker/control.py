@@ -117,7 +117,8 @@ class Compared:
         self.wanted = False
         """True if this rank digests slices: only then the controller says it while the job
         trains."""
-        self.step = 0
+        self.step: int | None = 0
+        """None: each shard has one holder, so that no copies can differ."""
 
     def sound(self, step: int) -> int:
         """
@@ -125,7 +126,7 @@ class Compared:
         digest no slices, every step counts until an incident finds the opposite, and takes all
         ranks back.
         """
-        return min(step, self.step) if self.wanted else step
+        return min(step, self.step) if self.wanted and self.step is not None else step
 
 
 class Control:

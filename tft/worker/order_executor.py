@@ -134,6 +134,8 @@ class Hands:
         known yet."""
         self._fetching: frozenset[str] = frozenset()
         """The shards that this rank is fetching. It does not give them to other ranks meanwhile."""
+        self._at_end: tuple[int | None, Work] | None = None
+        """The step at whose end the loop has ended, and the digests of then. None: not known."""
         self._promised: int | None = None
         """The step of the state that will be complete after `tft_rebuild`. None: the state is
         complete already, or there is none."""
@@ -161,11 +163,13 @@ class Hands:
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
-                self._promised = None
+                self._promised = self._at_end = None
                 self._hook.tft_clear()
                 return Work(line=self._line if self._gate.in_tail else "")
             case Compare():
-                return self._compared()
+                # what the script has done behind its loop is not compared
+                step, work = self._at_end or (None, Work())
+                return work if step is not None and step == self._gate.held() else self._compared()
             case Load():
                 self._load(order)
             case Fetch():
@@ -216,6 +220,13 @@ class Hands:
             digests = {}
         seconds = SystemClock().now() - began if digests else 0.0
         return Work(digests=digests, compared=seconds)
+
+    def ends(self) -> None:
+        """
+        Digest the state at the end of the loop, for the comparison before the job completes. Code
+        behind the loop may change the state afterwards.
+        """
+        self._at_end = self._gate.held(), self._compared()
 
     def digests(self) -> dict[str, dict[str, str]]:
         """

@@ -118,6 +118,7 @@ class _Reports:
             why="; ".join(each.sentence() for each in found),
             wrong=() if undecided else tuple(wrong),
             differ=True,
+            unsliced=any(each.unsliced for each in found),
             at=SystemClock().now(),
         )
         self._report(word, None)

@@ -264,7 +264,11 @@ class Session:
         When the loop asks for the next step, the present step ends. Raises `UsageError` when a step
         ends without an update window.
         """
-        return self._loop.steps(last)
+        yield from self._loop.steps(last)
+        if self._control.compared.wanted:
+            self._loop.expect(LIMIT)  # of a large state the digests take longer than a step
+            self._hands.ends()
+            self._page.train(True, self._clock.now())
 
     def end_step(self) -> None:
         """

@@ -12,6 +12,7 @@ from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
 from tft.core.plan.coverage import sound
 from tft.core.plan.standing import Standings
+from tft.protocol.messages import UNSLICED
 
 Parts = Mapping[str, str]
 """The digest of each part of a shard, by the name of the part. An empty digest marks a part that
@@ -53,6 +54,13 @@ class Difference:
     tail: bool
     """True if all these ranks left their loops in the tail of the step. That explains the
     difference: some ranks had run more of the tail than others."""
+
+    @property
+    def unsliced(self) -> bool:
+        """
+        True if a part differs that slices leave out.
+        """
+        return any(part.startswith(UNSLICED) for part in self.parts)
 
     def sentence(self) -> str:
         """
@@ -136,6 +144,26 @@ def _progress(copy: Copy) -> tuple[int, int]:
     return (int(line) if line.isdecimal() else 0, -copy.rank)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """
+    Copies that were found to differ while the ranks trained, or when they had finished.
+    """
+
+    at: float
+    step: int
+    """The step at whose end they differed."""
+    equal: int
+    """The last step at whose end they were equal."""
+    wrong: tuple[int, ...]
+    decided: bool
+    """True if a majority says that the copies of `wrong` are wrong. False: these ranks differ."""
+    shard: str = ""
+    """The shard of the copies. Empty: not known."""
+    sentence: str
+    """The same for an operator."""
+
+
 class Comparison:
     """
     Compares the copies of one job, and decides which ranks hold wrong copies.
@@ -166,12 +194,70 @@ class Comparison:
         held = [members.intersection(ranks) for ranks in self._job.ranks.topology().groups.values()]
         return tuple(sorted({rank for ranks in held if len(ranks) > 1 for rank in ranks}))
 
-    def at_the_end(self) -> str:
+    def at_the_end(self) -> list[Seen]:
         """
-        Compare the copies of the members that have finished. Return a sentence about the first
-        difference, or an empty text.
+        Compare the copies of the members that have finished. Return what differs.
         """
-        return next((each.sentence() for each in self._found(tails=False)), "")
+        found = self._found(tails=False)
+        for each in found:
+            self._tell(each)
+        return [
+            Seen(
+                at=self._job.timing.now,
+                step=each.step,
+                equal=self._equal(each),
+                wrong=each.wrong,
+                decided=bool(each.right),
+                shard=each.shard,
+                sentence=each.sentence(),
+            )
+            for each in found
+        ]
+
+    def differ(self, seen: Seen) -> None:
+        """
+        Stop the job, because copies differ. All copies may be wrong since the last step at which
+        these were equal: a wrong copy spreads with the gradients of its rank. That is recorded now,
+        because the difference may be gone when all ranks have left their loops: the wrong part may
+        be overwritten, or its rank may be lost.
+        """
+        job, since = self._job, f"they were equal at the end of step {seen.equal}"
+        for rank in seen.wrong if seen.decided else (None,):
+            self._attempts.fault(
+                "corruption", rank, seen.step + 1, seen.at, f"{seen.sentence}; {since}"
+            )
+            if rank is not None and seen.shard:
+                job.ranks.states[rank].holdings.distrust()
+        incident = job.incident
+        spread = incident.spread
+        spread.equals[seen.shard] = min(seen.equal, spread.equals.get(seen.shard, seen.equal))
+        spread.undecided = spread.undecided or not seen.decided
+        if not seen.shard:
+            spread.suspects |= set(seen.wrong)
+        gone = (
+            f"{seen.sentence}, and all ranks went on from later state than that of step "
+            f"{seen.equal}: the state of all ranks may be wrong since step {seen.equal + 1}"
+        )
+        incident.exactness.reservations.append((seen.equal + 1, gone))
+        self.blame(seen.wrong if seen.decided else ())
+
+    def doubt(self) -> str:
+        """
+        Return a sentence about copies of members that have finished and that were not compared, or
+        an empty text.
+        """
+        unread = self.unread()
+        if unread:
+            return not_compared(unread)
+        held: dict[int, list[int]] = {}
+        for rank in self.sharing():
+            held.setdefault(self._job.ranks.states[rank].holdings.held or 0, []).append(rank)
+        if len(held) < 2:
+            return ""
+        ends = ", ".join(f"ranks {ranks} after step {step}" for step, ranks in sorted(held.items()))
+        return (
+            f"copies were not compared, because the ranks have finished at different steps: {ends}"
+        )
 
     def unread(self) -> list[int]:
         """
@@ -190,9 +276,22 @@ class Comparison:
         for rank_state in self._job.ranks.states.values():
             # ranks that were further in the tail may be lost by now
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
+        self._distrust_suspects()
         found = self._found()
         self._judge(found)
         self._limit([each for each in found if not each.tail])
+
+    def _distrust_suspects(self) -> None:
+        """
+        Trust no copies of ranks that had wrong ones at a checkpoint, if no other rank is left whose
+        copies show whether they are still wrong.
+        """
+        suspects, groups = self._job.incident.spread.suspects, self._job.ranks.topology().groups
+        sound = {rank_state.rank for rank_state in self._sound()}
+        for rank in suspects & sound:
+            shared = [set(ranks) for ranks in groups.values() if rank in ranks and len(ranks) > 1]
+            if any(not ranks & sound - suspects for ranks in shared):
+                self._job.ranks.states[rank].holdings.distrust()
 
     def _limit(self, found: list[Difference]) -> None:
         """
@@ -201,27 +300,30 @@ class Comparison:
         the last comparison may be so long ago that to return costs more than the doubt.
         """
         job, spread = self._job, self._job.incident.spread
-        if spread.sliced is None and not (found and job.training.sliced):
+        equal = [self._equal(each) for each in found if job.training.sliced]
+        equal += spread.equals.values()
+        if not equal:
             return
-        differ = {each.shard for each in found} | ({spread.shard} if spread.shard else set())
-        sound = min(self._equal(shard) for shard in differ)
-        if job.policy.corruption == "end" or (
-            spread.undecided and job.policy.corruption == "majority"
-        ):
+        sound = min(equal)
+        undecided = spread.undecided and job.policy.corruption != "continue"
+        if not job.training.sliced:
+            if undecided and not found:
+                spread.lower(sound)  # the copies do not differ any more, which shows nothing
+        elif undecided or job.policy.corruption == "end":
             spread.lower(sound)
         else:
             spread.prefer(sound)
 
-    def _equal(self, shard: str) -> int:
+    def _equal(self, difference: Difference) -> int:
         """
-        Return the last step at which all copies of a shard are known to have been equal, where they
-        differ now. A slice that differed shows this for its own shard. Digests of other shards may
-        still be on their way.
+        Return the last step at which copies that differ now are known to have been equal. What was
+        seen while the ranks trained shows this for its own shard: digests of other shards may still
+        be on their way.
         """
-        spread = self._job.incident.spread
-        if spread.sliced is not None and shard == spread.shard:
-            return spread.sliced
-        return self._job.training.compared
+        spread, training = self._job.incident.spread, self._job.training
+        if difference.shard in spread.equals:
+            return spread.equals[difference.shard]
+        return training.whole if difference.unsliced else training.compared
 
     def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
         """
@@ -341,8 +443,10 @@ class Comparison:
         Record that the state of all ranks may be wrong: since the last comparison, gradients that
         were computed from a wrong copy may have been added to it.
         """
-        job, first = self._job, self._equal(difference.shard) + 1
-        if difference.step >= first and job.incident.spread.shard != difference.shard:
+        job, first = self._job, self._equal(difference) + 1
+        # `differ` may have said it for a longer time
+        told = any(equal < first for equal in job.incident.spread.equals.values())
+        if difference.step >= first and not told:
             why = (
                 f"{difference.sentence()}; it is not known since when they differ: the "
                 f"contributions of ranks {list(difference.wrong)} to all-reduces in steps {first} "
@@ -358,7 +462,7 @@ class Comparison:
         )  # fmt: skip
 
     def _nobody_knows(self, difference: Difference) -> None:
-        job, equal = self._job, self._equal(difference.shard)
+        job, equal = self._job, self._equal(difference)
         why = (
             f"{difference.sentence()}, and it is not known which copy is right: all copies later "
             f"than step {equal}, the last comparison, may be wrong"
@@ -378,7 +482,7 @@ class Comparison:
         """
         Use a copy from before the last comparison or, if none is left, the copy of the lowest rank.
         """
-        job, equal = self._job, self._equal(difference.shard)
+        job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
         for rank in others:  # their copies of other shards are not in doubt
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
@@ -391,10 +495,10 @@ class Comparison:
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """
-        Add a fault for copies that differ, unless a slice has shown the same already.
+        Add a fault for copies that differ, unless `differ` has added the same already.
         """
         job = self._job
-        if job.incident.spread.sliced is None or not any(
+        if not job.incident.spread.equals or not any(
             (fault.kind, fault.rank) == ("corruption", rank) for fault in job.incident.faults
         ):
             self._attempts.fault("corruption", rank, step, job.timing.now, why)

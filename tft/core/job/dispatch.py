@@ -149,7 +149,7 @@ class Dispatch:
             case Checkpointed():
                 self._job.checkpointed(message.step, message.directory)
                 if message.compared:
-                    self._job.training.compared = max(self._job.training.compared, message.step)
+                    self._job.training.found_equal(message.step)
             case CheckpointFailed():
                 self._job.not_checkpointed(message.rank, message.step, message.why)
                 if message.differ:

@@ -5,6 +5,7 @@ observer outside the rank has noticed.
 
 from typing import assert_never
 
+from tft.core.job.comparison import Seen
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.recovery import Recovery
@@ -166,14 +167,27 @@ class Faults:
         """
         Handle a periodic checkpoint that was not committed because the copies of a shard differed:
         add a corruption fault for each rank that is named as wrong. All copies are compared again
-        when all ranks have left their loops. The message is ignored if copies were compared at this
-        step or a later one since it was sent.
+        when all ranks have left their loops. The message is ignored if whole copies were compared at
+        this step or a later one since it was sent.
         """
-        job = self._job
-        if message.step <= job.training.compared:
+        training = self._job.training
+        if message.step <= training.whole:
             return
-        for rank in message.wrong or (None,):
-            self._attempts.fault("corruption", rank, message.step + 1, message.at, message.why)
+        sliced = not message.unsliced and training.compared < message.step
+        equal = training.compared if sliced else training.whole
+        self._job.tell(
+            "checkpoint_differs", step=message.step, wrong=list(message.wrong), why=message.why
+        )
+        self._recovery.comparison.differ(
+            Seen(
+                at=message.at,
+                step=message.step,
+                equal=equal,
+                wrong=message.wrong,
+                decided=bool(message.wrong),
+                sentence=message.why,
+            )
+        )
         self._recovery.replan()
 
     def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:

@@ -121,13 +121,13 @@ class Spread:
     """The ceiling that the faults demand. None: they demand none. `ceiling` may be lower."""
     guessed: bool = False
     """True if the incident has already tried once a ceiling lower than its faults demand."""
-    sliced: int | None = None
-    """The last step at which a slice was equal on all ranks that later differed. None: no slice has
-    differed."""
-    shard: str = ""
-    """The shard of that slice. Empty: no slice has differed."""
+    equals: dict[str, int] = field(default_factory=dict)
+    """By shard: the last step at which its copies were equal, if they were found to differ while
+    the ranks trained. The name is empty where the shard is not known."""
     undecided: bool = False
-    """True if a slice has differed and no majority says which copies are right."""
+    """True if no majority says which of these copies are right."""
+    suspects: set[int] = field(default_factory=set)
+    """The ranks whose copies were wrong at a periodic checkpoint."""
 
     @property
     def tentative(self) -> bool:
@@ -160,21 +160,24 @@ class Spread:
 
     def yield_to_need(self) -> None:
         """
-        Allow later copies, because else nothing could be saved: first those from before a slice
+        Allow later copies, because else nothing could be saved: first those from before the copies
         differed, then all that the faults allow.
         """
-        step = self.sliced
-        nearer = self.ceiling is not None and step is not None and self.ceiling < step
-        allowed = step is not None and (self.firm is None or step < self.firm)
-        self.ceiling = step if nearer and allowed else self.firm
+        later = [
+            step
+            for step in self.equals.values()
+            if self.ceiling is not None and self.ceiling < step
+            if self.firm is None or step < self.firm
+        ]
+        self.ceiling = min(later, default=self.firm)
 
     def lift(self) -> None:
         """
         Remove the ceiling: all members have returned to a step that is not later than the ceiling,
         so the states that they compute from now on do not contain the error.
         """
-        self.ceiling = self.firm = self.sliced = None
-        self.shard, self.undecided = "", False
+        self.ceiling = self.firm = None
+        self.equals, self.undecided, self.suspects = {}, False, set()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,7 @@ step, copies that differ, and the rank that had a wrong copy.
 
 from dataclasses import replace
 
+from tft.core.job.comparison import Difference, Seen
 from tft.core.job.events import CorruptionTraced, SlicesAgreed, SlicesDiffered
 from tft.core.job.incident import Fault, Incident
 from tft.core.job.recovery import Recovery
@@ -31,53 +32,32 @@ class Integrity:
 
     def differed(self, event: SlicesDiffered) -> None:
         """
-        Stop the job, because copies of a shard differ. All of them may be wrong since the last step
-        at which they were equal: a wrong copy spreads with the gradients of its rank.
+        Stop the job, because the slices of a shard differ.
         """
         job, training = self._job, self._job.training
         training.sliced = True
         # a periodic checkpoint may have compared all copies since the slice was equal
-        sound = max(event.sound, training.compared)
+        equal = training.compared if event.sound < training.compared < event.step else event.sound
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
-            wrong=list(event.wrong), sound=sound,
+            wrong=list(event.wrong), sound=equal,
         )  # fmt: skip
-        if self._is_known(event, sound):
-            return
-        said = f"a slice of shard {event.shard!r} at the end of step {event.step}"
-        since = f"it was equal on all ranks at the end of step {sound}"
-        if event.right:
-            for rank in event.wrong:
-                why = f"rank {rank} holds another copy of {said} than ranks {list(event.right)}"
-                self._attempts.fault(
-                    "corruption", rank, event.step + 1, event.at, f"{why}; {since}"
-                )
-                job.ranks.states[rank].holdings.distrust()
-        else:
-            why = f"ranks {list(event.wrong)} hold different copies of {said}"
-            self._attempts.fault("corruption", None, event.step + 1, event.at, f"{why}; {since}")
-        incident = job.incident
-        spread = incident.spread
-        spread.sliced, spread.shard, spread.undecided = sound, event.shard, not event.right
-        gone = (
-            f"copies of {said} differed, and all ranks went on from later state than that of step "
-            f"{sound}: the state of all ranks may be wrong since step {sound + 1}"
+        difference = Difference(
+            shard=event.shard, step=event.step, right=event.right, wrong=event.wrong,
+            parts=("a slice",), tail=False,
+        )  # fmt: skip
+        self._recovery.comparison.differ(
+            Seen(
+                at=event.at,
+                step=event.step,
+                equal=equal,
+                wrong=event.wrong,
+                decided=bool(event.right),
+                shard=event.shard,
+                sentence=difference.sentence(),
+            )
         )
-        incident.exactness.reservations.append((sound + 1, gone))
-        self._recovery.comparison.blame(event.wrong if event.right else ())
-
-    def _is_known(self, event: SlicesDiffered, sound: int) -> bool:
-        """
-        Return whether an incident since the digests were made has found the same: its faults name
-        the ranks, and its report says since when the state may be wrong.
-        """
-        named = set(event.wrong) if event.right else {None}
-        return any(
-            named <= {fault.rank for fault in incident.faults if fault.kind == "corruption"}
-            and any(since <= sound + 1 for since, _ in incident.exactness.reservations)
-            for incident in self._job.history.incidents
-            if incident.progress.furthest >= event.step
-        )
+        self._recovery.replan()
 
     def traced(self, event: CorruptionTraced) -> None:
         """

@@ -161,6 +161,13 @@ class Machine:
         return self._job.training.compared
 
     @property
+    def certified(self) -> int | None:
+        """
+        As `compared`. None if each shard has one holder, so that no copies can differ.
+        """
+        return self.compared if self.replicas().groups else None
+
+    @property
     def attempt(self) -> tuple[int, int] | None:
         """
         The incident and the round in which the ranks were last ordered to resume, as they tag the

@@ -6,7 +6,7 @@ makes the next move as soon as the conditions of that move are met.
 from dataclasses import replace
 
 from tft.core.job.attempts import Attempts
-from tft.core.job.comparison import Comparison, not_compared
+from tft.core.job.comparison import Comparison
 from tft.core.job.pause import Pausing
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
@@ -142,12 +142,11 @@ class Recovery:
         End the job if the copies of all members are equal. Otherwise open an incident, which
         decides which copies are right.
         """
-        difference, unread = self.comparison.at_the_end(), self.comparison.unread()
-        if difference:
-            self.attempts.open()
-            self.attempts.freeze(f"all ranks have finished, and {difference}")
-        else:
-            self.shutdown.complete(not_compared(unread) if unread else "")
+        differ = self.comparison.at_the_end()
+        for seen in differ:
+            self.comparison.differ(seen)
+        if not differ:
+            self.shutdown.complete(self.comparison.doubt())
 
     def _take_opportunity(self) -> None:
         """

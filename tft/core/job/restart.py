@@ -334,9 +334,10 @@ class Restart:
         job, step = self._job, self._job.incident.progress.agreed
         unread = self._comparison.unread()
         if not unread or step == 0:
-            job.training.compared = step
+            job.training.compared = job.training.whole = step
             return
         job.training.compared = min(job.training.compared, step)
+        job.training.whole = min(job.training.whole, step)
         why = not_compared(unread)
         job.tell("copies_not_compared", ranks=unread, step=step, why=why)
         job.incident.exactness.reservations.append((step, why))
@@ -344,8 +345,9 @@ class Restart:
     def _called_again(self) -> bool:
         """
         Return True if the functions after the agreed step must be called again, because some rank,
-        alive or lost, may not have completed them. For a rank that was lost with its node, and for
-        the ranks of an earlier run, this is unknown: the functions are called again.
+        alive or lost, may not have completed them, or may have completed them with a wrong copy.
+        For a rank that was lost with its node, and for the ranks of an earlier run, this is
+        unknown: the functions are called again.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(
@@ -353,7 +355,7 @@ class Restart:
         ):
             return False
         # the job was resumed here, and it is unknown which functions the earlier run has called
-        if step == job.training.first:
+        if step == job.training.first or any(f.kind == "corruption" for f in incident.faults):
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()
         return bool(lost & job.ranks.members) or any(

@@ -190,7 +190,9 @@ class Shutdown:
         End the job as completed: every member has finished. `doubt` is a sentence about copies that
         were not compared at the end.
         """
-        finished = "every rank has finished"
+        job, finished = self._job, "every rank has finished"
+        # the ranks have written their parts, or will not do so any more
+        job.gone_without(job.training.last_step + 1)
         self.exit("completed", 0, f"{finished}; {doubt}" if doubt else finished)
 
     def exit(self, result: str, code: int, why: str) -> None:

@@ -172,9 +172,15 @@ class Job:
         Record that the checkpoint of `step` is complete. Older checkpoints that are incomplete now
         will stay so.
         """
+        self.gone_without(step)
+        self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
+
+    def gone_without(self, step: int) -> None:
+        """
+        Record that the incomplete checkpoints of steps before `step` will stay so.
+        """
         for older in self.checkpoints.unfinished(step, every=self.policy.checkpoint_every):
             self.not_checkpointed(None, older, UNFINISHED)
-        self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
 
     def not_checkpointed(self, rank: int | None, step: int, why: str) -> None:
         """

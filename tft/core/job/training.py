@@ -47,8 +47,10 @@ class Training:
     last_step: int
     """The highest completed step."""
     compared: int
-    """The last step at whose end the copies of each shard were found equal. Copies of later steps
-    may differ."""
+    """The last step at whose end the copies of each shard were found equal, as far as ranks compare
+    them in slices. Copies of later steps may differ."""
+    whole: int
+    """As `compared`, for the whole copies: slices leave module buffers out."""
     sliced: bool = False
     """True if the ranks compare slices of their copies in every step."""
     untrained: bool = True
@@ -75,13 +77,20 @@ class Training:
         Return the facts about training at the start of a job.
         """
         first = 0 if origin.resume is None else origin.resume[1]
-        return cls(first=first, last_step=first, compared=first)
+        return cls(first=first, last_step=first, compared=first, whole=first)
 
     def completed(self, step: int) -> None:
         """
         Record that some rank has completed `step`.
         """
         self.last_step = max(self.last_step, step)
+
+    def found_equal(self, step: int) -> None:
+        """
+        Record that the whole copies of all ranks were equal at the end of `step`.
+        """
+        self.whole = max(self.whole, step)
+        self.compared = max(self.compared, step)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -70,6 +70,9 @@ process group, a fault leads to FREEZING."""
 SETTLED = frozenset({S.EXITING, S.ENDED})
 """The states in which the outcome of the job is decided."""
 
+CALM = frozenset({S.HEALTHY, S.CONFIRMING})
+"""The states in which no incident and no pause is under way."""
+
 
 class Reaction(StrEnum):
     """
@@ -145,9 +148,9 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "SwitchRequested": _KEPT,
     "Advised": {**dict.fromkeys(State, R.ABSORB), S.CHOOSING: R.TAKE},
     "Stalled": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(_MOVING, R.TAKE)},
-    "SlicesAgreed": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.TAKE},
-    "SlicesDiffered": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.FREEZE},
-    "CorruptionTraced": {**dict.fromkeys(State, R.ABSORB), S.HEALTHY: R.TAKE},
+    "SlicesAgreed": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(CALM, R.TAKE)},
+    "SlicesDiffered": FAULTS,
+    "CorruptionTraced": {**dict.fromkeys(State, R.ABSORB), **dict.fromkeys(CALM, R.TAKE)},
     "DeadlinePassed": _HEARD,
     "Led": dict.fromkeys(State, R.TAKE),
 }
@@ -160,11 +163,12 @@ UNREACHABLE: Mapping[tuple[str, State], str] = {
         for state in State
         if state not in _MOVING
     },
+    **{("SlicesDiffered", state): "the outcome is decided" for state in (S.EXITING, S.ENDED)},
     **{
-        (kind, state): "slices are judged only while the job is healthy"
-        for kind in ("SlicesAgreed", "SlicesDiffered", "CorruptionTraced")
+        (kind, state): "it waits until the job is healthy"
+        for kind in ("SlicesAgreed", "CorruptionTraced")
         for state in State
-        if state is not S.HEALTHY
+        if state not in CALM
     },
     ("DeadlinePassed", S.ENDED): "nothing is waited for any more, so no deadline is named",
 }

@@ -79,9 +79,8 @@ class _Dispute:
 
 class SliceComparison:
     """
-    Compares the slices of one job. The controller passes every beat to it. While the job is healthy
-    the controller feeds the verdicts to the machine, one after another. An incident has a
-    comparison of its own, so verdicts that it overtakes are dropped.
+    Compares the slices of one job. The controller passes every beat to it, and feeds the verdicts to
+    the machine, one after another, until the ranks train again after an incident.
     """
 
     def __init__(self) -> None:
@@ -123,6 +122,9 @@ class SliceComparison:
             return
         if self._dispute is not None and self._dispute.incident is None:
             self._dispute.incident = attempt[0]
+        elif self._dispute is not None and self._dispute.incident != attempt[0]:
+            # after another incident, gradients may come out otherwise for another reason
+            self._dispute = None
         self._attempt, self._replicas, self._begun = attempt, replicas, step
         self._steps = _Steps(last=step)
         self._said, self._kept, self._differ = step, 0, False
@@ -140,12 +142,16 @@ class SliceComparison:
                     self._kept = max(self._kept, pulse.kept)
         self._tell()
 
-    def verdict(self, at: float) -> SliceVerdict | None:
+    def verdict(self, at: float, *, calm: bool) -> SliceVerdict | None:
         """
         Return the oldest verdict that was not returned yet, stamped with the time `at`. None: there
-        is no further one.
+        is none. If the job is not `calm`, because an incident or a pause is under way, return only
+        that copies differ: nothing else matters then.
         """
-        return replace(self._verdicts.popleft(), at=at) if self._verdicts else None
+        found = self._verdicts
+        if not found or not (calm or isinstance(found[-1], SlicesDiffered)):
+            return None
+        return replace(found.popleft() if calm else found.pop(), at=at)
 
     def _tell(self) -> None:
         """
