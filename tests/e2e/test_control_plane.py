@@ -59,6 +59,26 @@ def test_a_killed_broker_controller_or_store_is_restarted_in_training(
     assert_told(outcome)
 
 
+@pytest.mark.parametrize("place", ["script", "exit", "down"])
+def test_late_signal_fails_the_job_only_where_it_may_have_lost_something(
+    place: str, tmp_path: Path
+) -> None:
+    """When a rank is killed after `session.run`, then the job fails if the script of the rank had not
+    ended. It is completed, and says so, if Python was only taking the process down."""
+    with fast(tmp_path / "run", steps=5, more=("--late", f"2,{place}")) as running:
+        outcome = running.end(LIMIT)
+    if place == "down":
+        why = "rank 2 was ended by signal 9 after its script had ended, which has lost nothing"
+        assert (outcome.code, outcome.report["result"]) == (0, "completed")
+        assert sorted(outcome.finals()) == [0, 1, 2, 3]
+    else:
+        why = "rank 2 was ended by signal 9 before its script had ended"
+        assert (outcome.code, outcome.report["result"]) == (4, "failed")
+    assert why in outcome.report["why"]
+    assert why in outcome.output
+    assert_told(outcome)
+
+
 def assert_told(outcome: Outcome) -> None:
     """
     Check that the story in the run directory is complete.

@@ -19,6 +19,7 @@ from tft.bus.zeromq import open_bus
 from tft.checkpoint import CheckpointStore, checkpoint_store_of, give_up, manifest_of, newest
 from tft.clock import SystemClock
 from tft.core.job.policy import Policy
+from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
 from tft.launcher.children import Children, LaunchedProcess
@@ -102,7 +103,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             if checkpoint is not None:
                 promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
                 say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
-        if code == COMPLETED and report.steps() == 0:
+        if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(_last_checkpoint(plan))

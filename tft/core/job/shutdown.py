@@ -16,6 +16,9 @@ from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 
 S = State
 
+FINISHED = "every rank has finished"
+"""The reason of a completed job of which nothing else is to be said."""
+
 
 class Shutdown:
     """
@@ -186,8 +189,7 @@ class Shutdown:
         End the job as completed: every member has finished. `doubt` is a sentence about copies that
         were not compared at the end.
         """
-        finished = "every rank has finished"
-        self.exit("completed", 0, f"{finished}; {doubt}" if doubt else finished)
+        self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
