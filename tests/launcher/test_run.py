@@ -158,20 +158,20 @@ def test_job_fails_when_the_broker_dies_more_often_than_the_limit(tmp_path: Path
     assert left == []
 
 
-def test_job_fails_when_its_story_is_damaged_while_it_runs(tmp_path: Path) -> None:
-    """When the controller dies and its successor finds a damaged story, then the job fails after
-    one restart. The sentence that names the damaged line is shown."""
+def test_job_fails_when_the_beginning_of_its_story_is_damaged(tmp_path: Path) -> None:
+    """When the controller dies and its successor cannot read with what the run began, then the job
+    fails after one restart. The sentence that names the damaged line is shown."""
     with started(tmp_path, WAITS) as running:
         until(lambda: "waiting" in running.output(), "the rank's start")
         story = running.run_dir / "story.jsonl"
         content = story.read_bytes()
-        story.write_bytes(content.replace(b'"kind":"Led"', b'"kind":Led"', 1))
+        story.write_bytes(content.replace(b'"kind":"Opened"', b'"kind":Opened"', 1))
         os.kill(running.pid("controller"), signal.SIGKILL)
         outcome = running.end(LIMIT)
 
     assert outcome.code == 4
     assert "the controller refused to start" in outcome.output
-    assert f"tft: {story}, line 2: it cannot be read as JSON" in outcome.output
+    assert f"tft: {story}, line 1: it cannot be read as JSON" in outcome.output
     assert outcome.output.count("it is started again") == 1
     assert left_behind(running.run_dir) == []
 

@@ -470,11 +470,11 @@ class ScriptedJob(JobShape):
         self._take(self.machine.handle(replace(verdict, at=self.now)))
         self.machine.check()
 
-    def lead(self, epoch: int) -> None:
+    def lead(self, epoch: int, *, lost: int = 0) -> None:
         """
-        Let a controller with this epoch take over.
+        Let a controller with this epoch take over, which does not know `lost` events.
         """
-        self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
+        self._take(self.machine.handle(Led(at=self.now, epoch=epoch, lost=lost)))
         self.machine.check()
 
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:
