@@ -31,6 +31,7 @@ from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.slice_comparison import SliceComparison
 from tft.errors import StoryCorrupt
+from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
@@ -57,6 +58,7 @@ def main(settings: JobSettings) -> int:
     """
     Lead one job until it is over. Return the exit code of `tft run`.
     """
+    raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
         return asyncio.run(Controller(settings, story).run())
 

@@ -47,6 +47,7 @@ from tft.launcher.run_directory import (
     write_job,
 )
 from tft.launcher.summary import summary
+from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
 
@@ -71,6 +72,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
 
     `environment` is added to the environment of every process of the job.
     """
+    raise_open_files("tft run")
     with run_dir_of(plan.settings, plan.node, leads=plan.leads, goes_on=plan.goes_on):
         plan = named(plan)
         settings = plan.settings

@@ -18,6 +18,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
+from tft.limits import raise_open_files
 from tft.page import Page
 from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -649,5 +650,8 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
             stand_aside()
             become_launcher(launcher, options)
         take_up()
-        _session = Session(rank_settings()).open(at)
+        settings = rank_settings()
+        # another program may have started this process
+        raise_open_files(f"rank {settings.rank}")
+        _session = Session(settings).open(at)
     return _session
