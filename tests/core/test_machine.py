@@ -572,8 +572,8 @@ def test_signal_after_the_end_of_the_script_changes_no_result() -> None:
     assert job.over is not None
     assert (job.over.result, job.over.code) == ("completed", 0)
     assert job.over.why == (
-        "every rank has finished; rank 0 was ended by signal 9 after its script had ended, which has "
-        "lost nothing"
+        "every rank has finished; rank 0 was ended by signal 9 after its script had ended: only files "
+        "that the script left open may lack their end"
     )
 
 

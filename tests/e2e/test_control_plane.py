@@ -94,7 +94,7 @@ def test_late_signal_fails_the_job_only_where_it_may_have_lost_something(
     with fast(tmp_path / "run", steps=5, more=("--late", f"2,{place}")) as running:
         outcome = running.end(LIMIT)
     if place == "down":
-        why = "rank 2 was ended by signal 9 after its script had ended, which has lost nothing"
+        why = "rank 2 was ended by signal 9 after its script had ended: only files"
         assert (outcome.code, outcome.report["result"]) == (0, "completed")
         assert sorted(outcome.finals()) == [0, 1, 2, 3]
     else:

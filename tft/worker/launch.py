@@ -16,6 +16,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tft.config import LaunchSettings, launch_settings
 from tft.errors import UsageError
@@ -50,6 +51,9 @@ def launch(arguments: Sequence[str]) -> None:
 
     def mark() -> None:
         if ended:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # closed, or replaced
+                    stream.flush()
             page.end_script(settings.incarnation)
 
     # registered before the script registers anything, so that it is called after all of that

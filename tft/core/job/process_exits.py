@@ -22,6 +22,8 @@ UNPROTECTED = (
 
 _UNSAVED = "what the script saves after session.run may be missing or damaged"
 
+_OPEN = "only files that the script left open may lack their end"
+
 
 class ProcessExits:
     """
@@ -220,7 +222,7 @@ class ProcessExits:
         """
         Handle a process that ended after the outcome was decided. If the outcome is `completed` and
         the script of a member failed after `Session.run`, or was ended in there, the outcome
-        becomes `failed`. A signal after the end of the script loses nothing, and is only noted.
+        becomes `failed`. A signal after the end of the script is only noted.
         Exit codes of processes that hold no member's rank are ignored, because their agent ends
         them. An outcome that was already announced does not change, because the report is written.
         """
@@ -232,7 +234,7 @@ class ProcessExits:
         if message.code > 0:
             self._not_completed(why)
         elif message.script_ended:
-            self._noted(f"{why} after its script had ended, which has lost nothing")
+            self._noted(f"{why} after its script had ended: {_OPEN}")
         else:
             self._not_completed(f"{why} before its script had ended: {_UNSAVED}")
 
