@@ -20,7 +20,7 @@ been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
 from dataclasses import dataclass, field
 from typing import Literal
 
-VERSION = 11
+VERSION = 12
 """The version of the protocol. It is increased when a message changes its form. A peer with another
 version is refused with an error message."""
 
@@ -356,6 +356,9 @@ class Exited:
     not answer."""
     stopped: bool = False
     """True if the process was in the stopped state (SIGSTOP) when it was ended."""
+    script_ended: bool = False
+    """True if the script had ended without an error before the process ended, and so had all that
+    it had registered for its end."""
     local_state: dict[int, str]
     """The rank-local state that the process captured last (generators, data position; hexadecimal),
     by step."""
