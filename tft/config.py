@@ -281,8 +281,12 @@ class LaunchSettings:
 
     rank: int
     """RANK: the number of this rank in the job."""
+    incarnation: int
+    """TFT_INCARNATION: see `RankSettings.incarnation`."""
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
+    page: int
+    """TFT_PAGE: see `RankSettings.page`."""
     words: int
     """TFT_WORDS: the inherited file descriptor of the file for the last words of the process
     (stacks and traceback)."""
@@ -296,13 +300,15 @@ def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
     try:
         return LaunchSettings(
             rank=int(environ["RANK"]),
+            incarnation=int(environ["TFT_INCARNATION"]),
             adaptor=environ["TFT_ADAPTOR"],
+            page=int(environ["TFT_PAGE"]),
             words=int(environ["TFT_WORDS"]),
         )
     except (KeyError, ValueError):
         raise UsageError(
-            "tft.worker.launch is started by an agent, which sets RANK, TFT_ADAPTOR and "
-            "TFT_WORDS: start your script with `tft run SCRIPT`"
+            "tft.worker.launch is started by an agent, which sets RANK, "
+            "TFT_INCARNATION, TFT_ADAPTOR, TFT_PAGE and TFT_WORDS: start your script with `tft run SCRIPT`"
         ) from None
 
 

@@ -37,6 +37,8 @@ _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 # the indexes of the fields at the begin of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
+# the incarnation whose script has ended, plus 1
+_SCRIPT_ENDED = 16
 # the ring of digests in the head: its first word, its entries, and the words of an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
@@ -171,6 +173,13 @@ class Page:
         From now on, and in later processes of this rank, a step ends later than its window.
         """
         self._words[_TAILED] = 1
+
+    def end_script(self, incarnation: int) -> None:
+        """
+        Write that the script of this incarnation has ended without an error, and with it everything
+        that it had registered for the end of the process.
+        """
+        self._words[_SCRIPT_ENDED] = incarnation + 1
 
     def capture(self, step: int, local_state: bytes, closed: bool) -> None:
         """
@@ -324,6 +333,12 @@ class Page:
         Return whether the training thread is inside the user's `train`.
         """
         return bool(self._words[_TRAINING])
+
+    def script_ended(self, incarnation: int) -> bool:
+        """
+        Return whether `end_script` was called for this incarnation.
+        """
+        return self._words[_SCRIPT_ENDED] == incarnation + 1
 
     def moved(self) -> float:
         """

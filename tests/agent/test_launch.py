@@ -7,14 +7,23 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.agent.stage import ADAPTOR, ROOT, package
+from tft.page import Page
 
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+LINGERING = """
+import os, threading
+def linger():
+    threading.main_thread().join()
+    os._exit(0)
+threading.Thread(target=linger).start()
+"""
 
 CHILD = "from tft.parent_death import die_with_parent; die_with_parent(); "
 
@@ -33,7 +42,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Launch:
+def launch(tmp_path: Path, page: Page) -> Launch:
     """
     Return a function that runs a script in the way an agent does, and waits for its end.
     """
@@ -46,18 +55,57 @@ def launch(tmp_path: Path) -> Launch:
     ) -> "subprocess.CompletedProcess[str]":
         (tmp_path / "script.py").write_text(script)
         started = ["-m", "script"] if module else [str(tmp_path / "script.py")]
+        given = {"RANK": "0", "TFT_INCARNATION": "0", "TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
         return subprocess.run(
             [sys.executable, "-P", "-m", "tft.worker.launch", *started, *arguments],
             cwd=tmp_path,
             env=os.environ
             | {"PYTHONPATH": f"{ROOT}:{tmp_path / 'packages'}"}
-            | {"RANK": "0", "TFT_ADAPTOR": "staged", "TFT_WORDS": "2"}
+            | given
+            | {"TFT_PAGE": str(page.fd)}
             | environment,
+            pass_fds=[page.fd],
             capture_output=True,
             text=True,
         )
 
     return run
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    """
+    Return the page of the rank that is launched.
+    """
+    page = Page.create()
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "ended"),
+    [
+        ("", True),
+        ("import sys; sys.exit()", True),
+        ("import sys; sys.exit(0)", True),
+        ("import sys; sys.exit(3)", False),
+        ("import sys; sys.exit('')", False),
+        ("1 / 0", False),
+        ("import os; os._exit(0)", False),
+        ("import atexit, os; atexit.register(os._exit, 0)", False),
+        (LINGERING, False),
+    ],
+    ids=["end", "exit", "exit 0", "exit 3", "text", "error", "_exit", "atexit", "thread"],
+)
+def test_end_of_the_script_is_on_the_page(
+    launch: Launch, page: Page, script: str, ended: bool
+) -> None:
+    """When the script has ended without an error, and so has what it had registered for its end and
+    its threads, then the page says so, for this incarnation alone."""
+    launch(script, TFT_INCARNATION="2")
+    assert page.script_ended(2) is ended
+    assert not page.script_ended(1)
+    assert not page.script_ended(3)
 
 
 def test_module_runs_as_with_python_m(launch: Launch, tmp_path: Path) -> None:

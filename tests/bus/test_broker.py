@@ -103,8 +103,8 @@ def test_broker_refuses_to_start_with_too_few_open_files(processes: Processes) -
     """When the system allows the broker only 100 open files, then the broker refuses to start and
     names the needed number."""
     assert refusal(processes, "127.0.0.1", 0, files="100") == (
-        "UsageError the broker may open only 100 files and needs 256 or more, two for each "
-        "participant of a job: raise the hard limit (ulimit -Hn)"
+        "UsageError the broker may open only 100 files and needs 256 or more: raise the hard limit "
+        "(ulimit -Hn)"
     )
 
 

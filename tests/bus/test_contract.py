@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import zmq
 
-from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Present
+from tft.bus.base import Arrival, Bus, Gone, Heard, Malformed, Participant, Present
 from tft.bus.memory import MemoryBroker
 from tft.bus.zeromq import open_bus
 from tft.keys import read_keys
@@ -275,6 +275,21 @@ async def test_wait_for_a_listener_uses_the_current_listeners(
 
     async with exchange.open("rank.0/0", ORDERS):
         await waiting
+
+
+async def test_participants_that_have_left_are_forgotten() -> None:
+    """When processes come and go, then a participant keeps nothing about those that have left. A wait
+    for one that left ends when it comes back."""
+    bus = Participant(job="job", sender="controller/1", send=lambda topic, frame: None)
+    for incarnation in range(50):
+        bus.subscribed(presence(f"rank.0/{incarnation}"))
+        bus.unsubscribed(presence(f"rank.0/{incarnation}"))
+    assert not bus._listened
+    waiting = asyncio.create_task(bus.listened(presence("rank.0/7")))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bus.subscribed(presence("rank.0/7"))
+    await waiting
 
 
 # ---------------------------------------------------- messages of other jobs, versions and programs

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tft.core.job.commands import Command
-from tft.core.job.events import DeadlinePassed, Event, Received
+from tft.core.job.events import DeadlinePassed, Event, Led, Received
 from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
+from tft.core.job.transitions import State
 from tft.protocol.messages import Answered, Check, EndNode, Exited, Noticed, Position
 from tft.replay.judging import as_test, replay, replayed, write_story
 from tft.replay.recording import Opened, Run, StoryEvent, runs_of
@@ -156,6 +157,23 @@ def test_replay_gives_the_same_commands(
     assert all(each.then is not None for each in run.events)
     assert again.incidents
     assert any(turn.commands for turn in again.turns)
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_story_without_one_of_its_events_can_be_continued(
+    life: Callable[[ScriptedJob], None], tmp_path: Path
+) -> None:
+    """When any one event of a story is lost, then the machine takes the others, and a new leader
+    freezes the ranks or ends the job."""
+    run = lived(life, tmp_path / "story.jsonl")
+    events = [each.event for each in run.events][: 2 * len(run.events) // 3]
+    for lost in range(len(events)):
+        machine = run.opened.machine()
+        for event in events[:lost] + events[lost + 1 :]:
+            machine.handle(event)
+        machine.handle(Led(at=events[-1].at, epoch=9, lost=1))
+        machine.check()
+        assert machine.state in (State.FREEZING, State.EXITING, State.ENDED)
 
 
 @pytest.mark.parametrize("life", LIVES)

@@ -3,7 +3,7 @@ The story of a run on disk: complete, in order, and sufficient to continue from 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,15 @@ from tft.core.job.machine import Machine
 from tft.core.job.policy import Policy
 from tft.errors import StoryCorrupt, UsageError
 from tft.protocol.messages import Exited, Position, Spawn
-from tft.replay.recording import Opened, Story, StoryEvent, fingerprint, last_run, runs_of
+from tft.replay.recording import (
+    Opened,
+    Story,
+    StoryEvent,
+    fingerprint,
+    last_run,
+    runs_of,
+    salvaged_run,
+)
 
 OPENED = Opened(
     job="j", run="r", world=2, policy=Policy(enable=frozenset({"dump"}), max_incidents=3),
@@ -175,6 +183,46 @@ def damaged(path: Path, line: int, instead: bytes) -> StoryCorrupt:
     with pytest.raises(StoryCorrupt) as refused:
         last_run(path, "j", "r")
     return refused.value
+
+
+@pytest.mark.parametrize(
+    ("instead", "left", "lost"),
+    [
+        ({3: b""}, [0, 2, 3], 1),
+        ({3: b"\0" * 9 + b"\n"}, [0, 2, 3], 1),
+        ({3: b"\0" * 9, 4: b"\0" * 9 + b"\n"}, [0, 3], 2),
+        ({5: b"\0" * 9 + b"\n"}, [0, 1, 2], 1),
+        ({5: b"\0" * 70 + b"\n"}, [0, 1, 2], 2),
+        ({3: b'{"n":3,"at":2,"kind":"Sung","body":{}}\n'}, [0, 2, 3], 1),
+    ],
+    ids=["missing", "garbage", "two in one", "last", "long", "unknown"],
+)
+def test_rest_of_a_damaged_story_is_read(
+    tmp_path: Path, instead: Mapping[int, bytes], left: Sequence[int], lost: int
+) -> None:
+    """When lines are damaged or missing, then the other events are read, and the lost ones are
+    counted. They do not count any more after a leader that knows of them."""
+    path = tmp_path / "story.jsonl"
+    write(path, OPENED, EVENTS)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(instead.get(at, line) for at, line in enumerate(lines, start=1)))
+
+    events = [EVENTS[index] for index in left]
+    assert salvaged_run(path, "j", "r") == (OPENED, events, lost)
+    assert salvaged_run(path, "j", "another") is None
+    salvaging = Led(at=9.0, epoch=9, lost=lost)
+    with Story(path) as story:
+        story.event(salvaging, [])
+    assert salvaged_run(path, "j", "r") == (OPENED, [*events, salvaging], 0)
+
+
+def test_story_without_its_beginning_is_not_read(tmp_path: Path) -> None:
+    """When the line with which a run begins is damaged, then nothing of the run is used."""
+    path = tmp_path / "story.jsonl"
+    write(path, OPENED, EVENTS)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"?\n" + b"".join(lines[1:]))
+    assert salvaged_run(path, "j", "r") is None
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,17 @@ def test_only_the_next_report_of_a_sender_is_accepted() -> None:
     assert inbox.heard() == {"rank.3/0": 3}
 
 
+def test_later_report_is_accepted_where_reports_are_missing() -> None:
+    """When accepted reports are not known any more, then a later report of the sender is accepted,
+    because the sender does not repeat the missing ones. A repeated report is not accepted."""
+    inbox = Inbox({"rank.3/0": 7}, gaps=True)
+
+    answers = [inbox.accept("rank.3/0", number) for number in (7, 9, 8, 9, 10)]
+
+    assert answers == [False, True, False, False, True]
+    assert inbox.heard() == {"rank.3/0": 10}
+
+
 def test_new_incarnation_of_a_rank_starts_its_own_report_count() -> None:
     """When the next process of a rank reports, then its report with number 1 is accepted, and the
     count of the earlier process continues."""

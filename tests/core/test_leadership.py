@@ -194,6 +194,40 @@ def test_no_epoch_is_claimed_while_the_leader_is_heard() -> None:
     assert lease.next_deadline() == 10.0
 
 
+def test_leader_that_has_lost_events_saves_a_last_checkpoint() -> None:
+    """When a new leader has lost events of the story, then it freezes all ranks with a number that is
+    higher than any that a lost event can have begun. The survivors save a last checkpoint."""
+    job = trained()
+    job.kill(1)
+    incident = job.machine.incident.number
+    job.lead(7, lost=5)
+    freeze = job.orders(Freeze)[-1]
+    assert (freeze.incident, freeze.epoch) == (incident + 6, 7)
+    job.settle()
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("dumped", 3)
+    assert job.over.why.startswith(
+        "the story of the run is damaged, and 5 of its events could not be read; a last checkpoint"
+    )
+
+
+@pytest.mark.parametrize("when", ["start", "save"])
+def test_leader_that_has_lost_events_ends_a_job_that_cannot_be_saved(when: str) -> None:
+    """When events are lost before any rank is ready, or while a last checkpoint is being written,
+    then the job fails, and the reason names the damage."""
+    job = ScriptedJob(2) if when == "start" else trained()
+    if when == "save":
+        job.script.muted = {(0, "save")}
+        job.stop()
+        job.settle()
+        assert job.state is State.DUMPING
+    job.lead(2, lost=3)
+    job.settle()
+    assert job.machine.outcome is not None
+    assert job.machine.outcome.why == "3 events of the damaged story could not be read"
+    assert job.machine.outcome.result == ("failed" if when == "start" else "cancelled")
+
+
 def test_next_epoch_is_claimed_when_the_leader_is_silent() -> None:
     """When the leader of epoch 4 is silent for longer than the patience, then epoch 5 is claimed."""
     lease = Lease(patience=3.0, at=0.0)

@@ -562,6 +562,36 @@ def test_script_that_fails_after_training_fails_the_job() -> None:
     assert (job.over.result, job.over.code) == ("failed", 4)
 
 
+def test_signal_after_the_end_of_the_script_changes_no_result() -> None:
+    """When all steps are done, and a process is ended by a signal after its script has ended, then
+    the job is completed, and the reason says so."""
+    job = trained(world=2)
+    job.script.muted = {(0, "complete")}
+    job.finish()
+    job.kill(0, script_ended=True)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("completed", 0)
+    assert job.over.why == (
+        "every rank has finished; rank 0 was ended by signal 9 after its script had ended: only files "
+        "that the script left open may lack their end"
+    )
+
+
+def test_signal_before_the_end_of_the_script_fails_the_job() -> None:
+    """When all steps are done, and a process is ended by a signal while its script saves something,
+    then the job fails, because what the script saves may be missing."""
+    job = trained(world=2)
+    job.script.muted = {(0, "complete")}
+    job.finish()
+    job.kill(0)
+    assert job.over is not None
+    assert (job.over.result, job.over.code) == ("failed", 4)
+    assert job.over.why == (
+        "all steps are done, but then rank 0 was ended by signal 9 before its script had ended: what "
+        "the script saves after session.run may be missing or damaged"
+    )
+
+
 def test_every_state_has_a_row_and_leads_to_the_end() -> None:
     """When the table of transitions is read, then every state has a row, and the state `ended` can
     be reached from every state."""

@@ -2,7 +2,10 @@
 The script of the fast jobs, with a few numbers as its model and the fake adaptor instead of torch.
 
     fake_job.py STEPS [--bug RANK,STEP] [--spread RANK,STEP] [--device RANK,STEP]
-                [--own] [--full STEP] [--keep STEPS]
+                [--own] [--full STEP] [--keep STEPS] [--late RANK,PLACE]
+
+With `--late`, a rank is killed after `session.run`: in the script (`script`), in what the script
+has registered for its end (`exit`), or when Python takes the process down (`down`).
 
 With `--keep STEPS`, each rank has a part that no other rank has. Every STEPS steps, the script
 writes a checkpoint of its own.
@@ -10,8 +13,12 @@ writes a checkpoint of its own.
 
 import argparse
 import array
+import atexit
+import builtins
 import json
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from sys import path
@@ -30,11 +37,21 @@ parser.add_argument("--device", default="")
 parser.add_argument("--own", action="store_true")
 parser.add_argument("--full", type=int, default=0)
 parser.add_argument("--keep", type=int, default=0)
+parser.add_argument("--late", default="")
 parser.add_argument("--seconds", type=float, default=0.01)
 args = parser.parse_args()
 
 session = tft.init()
 record = Record(session.run_dir, session.rank)
+
+
+class Last:
+    """
+    An object that kills its process when it is deleted.
+    """
+
+    def __del__(self, kill=os.kill, pid=os.getpid(), sign=signal.SIGKILL) -> None:  # type: ignore[no-untyped-def] # noqa: B008 (the modules are gone by then)
+        kill(pid, sign)
 
 
 class Numbers:
@@ -168,4 +185,10 @@ def train(session: tft.Session) -> None:
 
 
 session.run(train)
+if args.late == f"{session.rank},script":
+    os.kill(os.getpid(), signal.SIGKILL)
 record.finish(session.digests())
+if args.late == f"{session.rank},exit":
+    atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+if args.late == f"{session.rank},down":
+    builtins.last = Last()  # type: ignore[attr-defined]

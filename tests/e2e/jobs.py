@@ -133,9 +133,11 @@ def job(
     arguments: Sequence[str] = ("--steps", "20"),
     nproc: int = 4,
     environment: Mapping[str, str] | None = None,
+    before: str = "",
 ) -> Iterator[Job]:
     """
-    Start `tft run` with some additional environment variables.
+    Start `tft run` with some additional environment variables. `before` is what a shell does before
+    that, such as `ulimit`.
 
     At the end of the `with` block, kill all remaining processes of the job by their process ids.
     """
@@ -145,6 +147,8 @@ def job(
         sys.executable, "-m", "tft", "run", "--nproc-per-node", str(nproc),
         "--run-dir", str(run_dir), *options, str(script), *arguments,
     ]  # fmt: skip
+    if before:
+        command = ["sh", "-c", f'{before} && exec "$@"', "sh", *command]
     with log.open("w") as out:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,

@@ -59,6 +59,52 @@ def test_a_killed_broker_controller_or_store_is_restarted_in_training(
     assert_told(outcome)
 
 
+@pytest.mark.parametrize("at", [0.5, pytest.param(0.2, marks=pytest.mark.soak), 1.0])
+def test_ranks_save_a_last_checkpoint_when_the_story_is_damaged(
+    at: float, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """When a line of the story is damaged, in the middle or at its end, and the controller dies, then
+    the survivors save a last checkpoint and the reason names the damage. With --resume the job ends
+    with losses and state of the undisturbed run."""
+    with fast(tmp_path / "run", more=("--seconds", "0.03")) as running:
+        until(reached(running, 20), "step 20")
+        os.kill(running.pid("controller"), signal.SIGSTOP)
+        story = running.run_dir / "story.jsonl"
+        lines = story.read_bytes().splitlines(keepends=True)
+        number = int(at * (len(lines) - 1))
+        lines[number] = lines[number][:-20] + b"\0" * 19 + b"\n"
+        story.write_bytes(b"".join(lines))
+        strike(running, "controller")
+        outcome = running.end(LIMIT)
+    assert (outcome.code, outcome.report["result"]) == (3, "dumped"), outcome.output
+    assert "the story of the run is damaged, and " in outcome.report["why"]
+    story.unlink()
+    resumed = run(
+        tmp_path / "run", "--adaptor", "fake", "--resume", script=FAKE, arguments=(str(FAKE_STEPS),)
+    )
+    identical(resumed, fake_undisturbed)
+
+
+@pytest.mark.parametrize("place", ["script", "exit", "down"])
+def test_late_signal_fails_the_job_only_where_it_may_have_lost_something(
+    place: str, tmp_path: Path
+) -> None:
+    """When a rank is killed after `session.run`, then the job fails if the script of the rank had not
+    ended. It is completed, and says so, if Python was only taking the process down."""
+    with fast(tmp_path / "run", steps=5, more=("--late", f"2,{place}")) as running:
+        outcome = running.end(LIMIT)
+    if place == "down":
+        why = "rank 2 was ended by signal 9 after its script had ended: only files"
+        assert (outcome.code, outcome.report["result"]) == (0, "completed")
+        assert sorted(outcome.finals()) == [0, 1, 2, 3]
+    else:
+        why = "rank 2 was ended by signal 9 before its script had ended"
+        assert (outcome.code, outcome.report["result"]) == (4, "failed")
+    assert why in outcome.report["why"]
+    assert why in outcome.output
+    assert_told(outcome)
+
+
 def assert_told(outcome: Outcome) -> None:
     """
     Check that the story in the run directory is complete.

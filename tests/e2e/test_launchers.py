@@ -176,6 +176,26 @@ def parent(pid: int) -> int:
 
 
 @pytest.mark.soak
+def test_a_job_of_srun_whose_nodes_cannot_be_resolved_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    """When the node names of srun cannot be resolved, then each process prints one line that says
+    what to do, and exits with 2. Nothing is started and no directory is made."""
+    nodes = {"SLURM_STEP_NODELIST": "node-[07-08].invalid"}
+    commands = [
+        ([*PYTHON, *FAST], of_srun(rank) | nodes | {"SLURM_NODEID": str(rank)})
+        for rank in range(WORLD)
+    ]
+    with started(tmp_path / "run", commands, "--adaptor", "fake", "--insecure") as jobs:
+        outcomes = [ended(job) for job in jobs]
+    for outcome in outcomes:
+        assert outcome.code == 2
+        [line] = outcome.output.splitlines()
+        assert line.startswith("tft: the address of process 0, node-07.invalid, cannot be resolved")
+        assert line.endswith("set MASTER_ADDR to an address that all machines can resolve")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_job_started_by_hand_completes(tmp_path: Path, undisturbed: Outcome) -> None:
     """When processes are started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, then they
     train together like those of srun."""

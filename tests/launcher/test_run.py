@@ -5,6 +5,7 @@ covers.
 
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -58,16 +59,17 @@ def until(fact: Callable[[], bool], what: str) -> None:
 
 
 def started(
-    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = ()
+    folder: Path, script: str, *options: str, arguments: tuple[str, ...] = (), before: str = ""
 ) -> AbstractContextManager[Job]:
     """
-    Start a job with the fake adaptor and one rank per node.
+    Start a job with the fake adaptor and one rank per node. `before` is as for `job`.
     """
     path = folder / "script.py"
     path.write_text(script)
     return job(
-        folder / "run", "--adaptor", "fake", *options, script=path, arguments=arguments, nproc=1
-    )
+        folder / "run", "--adaptor", "fake", *options, script=path, arguments=arguments, nproc=1,
+        before=before,
+    )  # fmt: skip
 
 
 def test_completed_run_writes_the_report_to_the_given_path(tmp_path: Path) -> None:
@@ -158,20 +160,20 @@ def test_job_fails_when_the_broker_dies_more_often_than_the_limit(tmp_path: Path
     assert left == []
 
 
-def test_job_fails_when_its_story_is_damaged_while_it_runs(tmp_path: Path) -> None:
-    """When the controller dies and its successor finds a damaged story, then the job fails after
-    one restart. The sentence that names the damaged line is shown."""
+def test_job_fails_when_the_beginning_of_its_story_is_damaged(tmp_path: Path) -> None:
+    """When the controller dies and its successor cannot read with what the run began, then the job
+    fails after one restart. The sentence that names the damaged line is shown."""
     with started(tmp_path, WAITS) as running:
         until(lambda: "waiting" in running.output(), "the rank's start")
         story = running.run_dir / "story.jsonl"
         content = story.read_bytes()
-        story.write_bytes(content.replace(b'"kind":"Led"', b'"kind":Led"', 1))
+        story.write_bytes(content.replace(b'"kind":"Opened"', b'"kind":Opened"', 1))
         os.kill(running.pid("controller"), signal.SIGKILL)
         outcome = running.end(LIMIT)
 
     assert outcome.code == 4
     assert "the controller refused to start" in outcome.output
-    assert f"tft: {story}, line 2: it cannot be read as JSON" in outcome.output
+    assert f"tft: {story}, line 1: it cannot be read as JSON" in outcome.output
     assert outcome.output.count("it is started again") == 1
     assert left_behind(running.run_dir) == []
 
@@ -183,3 +185,26 @@ def next_broker(running: Job, before: int) -> int:
     path = running.run_dir / "pids" / "broker.pid"
     until(lambda: path.exists() and int(path.read_text()) != before, "a new broker")
     return int(path.read_text())
+
+
+def test_low_limit_of_open_files_is_raised_for_every_part(tmp_path: Path) -> None:
+    """When the soft limit of open files is too low for a job, then it is raised to the usual one for
+    every process, ranks included, and the job starts."""
+    with started(tmp_path, WAITS, before="ulimit -Sn 40 && ulimit -Hn 2000") as running:
+        until(lambda: "waiting" in running.output(), "the rank's start")
+        for part in ("controller", "agent-0", "rank-0"):
+            pid = running.pid(part)
+            assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (1024, 2000), part
+        assert resource.prlimit(running.pid("broker"), resource.RLIMIT_NOFILE) == (2000, 2000)
+
+
+def test_too_low_limit_of_open_files_is_refused(tmp_path: Path) -> None:
+    """When the hard limit of open files is too low, then `tft run` exits with 2 and names it."""
+    with started(tmp_path, WAITS, before="ulimit -n 64") as running:
+        outcome = running.end(LIMIT)
+    assert outcome.code == 2
+    assert outcome.output == (
+        "tft: tft run may open only 64 files and needs 256 or more: raise the hard limit (ulimit "
+        "-Hn)\n"
+    )
+    assert not running.run_dir.exists()

@@ -122,12 +122,13 @@ def fetch_into(
     abandoned: threading.Event | None = None,
     patience: float = 5.0,
     tls: Tls | None = None,
-) -> None:
+) -> dict[int, str]:
     """
-    Fetch as rank 9 from sources at these addresses, which are the ranks 0, 1, 2 and so on.
+    Fetch as rank 9 from sources at these addresses, which are the ranks 0, 1, 2 and so on. Return
+    the sources that were lost, with the reasons.
     """
     sources = tuple(Source(rank=rank, address=address) for rank, address in enumerate(addresses))
-    fetch(
+    return fetch(
         Transfer(shard="model", sources=sources),
         step,
         Receiver(job=job, rank=9, tls=tls),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from structlog.testing import capture_logs
 
+from tests.exhausted import no_more_threads
 from tests.transfer.peers import (
     JOB,
     META,
@@ -201,6 +202,36 @@ def test_fetch_without_sources_fails() -> None:
     """When an order names no source, then the fetch fails and the error says so."""
     with pytest.raises(TransferFailed, match="the order names no source"):
         fetch_into(Room({}))
+
+
+def test_source_is_not_at_fault_if_this_rank_has_no_thread_for_it(opened: Opened) -> None:
+    """When a thread can be started for one of two sources alone, then the shard is fetched from this
+    one. The other source is no lost source of the fetch, because it is sound."""
+    servers = [opened(serve(MANY)) for _ in range(2)]
+    room, starting = Room(MANY), threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "tft-fetch-model-from-0":
+            raise RuntimeError("can't start new thread")
+        starting(thread)
+
+    with capture_logs() as logs, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        odd = fetch_into(room, *(server.address for server in servers))
+
+    assert odd == {}
+    assert room.taken == [META]
+    assert lost(logs) == {0: "this rank has no thread to fetch from it: can't start new thread"}
+
+
+def test_fetch_without_threads_fails(opened: Opened) -> None:
+    """When no thread can be started for a fetch, then the fetch fails at once and says why."""
+    server = opened(serve(MANY))
+    with (
+        no_more_threads(),
+        pytest.raises(TransferFailed, match="this rank has no thread to fetch from it"),
+    ):
+        fetch_into(Room(MANY), server.address)
 
 
 def test_a_source_refuses_a_client_of_another_job(opened: Opened) -> None:

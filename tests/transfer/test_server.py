@@ -5,11 +5,13 @@ The server of shards: which requests it answers, which faults it survives, and h
 import socket
 import struct
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
 
+from tests.exhausted import no_more_threads
 from tests.transfer.peers import JOB, META, STEP, Opened, Room, content, fetch_into, serve
 from tft.errors import InternalError, TransferFailed, UsageError
 from tft.protocol.messages import VERSION
@@ -146,6 +148,82 @@ def test_unexpected_error_of_give_is_reported(opened: Opened) -> None:
         fetch_into(Room({}), server.address)
     assert logs[0]["event"] == "shard_not_given"
     assert logs[0]["exc_info"]
+
+
+def _until_waiting(server: ShardServer, logs: Sequence[object]) -> None:
+    while not logs:
+        assert server._accepting is not None
+        assert server._accepting.is_alive()
+
+
+def test_client_is_served_once_a_thread_can_be_started(opened: Opened) -> None:
+    """When no thread can be started for a client, then the server says so and tries again, and the
+    client is served by the first thread that can be started."""
+    server = opened(serve(SHARD))
+
+    with capture_logs() as logs, connect(server) as client:
+        with no_more_threads():
+            client.sendall(frame(HELLO))
+            _until_waiting(server, logs)
+        assert isinstance(answer(client), ShardOffer)
+
+    assert [line["event"] for line in logs] == ["shard_client_waits"]
+    assert "can't start new thread: check the limits of processes" in logs[0]["why"]
+
+
+def test_client_without_a_thread_is_dropped_and_the_next_one_is_served(opened: Opened) -> None:
+    """When no thread can be started for a client for long, then the server ends the connection, so
+    that the client asks another source. The next client is served."""
+    server = opened(serve(SHARD))
+    room = Room(SHARD)
+
+    with capture_logs() as logs:
+        with no_more_threads(), connect(server) as client:
+            client.sendall(frame(HELLO))
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        fetch_into(room, server.address)
+
+    events = ["shard_client_waits", "shard_client_dropped", "shard_fetched"]
+    assert [line["event"] for line in logs] == events
+    assert room.taken == [META]
+
+
+def test_server_that_waits_for_a_thread_can_be_closed() -> None:
+    """When the server is closed while it waits for a thread, then its threads end."""
+    server = serve(SHARD)
+    with capture_logs() as logs, no_more_threads(), connect(server):
+        _until_waiting(server, logs)
+        server.close()
+
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tft-shards")] == []
+
+
+def test_server_that_has_no_thread_is_refused() -> None:
+    """When the thread of a server cannot be started, then a `UsageError` names the limits."""
+    server = ShardServer("127.0.0.1", JOB, _give)
+    with no_more_threads(), pytest.raises(UsageError, match="check the limits of processes"):
+        server.start()
+    server.close()
+
+
+def test_shard_is_prepared_without_a_thread_of_its_own(opened: Opened) -> None:
+    """When the thread of a connection can start no further thread, then it prepares the shard
+    itself."""
+    starved = no_more_threads()
+
+    class Starving(ShardServer):
+        def _serve(self, connection: socket.socket, peer: str) -> None:
+            with starved:
+                super()._serve(connection, peer)
+
+    server = opened(Starving("127.0.0.1", JOB, _give))
+    server.start()
+    with capture_logs() as logs, connect(server) as client:
+        client.sendall(frame(HELLO))
+        assert isinstance(answer(client), ShardOffer)
+
+    assert [line["event"] for line in logs] == ["shard_prepared_without_thread"]
 
 
 @pytest.mark.parametrize(

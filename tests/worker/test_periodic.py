@@ -15,6 +15,7 @@ from pathlib import Path
 import pluggy
 import pytest
 
+from tests.exhausted import no_more_threads
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.config import RankSettings
@@ -475,6 +476,24 @@ def test_only_the_requested_number_of_checkpoints_is_kept(
         written(sparing)
         assert steps(tmp_path) == there
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_checkpoint_without_threads_fails_and_the_next_one_is_made(
+    tmp_path: Path, sparing: list[Rank]
+) -> None:
+    """When a rank can start no thread to write its part, then it reports the failure and trains on,
+    and does not wait for the part at the end. The next checkpoint is made."""
+    with no_more_threads():
+        stage(sparing[:1], 2)
+    stage(sparing[1:], 2)
+    written(sparing)
+    assert steps(tmp_path) == []
+    assert [word.why for word in sparing[0].post.failures] == [
+        "RuntimeError: can't start new thread"
+    ]
+    stage(sparing, 4)
+    written(sparing)
+    assert steps(tmp_path) == [4]
 
 
 def test_old_checkpoint_stays_until_the_controller_knows_the_new_one(

@@ -545,6 +545,7 @@ class Ranks:
                 position=rank_state.page.position(),
                 stack=stack,
                 stopped=stopped,
+                script_ended=rank_state.page.script_ended(incarnation),
                 local_state={
                     step: state.hex() for step, state in rank_state.page.local_states().items()
                 },

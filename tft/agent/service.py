@@ -26,6 +26,7 @@ from tft.bus.zeromq import open_bus
 from tft.clock import SystemClock
 from tft.core.link.delivery import Outbox
 from tft.errors import InternalError
+from tft.limits import raise_open_files
 from tft.parent_death import adopt_orphans
 from tft.plugins import call_guarded, load_plugins
 from tft.protocol.messages import (
@@ -73,6 +74,7 @@ def main(settings: AgentSettings) -> int:
     Raises `UsageError` when the job cannot run on this node with its settings. Raises `PeerError`
     when another program starts the ranks and that program has gone.
     """
+    raise_open_files(f"the agent of node {settings.node}")
     return asyncio.run(_serve(settings))
 
 

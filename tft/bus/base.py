@@ -214,9 +214,10 @@ class Participant:
 
         For the presence topic of another participant, adds a `Gone` arrival.
         """
-        event = self._listened[topic]
-        if event.is_set():
-            event.clear()
+        event = self._listened.get(topic)
+        if event is not None and event.is_set():
+            # nobody waits for it any more, and each process has a presence topic of its own
+            del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))
 

@@ -8,7 +8,6 @@ the broker, the participants reconnect and subscribe again without help.
 
 import ipaddress
 import random
-import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,10 +21,7 @@ from tft.bus.zap_auth import ZapAuthenticator
 from tft.bus.zeromq import Socket, tuned
 from tft.errors import AddressTaken, UsageError
 from tft.keys import read_keys
-
-LEAST_DESCRIPTORS = 256
-"""The least limit of open files with which a broker starts. It is enough for 100 participants with
-two connections each, and for the broker itself."""
+from tft.limits import raise_open_files
 
 BACKLOG = 4096
 """The number of connections that may wait to be accepted. It is large because after a restart of
@@ -56,7 +52,7 @@ def main(
     """
     keys = None if curve is None else read_keys(curve, broker=True)
     _refuse_open_door(host, allowed=insecure or keys is not None)
-    _make_room()
+    raise_open_files("the broker", highest=True)
     context: zmq.Context[Socket] = zmq.Context()
     with (
         _ended_by_signal(context),
@@ -105,25 +101,6 @@ def _refuse_open_door(host: str, *, allowed: bool) -> None:
         "127.0.0.1, give it keys with --curve, or allow it with --insecure on a network that only "
         "the job's machines are on"
     )
-
-
-def _make_room() -> None:
-    """
-    Raise this process's limit of open files to its hard limit.
-
-    Every connection needs an open file. Without a free file descriptor the broker would loop
-    without accepting a connection or reporting an error. If libzmq itself then needs a file, libzmq
-    aborts the process.
-
-    Raises `UsageError` when the hard limit is less than `LEAST_DESCRIPTORS` files.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most < LEAST_DESCRIPTORS:
-        raise UsageError(
-            f"the broker may open only {most} files and needs {LEAST_DESCRIPTORS} or more, two for "
-            "each participant of a job: raise the hard limit (ulimit -Hn)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 # ---------------------------------------------------------------- the ports

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, assert_never, get_args
 
 import structlog
@@ -30,10 +31,12 @@ from tft.core.link.delivery import Inbox
 from tft.core.link.hang_detection import HangDetection
 from tft.core.link.protection import Protection
 from tft.core.link.slice_comparison import SliceComparison
+from tft.errors import StoryCorrupt
+from tft.limits import raise_open_files
 from tft.plugins import load_plugins
 from tft.protocol.messages import Beat, Lead, NodeJoined, NodeLost, OutsideReport, Report
 from tft.protocol.topics import BEATS, ORDERS, REPORTS
-from tft.replay.recording import Opened, Story, last_run
+from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
 """The time in seconds between two repetitions of an order that is not answered."""
@@ -56,6 +59,7 @@ def main(settings: JobSettings) -> int:
     """
     Lead one job until it is over. Return the exit code of `tft run`.
     """
+    raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
         return asyncio.run(Controller(settings, story).run())
 
@@ -85,6 +89,8 @@ class Controller:
         self._advisors = Advisors(plugins)
         self._report = ReportFile(settings, plugins)
         self._warnings = Warnings()
+        self._lost = 0
+        """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
         self._compare_slices()  # the ranks may train already, under an earlier controller
@@ -92,20 +98,25 @@ class Controller:
         self._over = asyncio.Event()
         self._news = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._state = self._machine.state
         self._bus: Bus | None = None
 
     # ---------------------------------------------------------------- the start of the controller
 
     def _begin(self) -> tuple[Machine, Policy]:
         path = self._settings.run_dir / "story.jsonl"
-        told = last_run(path, self._settings.job, self._settings.run)
+        try:
+            told = last_run(path, self._settings.job, self._settings.run)
+        except StoryCorrupt as damage:
+            return self._salvage(path, damage)
         if told is None:
             opened = self._open()
             events: list[Event] = []
             self._story.opened(opened)
         else:
             opened, events = told
+        return self._replayed(opened, events), opened.policy
+
+    def _replayed(self, opened: Opened, events: list[Event]) -> Machine:
         machine = opened.machine()
         for event in events:
             if isinstance(event, Received):
@@ -113,6 +124,24 @@ class Controller:
             machine.handle(event)
         if events:
             log.info("story_read", events=len(events), state=str(machine.state))
+        return machine
+
+    def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
+        """
+        Go on from what is left of a damaged story, so that the ranks save a last checkpoint. Raises
+        the damage if too little is left for that.
+        """
+        told = salvaged_run(path, self._settings.job, self._settings.run)
+        if told is None:
+            raise damage
+        opened, events, self._lost = told
+        self._inbox = Inbox(gaps=True)
+        try:
+            machine = self._replayed(opened, events)
+        # the machine may find the remaining events impossible
+        except Exception as error:
+            raise damage from error
+        log.error("story_damaged", lost=self._lost, why=str(damage))
         return machine, opened.policy
 
     def _open(self) -> Opened:
@@ -157,7 +186,8 @@ class Controller:
         Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
         is no outcome.
         """
-        epoch = self._machine.epoch + 1
+        # each lost event may be the beginning of a later controller
+        epoch = self._machine.epoch + 1 + self._lost
         sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
         settings = self._settings
@@ -167,7 +197,7 @@ class Controller:
             self._bus = bus
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
-            self._feed(Led(at=self._clock.now(), epoch=epoch))
+            self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
             # nodes that joined an earlier controller
             self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
@@ -293,15 +323,16 @@ class Controller:
     # ---------------------------------------------------------------- events and commands
 
     def _feed(self, event: Event) -> None:
+        before = self._machine.state
         for command in self._judge(event):
             self._do(command)
-        if self._machine.state is not self._state:
-            self._state = self._machine.state
-            log.info("state", state=str(self._state), incident=self._machine.incident.number)
+        state = self._machine.state
+        if state is not before:
+            log.info("state", state=str(state), incident=self._machine.incident.number)
             self._news.set()
-            if self._state in (State.RESUMING, State.PAUSING):
+            if state in (State.RESUMING, State.PAUSING):
                 self._beats.hang_detection.resumed(event.at)
-            if self._state is State.RESUMING:
+            if state is State.RESUMING:
                 self._compare_slices()
         self._set_timer()
 
@@ -321,10 +352,11 @@ class Controller:
         An event at which the machine raises an exception is also written, so that the failure can
         be examined.
         """
+        before = self._machine.state
         try:
             commands = self._machine.handle(event)
             # only after a change of state, because `check` reads every rank
-            if self._machine.state is not self._state:
+            if self._machine.state is not before:
                 self._machine.check()
         except Exception:
             self._story.event(event, None)

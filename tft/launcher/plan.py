@@ -186,7 +186,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     run_dir = (options["run_dir"] or new_run_dir()).absolute()
     living = living_run(run_dir) if node == LEADER else None
     found = {
-        # The name of the job also gives access to its ports, so it must be impossible to guess.
+        # Random, because no other job on the same bus may have this name. It is no secret: it is in
+        # every message and in the command lines of the processes.
         "job": options["job"] or ("" if launched else secrets.token_hex(8)),
         "run": options.get("run") or living or secrets.token_hex(4),
         "broker": options["broker"] or free_address(LOOPBACK),

@@ -19,6 +19,7 @@ from tft.bus.zeromq import open_bus
 from tft.checkpoint import CheckpointStore, checkpoint_store_of, give_up, manifest_of, newest
 from tft.clock import SystemClock
 from tft.core.job.policy import Policy
+from tft.core.job.shutdown import FINISHED
 from tft.core.link.delivery import Outbox
 from tft.files import write_whole
 from tft.launcher.children import Children, LaunchedProcess
@@ -46,6 +47,7 @@ from tft.launcher.run_directory import (
     write_job,
 )
 from tft.launcher.summary import summary
+from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
 
@@ -70,6 +72,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
 
     `environment` is added to the environment of every process of the job.
     """
+    raise_open_files("tft run")
     with run_dir_of(plan.settings, plan.node, leads=plan.leads, goes_on=plan.goes_on):
         plan = named(plan)
         settings = plan.settings
@@ -102,7 +105,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
             if checkpoint is not None:
                 promise = f"{checkpoint} is the newest checkpoint: {plan.again} from it"
                 say(known_unfit(checkpoint_store_of(settings), checkpoint) or promise)
-        if code == COMPLETED and report.steps() == 0:
+        if code == COMPLETED and (report.steps() == 0 or report.why() != FINISHED):
             say(report.why())
     if code == DUMPED and (plan.leads or plan.placed is None):
         say(_last_checkpoint(plan))

@@ -357,6 +357,9 @@ class Exited:
     not answer."""
     stopped: bool = False
     """True if the process was in the stopped state (SIGSTOP) when it was ended."""
+    script_ended: bool = False
+    """True if the script had ended without an error before the process ended, and so had all that
+    it had registered for its end."""
     local_state: dict[int, str]
     """The rank-local state that the process captured last (generators, data position; hexadecimal),
     by step."""

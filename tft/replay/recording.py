@@ -22,7 +22,7 @@ import msgspec
 import xxhash
 
 from tft.core.job.commands import Command, Tell
-from tft.core.job.events import Event, Own, Received
+from tft.core.job.events import Event, Led, Own, Received
 from tft.core.job.machine import Machine
 from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
@@ -30,6 +30,8 @@ from tft.errors import MalformedMessage, StoryCorrupt, UsageError
 from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
+_SHORTEST = 50
+"""No line of a story has fewer bytes."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
 """The controller's own events, by name."""
@@ -252,6 +254,37 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
     return found.opened, [each.event for each in found.events]
 
 
+def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], int] | None:
+    """
+    Return what can be read of the last run in a damaged file: its beginning, its events, and how
+    many events are lost. Events that were lost before an earlier controller has said so (`Led.lost`)
+    are not counted again. Return None if the beginning cannot be read, or is not that of `run` of
+    `job`.
+    """
+    opened: Opened | None = None
+    events: list[Event] = []
+    last = lost = unread = 0
+    for text in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            line = _read(text, last + 1, str(path))
+            if line.kind == "Opened":
+                opened, events, lost = _opened(line, str(path)), [], 0
+            else:
+                events.append(_event(line, str(path)))
+                jumped = line.n - last - 1
+                lost += jumped if jumped > 0 else unread
+        except (StoryCorrupt, UsageError):
+            # a block of other bytes may cover the ends of several lines
+            unread += 1 + len(text) // _SHORTEST
+            continue
+        last, unread = line.n, 0
+        if events and isinstance(events[-1], Led) and events[-1].lost:
+            lost = 0
+    if opened is None or (opened.job, opened.run) != (job, run):
+        return None
+    return opened, events, lost + unread
+
+
 def runs_of(content: bytes, name: str, which: int | None = None) -> dict[int, Run]:
     """
     Read the runs of a story. Return them by their number in the story, counted from 1. `which`
@@ -286,15 +319,19 @@ def _chapters(content: bytes, name: str) -> list[list[_Line]]:
 
 
 def _line(text: bytes, number: int, name: str) -> _Line:
+    line = _read(text, number, name)
+    if line.n != number:
+        raise _corrupt(name, number, f"it says that it is line {line.n}")
+    return line
+
+
+def _read(text: bytes, number: int, name: str) -> _Line:
     try:
-        line = msgspec.convert(json.loads(text), _Line)
+        return msgspec.convert(json.loads(text), _Line)
     except msgspec.ValidationError as error:
         raise _corrupt(name, number, f"not a line of a story ({error})") from None
     except (ValueError, RecursionError) as error:
         raise _corrupt(name, number, f"it cannot be read as JSON ({error})") from None
-    if line.n != number:
-        raise _corrupt(name, number, f"it says that it is line {line.n}")
-    return line
 
 
 def _run(chapter: list[_Line], name: str) -> Run:

@@ -285,12 +285,14 @@ class ScriptedJob(JobShape):
                 )
             )  # fmt: skip
 
-    def kill(self, rank: int, code: int = -9, *, stack: str = "") -> None:
+    def kill(
+        self, rank: int, code: int = -9, *, stack: str = "", script_ended: bool = False
+    ) -> None:
         """
         End the process of a rank, and report the exit to the machine. `code` is the exit code; a
-        negative code is a signal.
+        negative code is a signal. `script_ended`: the script of the rank had ended before.
         """
-        self._ends(self.ranks[rank], code, stack=stack)
+        self._ends(self.ranks[rank], code, stack=stack, script_ended=script_ended)
 
     def kill_successor(self, rank: int) -> None:
         """
@@ -298,7 +300,9 @@ class ScriptedJob(JobShape):
         """
         self._ends(self.successors.pop(rank), -9)
 
-    def _ends(self, one: ScriptedRank, code: int, *, stack: str = "") -> None:
+    def _ends(
+        self, one: ScriptedRank, code: int, *, stack: str = "", script_ended: bool = False
+    ) -> None:
         one.alive = one.training = one.hung = False
         self.report(
             Exited(
@@ -309,6 +313,7 @@ class ScriptedJob(JobShape):
                 position=one.position,
                 stack=stack,
                 stopped=one.stopped,
+                script_ended=script_ended,
                 local_state={one.step: "00", one.step + 1: "01"},
                 at=self.now,
             )
@@ -489,11 +494,11 @@ class ScriptedJob(JobShape):
         self._take(self.machine.handle(replace(verdict, at=self.now)))
         self.machine.check()
 
-    def lead(self, epoch: int) -> None:
+    def lead(self, epoch: int, *, lost: int = 0) -> None:
         """
-        Let a controller with this epoch take over.
+        Let a controller with this epoch take over, which does not know `lost` events.
         """
-        self._take(self.machine.handle(Led(at=self.now, epoch=epoch)))
+        self._take(self.machine.handle(Led(at=self.now, epoch=epoch, lost=lost)))
         self.machine.check()
 
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:

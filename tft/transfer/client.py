@@ -6,7 +6,7 @@ shard's memory.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -76,11 +76,13 @@ def fetch(
     began = clock.now()
     scheduler = ChunkScheduler(len(transfer.sources))
     hello = Hello(job=receiver.job, rank=receiver.rank, shard=transfer.shard, step=step)
-    threads: list[threading.Thread] = []
+    threads: dict[int, threading.Thread] = {}
     try:
-        for thread in _threads(transfer, hello, scheduler, patience, receiver.tls):
-            thread.start()
-            threads.append(thread)
+        for place, thread in enumerate(
+            _threads(transfer, hello, scheduler, patience, receiver.tls)
+        ):
+            if _started(thread, place, scheduler):
+                threads[place] = thread
         offer = _agree(transfer, step, scheduler, abandoned)
         room = _room(transfer.shard, offer, take(offer.meta))
         scheduler.settle(offer, room, chunks(room.size, len(threads)))
@@ -88,9 +90,11 @@ def fetch(
         if not scheduler.complete():
             raise _failure(transfer, step, scheduler)
     finally:
-        _close(transfer, scheduler, threads)
+        _close(transfer, scheduler, threads.values())
     taken(offer.meta)
-    odd = {transfer.sources[place].rank: why for place, why in scheduler.lost().items()}
+    lost = scheduler.lost()
+    # a source for which this rank could not start a thread is not at fault
+    odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
         shard=transfer.shard,
@@ -116,8 +120,21 @@ def _threads(
     ]
 
 
+def _started(thread: threading.Thread, place: int, scheduler: ChunkScheduler) -> bool:
+    """
+    Start the thread of a source. Record the source as lost if the system has no more threads, and
+    return False.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        scheduler.lose(place, f"this rank has no thread to fetch from it: {error}")
+        return False
+    return True
+
+
 def _close(
-    transfer: Transfer, scheduler: ChunkScheduler, threads: Sequence[threading.Thread]
+    transfer: Transfer, scheduler: ChunkScheduler, threads: Iterable[threading.Thread]
 ) -> None:
     """
     End the fetch: wait until no thread writes to the buffers any more, and log the lost sources.

@@ -53,8 +53,12 @@ _LEAVING = 2.0
 """The time in seconds that `close` waits for each thread. Only a thread in a call of `give` can
 take so long, because `close` cannot interrupt that call."""
 _BREATH = 0.1
-"""The time in seconds before the next accept after an accept has failed, for example because the
-process has no free file descriptor."""
+"""The time in seconds before the next attempt after an accept has failed, or after the thread of a
+connection could not be started, for example because the process has no free file descriptor or the
+system has no more threads."""
+_STARTS = 20
+"""The highest number of attempts to start the thread of a connection. After that, the client is
+dropped, well before it gives up this source as silent, and asks another source."""
 
 
 class ShardServer:
@@ -106,7 +110,12 @@ class ShardServer:
         self._accepting = threading.Thread(
             target=self._accept, args=(self._listener,), name="tft-shards", daemon=True
         )
-        self._accepting.start()
+        try:
+            self._accepting.start()
+        except RuntimeError as error:
+            self._accepting = None
+            self._listener.close()
+            raise UsageError(f"shards cannot be served: {_threadless(error)}") from None
 
     def close(self) -> None:
         """
@@ -147,9 +156,29 @@ class ShardServer:
                 name=f"tft-shards-{name}",
                 daemon=True,
             )
-            thread.start()
+            if not self._started(thread, name):
+                connection.close()
+                continue
             self._guests = [guest for guest in self._guests if guest[0].is_alive()]
             self._guests.append((thread, connection))
+
+    def _started(self, thread: threading.Thread, peer: str) -> bool:
+        """
+        Start the thread of a connection. Try again for a while if the system has no more threads.
+        Return False if the thread could not be started.
+        """
+        for attempt in range(_STARTS):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if attempt == 0:
+                    log.warning("shard_client_waits", peer=peer, why=_threadless(error))
+                if self._closing.wait(_BREATH):
+                    return False
+            else:
+                return True
+        log.warning("shard_client_dropped", peer=peer, why="no thread could be started for it")
+        return False
 
     def _host_guest(self, connection: socket.socket, peer: str) -> None:
         try:
@@ -208,7 +237,12 @@ class ShardServer:
             name=f"tft-prepares-{hello.shard}",
             daemon=True,
         )
-        preparing.start()
+        try:
+            preparing.start()
+        except RuntimeError as error:
+            # without signs of life, the client gives up this source if the preparation takes long
+            log.warning("shard_prepared_without_thread", peer=peer, why=_threadless(error))
+            return self._answer(hello, peer)
         for _ in range(_SIGNS):
             preparing.join(_SIGN_OF_LIFE)
             if not preparing.is_alive():
@@ -236,6 +270,10 @@ class ShardServer:
         except Exception as error:
             log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
             return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
+
+
+def _threadless(error: RuntimeError) -> str:
+    return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"
 
 
 def _shake_hands(connection: socket.socket) -> None:

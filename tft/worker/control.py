@@ -38,7 +38,7 @@ from tft.core.rank.protocol import (
     Withdrawn,
     Woken,
 )
-from tft.errors import InternalError, PeerError, RankTaken
+from tft.errors import InternalError, PeerError, RankTaken, UsageError
 from tft.protocol.messages import (
     ORDER_NAMES,
     Joined,
@@ -159,10 +159,16 @@ class Control:
         Join the job, and return once the controller has accepted this rank.
 
         Raises `RankTaken` if the controller refuses the rank. Raises `PeerError` when no controller
-        answers.
+        answers. Raises `UsageError` if the system has no more threads.
         """
         self._admission.joined = joined
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise UsageError(
+                f"rank {joined.rank} cannot start its control thread: {error}: check the limits of "
+                "processes (ulimit -u, pids.max of the cgroup)"
+            ) from None
         if not self._admission.wait():
             raise PeerError(
                 f"no controller answered rank {joined.rank} within {PATIENCE:.0f} s at the broker "

@@ -9,15 +9,18 @@ words (the stacks of its threads). It then imports the modules that the framewor
 that it is an ordinary Python that runs the script, even if the script never calls `tft.init`.
 """
 
+import atexit
 import faulthandler
 import functools
 import os
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from tft.config import launch_settings
+from tft.config import LaunchSettings, launch_settings
 from tft.errors import UsageError
+from tft.page import Page
 from tft.parent_death import LAST_WORDS, die_with_parent, name_process
 
 
@@ -39,10 +42,34 @@ def launch(arguments: Sequence[str]) -> None:
     """
     die_with_parent()
     try:
-        prepare()
+        settings = prepare()
+        page = Page.open(settings.page)
     except UsageError as refused:
         sys.stderr.write(f"tft: {refused}\n")
         sys.exit(2)
+    ended = False
+
+    def mark() -> None:
+        if ended:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):  # closed, or replaced
+                    stream.flush()
+            page.end_script(settings.incarnation)
+
+    # registered before the script registers anything, so that it is called after all of that
+    atexit.register(mark)
+    try:
+        _run(arguments)
+    except SystemExit as left:
+        ended = left.code in (None, 0)
+        raise
+    ended = True
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """
+    Run the script or module as `python` does.
+    """
     if arguments[0] == "-m":
         _, module, *rest = arguments
         # runpy puts the path of the module's file in the place of its name
@@ -58,9 +85,10 @@ def launch(arguments: Sequence[str]) -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def prepare() -> None:
+def prepare() -> LaunchSettings:
     """
     Prepare the last words (the stacks of all threads), and import what the framework will need.
+    Return the settings of this process.
     """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
@@ -69,6 +97,7 @@ def prepare() -> None:
     faulthandler.enable(file=settings.words)  # a crash in C code writes its stacks, too
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
+    return settings
 
 
 @functools.cache  # cached: a forked process uses what the fork server has imported

@@ -89,7 +89,7 @@ class SessionState(Protocol):
 
     @property
     def job(self) -> str:
-        """The job's name, which is also the key of its transfer ports."""
+        """The job's name, for which the transfer ports of other ranks ask. It is no secret."""
 
     @property
     def tls(self) -> Tls | None:

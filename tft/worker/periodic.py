@@ -178,7 +178,8 @@ class Periodic:
         self._round = (0, 0)
         """Incident and round of the last RESUME order."""
         self._in_loop = False
-        self._writer: threading.Thread | None = None
+        self._threads: set[str] = set()
+        """The names of the threads that run."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
         """The steps of checkpoints that the controller knows: older ones may be removed."""
         self._owed: int | None = None
@@ -218,6 +219,12 @@ class Periodic:
         """
         if not self._comes(lambda: self._part is None):
             return
+        try:
+            self._start_threads()
+        except RuntimeError as error:
+            # the next checkpoint tries again
+            self._reports.failed(step, error)
+            return
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes, digests = self._copies(step), self._digests()
@@ -235,10 +242,21 @@ class Periodic:
                 digests=digests,
             )
             self._turn.notify_all()
-        if self._writer is None:
-            self._writer = _begun(self._work, "tft-checkpoints")
-            if self._settings.keep_checkpoints:
-                _begun(self._retire, "tft-old-checkpoints")
+
+    def _start_threads(self) -> None:
+        """
+        Start the threads that write checkpoints and remove old ones, if they do not run yet.
+
+        Raises `RuntimeError` if the system has no more threads. Nothing may be given to a thread
+        before that, because `finish` would wait for it forever.
+        """
+        works = {"tft-checkpoints": self._work}
+        if self._settings.keep_checkpoints:
+            works["tft-old-checkpoints"] = self._retire
+        for name, work in works.items():
+            if name not in self._threads:
+                threading.Thread(target=work, name=name, daemon=True).start()
+                self._threads.add(name)
 
     def _copies(self, step: int) -> list[Write]:
         rank, world = self._settings.rank, self._settings.world
@@ -447,12 +465,3 @@ def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[
         for shard in part.digests:
             groups.setdefault(shard, []).append(rank)
     return differences(groups, copies)
-
-
-def _begun(work: Callable[[], None], name: str) -> threading.Thread:
-    """
-    Start a daemon thread that runs `work` as long as the process lives, and return it.
-    """
-    thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
-    return thread

@@ -6,6 +6,7 @@ an incident. It carries them out one by one, in the order in which the control t
 """
 
 import atexit
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from tft.clock import SystemClock
 from tft.config import RankSettings, rank_settings, started_by_agent
 from tft.core.rank.protocol import Done, Execute, Left
 from tft.errors import Interrupted, JobEnded, UsageError
+from tft.limits import raise_open_files
 from tft.page import Page
 from tft.plugins import check_complete, load_adaptor, load_plugins
 from tft.protocol.messages import (
@@ -645,7 +647,9 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
     from its beginning. `launcher` gives the rank and place of this process if the environment does
     not name them. `options` are additional options of that `tft run`.
 
-    Raises `UsageError` if the process cannot become a `tft run`, or if it was not started as one
+    If another launcher has started this process, and it cannot become a `tft run`, it prints the
+    reason in one line and exits with code 2, because each process of the job does so. Raises
+    `UsageError` for a `launcher` that the caller gives, and if the process was not started as one
     process of a job.
     """
     global _session
@@ -653,7 +657,16 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
         at = SystemClock().now()
         if not started_by_agent():
             stand_aside()
-            become_launcher(launcher, options)
+            try:
+                become_launcher(launcher, options)
+            except UsageError as refused:
+                if launcher is not None:
+                    raise
+                sys.stderr.write(f"tft: {refused}\n")
+                sys.exit(2)
         take_up()
-        _session = Session(rank_settings()).open(at)
+        settings = rank_settings()
+        # another program may have started this process
+        raise_open_files(f"rank {settings.rank}")
+        _session = Session(settings).open(at)
     return _session

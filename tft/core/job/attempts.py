@@ -10,7 +10,7 @@ from tft.core.job.incident import Fault, Incident
 from tft.core.job.rank_process import ProcessStage
 from tft.core.job.rank_state import RankState
 from tft.core.job.state import Job
-from tft.core.job.transitions import Reaction, State
+from tft.core.job.transitions import TRANSITIONS, Reaction, State
 from tft.protocol.messages import FaultKind, Freeze
 
 S = State
@@ -286,6 +286,29 @@ class Attempts:
         return bool(bad)
 
     # ---------------------------------------------------------------- ends and isolations
+
+    def salvage(self, lost: int) -> bool:
+        """
+        Let the survivors save a last checkpoint, although `lost` events are not known. Return False
+        if that is not possible, because the positions of the ranks are not asked for any more.
+
+        Each lost event may have begun an incident or a round. So the ranks get an order with a
+        number that is higher than any that they can have heard.
+        """
+        job = self._job
+        if S.FREEZING not in TRANSITIONS[job.state]:
+            return False
+        job.history.lost += lost
+        job.history.next_number += lost
+        if job.incident.is_open:
+            job.incident.number = job.history.next_number
+            job.history.next_number += 1
+        self.open()
+        job.incident.decision.forced = (
+            f"the story of the run is damaged, and {lost} of its events could not be read"
+        )
+        self.freeze()
+        return True
 
     def force(self, why: str) -> None:
         """

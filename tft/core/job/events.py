@@ -93,6 +93,9 @@ class Led:
 
     at: float
     epoch: int
+    lost: int = 0
+    """The number of events of the damaged story that this controller could not read. What the
+    machine knows is incomplete then."""
 
 
 SliceVerdict = SlicesAgreed | SlicesDiffered | CorruptionTraced

@@ -15,6 +15,8 @@ class History:
 
     next_number: int
     """The number of the next incident."""
+    lost: int = 0
+    """The number of events that could not be read in a damaged story."""
     incidents: list[Incident] = field(default_factory=list)
     troubles: dict[int, list[float]] = field(default_factory=dict)
     """By rank: the times of the incidents that the rank caused."""

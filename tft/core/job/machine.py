@@ -35,7 +35,7 @@ from tft.core.job.origin import Origin
 from tft.core.job.policy import Policy
 from tft.core.job.recovery import Recovery
 from tft.core.job.state import Job
-from tft.core.job.transitions import REACTIONS, Reaction, State, kind_of
+from tft.core.job.transitions import REACTIONS, SETTLED, Reaction, State, kind_of
 from tft.core.plan.topology import Replicas
 from tft.errors import InternalError
 from tft.protocol.messages import Order
@@ -240,6 +240,8 @@ class Machine:
         job.timing.lead(event.epoch, event.at)
         for task in job.incident.tasks.values():
             task.deadline = event.at + task.limit
+        if event.lost and job.state not in SETTLED:
+            self._salvage(event.lost)
         if job.state is S.CHOOSING and not job.unsettled():
             # the request to the plugins may have been lost with the previous leader
             self._recovery.choice.ask()
@@ -247,6 +249,17 @@ class Machine:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
             # the previous leader may have ended before it sent these
             job.said = [*ending, job.end.outcome]
+
+    def _salvage(self, lost: int) -> None:
+        """
+        End the job with a last checkpoint if possible, because events are lost with a damaged
+        story. The positions of the ranks are asked for anew: no other knowledge is relied upon.
+        """
+        ready = any(rank_state.ready for rank_state in self._job.ranks.member_states())
+        if not ready or not self._recovery.attempts.salvage(lost):
+            self._recovery.shutdown.exit(
+                "failed", 4, f"{lost} events of the damaged story could not be read"
+            )
 
     def _stalled(self, event: Stalled) -> None:
         job, attempts = self._job, self._recovery.attempts

@@ -21,6 +21,10 @@ UNPROTECTED = (
 """The outcome of a run in which no rank has called `tft.init`: tft has only started the processes.
 """
 
+_UNSAVED = "what the script saves after session.run may be missing or damaged"
+
+_OPEN = "only files that the script left open may lack their end"
+
 
 class ProcessExits:
     """
@@ -223,12 +227,30 @@ class ProcessExits:
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
         Handle a process that ended after the outcome was decided. If the outcome is `completed` and
-        the script of a member failed after `Session.run`, the outcome becomes `failed`. Exit codes
-        of processes that hold no member's rank are ignored, because their agent ends them. An
-        outcome that was already announced does not change, because the report is written.
+        the script of a member failed after `Session.run`, or was ended in there, the outcome
+        becomes `failed`. A signal after the end of the script is only noted.
+        Exit codes of processes that hold no member's rank are ignored, because their agent ends
+        them. An outcome that was already announced does not change, because the report is written.
         """
-        if message.code and self._job.ranks.is_current(rank_state.rank, rank_state.incarnation):
-            self._not_completed(f"rank {rank_state.rank} {_how(message.code)}")
+        if not message.code or not self._job.ranks.is_current(
+            rank_state.rank, rank_state.incarnation
+        ):
+            return
+        why = f"rank {rank_state.rank} {_how(message.code)}"
+        if message.code > 0:
+            self._not_completed(why)
+        elif message.script_ended:
+            self._noted(f"{why} after its script had ended: {_OPEN}")
+        else:
+            self._not_completed(f"{why} before its script had ended: {_UNSAVED}")
+
+    def _noted(self, what: str) -> None:
+        """
+        Add a sentence to the reason of a `completed` job, unless the outcome was announced already.
+        """
+        end, state = self._job.end, self._job.state
+        if state is State.EXITING and end.outcome and end.outcome.result == "completed":
+            end.outcome = replace(end.outcome, why=f"{end.outcome.why}; {what}")
 
     def _not_completed(self, why: str) -> None:
         """

@@ -202,6 +202,8 @@ class Recovery:
         for rank_state in job.ranks.member_states():
             job.see(rank_state)
         self.attempts.locate()
+        if job.history.lost and incident.progress.furthest:
+            job.training.untrained = False  # the events that said so may be lost
         for rank in incident.faulty() - self._only_switched():
             job.count(rank)
         # A rank that has begun the update of a step had completed all all-reduces of the step. So

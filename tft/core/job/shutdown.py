@@ -17,6 +17,9 @@ from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 
 S = State
 
+FINISHED = "every rank has finished"
+"""The reason of a completed job of which nothing else is to be said."""
+
 
 class Shutdown:
     """
@@ -190,10 +193,9 @@ class Shutdown:
         End the job as completed: every member has finished. `doubt` is a sentence about copies that
         were not compared at the end.
         """
-        job, finished = self._job, "every rank has finished"
         # the ranks have written their parts, or will not do so any more
-        job.gone_without(job.training.last_step + 1)
-        self.exit("completed", 0, f"{finished}; {doubt}" if doubt else finished)
+        self._job.gone_without(self._job.training.last_step + 1)
+        self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
 
     def exit(self, result: str, code: int, why: str) -> None:
         """

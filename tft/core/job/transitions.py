@@ -48,7 +48,7 @@ class State(StrEnum):
 
 S = State
 TRANSITIONS: Mapping[State, frozenset[State]] = {
-    S.AWAITING: frozenset({S.CHOOSING, S.REPAIRING, S.EXITING}),
+    S.AWAITING: frozenset({S.CHOOSING, S.REPAIRING, S.FREEZING, S.EXITING}),
     S.REPAIRING: frozenset({S.REBUILDING, S.FREEZING, S.EXITING}),
     S.REBUILDING: frozenset({S.ROLLING_BACK, S.FREEZING, S.EXITING}),
     S.ROLLING_BACK: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
@@ -59,13 +59,14 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.PAUSED: frozenset({S.RESUMING, S.FREEZING, S.EXITING}),
     S.FREEZING: frozenset({S.CLEARING, S.FREEZING, S.EXITING}),
     S.CLEARING: frozenset({S.CHOOSING, S.FREEZING, S.EXITING}),
-    S.CHOOSING: frozenset({S.CHOOSING, S.AWAITING, S.DUMPING, S.EXITING}),
+    S.CHOOSING: frozenset({S.CHOOSING, S.AWAITING, S.DUMPING, S.FREEZING, S.EXITING}),
     S.DUMPING: frozenset({S.DUMPING, S.EXITING}),
     S.EXITING: frozenset({S.ENDED}),
     S.ENDED: frozenset(),
 }
 """The states that may follow each state. In every state in which a rank is in the loop or forms a
-process group, a fault leads to FREEZING."""
+process group, a fault leads to FREEZING. A leader that has lost events of the story freezes the
+ranks in almost every state, because it cannot know what they do."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
 """The states in which the outcome of the job is decided."""

@@ -49,10 +49,14 @@ class Inbox:
     """
     Decides which received reports are accepted. It keeps the highest number accepted from each
     sender.
+
+    With `gaps`, some accepted reports are not known any more, and their senders will not repeat
+    them. Then any later report of a sender is accepted.
     """
 
-    def __init__(self, heard: Mapping[str, int] | None = None) -> None:
+    def __init__(self, heard: Mapping[str, int] | None = None, *, gaps: bool = False) -> None:
         self._heard = dict(heard or {})
+        self._gaps = gaps
 
     def accept(self, sender: str, number: int) -> bool:
         """
@@ -61,7 +65,8 @@ class Inbox:
         Return False for a repeated report, and for a report whose predecessor was lost: the sender
         will repeat first the predecessor and then this report.
         """
-        if number != self._heard.get(sender, 0) + 1:
+        expected = self._heard.get(sender, 0) + 1
+        if number < expected or (number > expected and not self._gaps):
             return False
         self._heard[sender] = number
         return True

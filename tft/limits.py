@@ -1,0 +1,40 @@
+"""
+Owns how many files a process of tft may open.
+
+Every connection, every shared memory and every process that is watched needs an open file. Without
+a free one, libzmq aborts its process without a word, and an agent starts ranks that cannot load
+their libraries.
+"""
+
+import resource
+
+from tft.errors import UsageError
+
+LEAST = 256
+"""The least limit of open files with which a part of a job starts. For a broker it is enough for
+100 participants with two connections each."""
+USUAL = 1024
+"""The usual limit of open files of a process. A lower one is raised to it. It is not raised further
+unless that is asked for, because `select` fails for files with higher numbers."""
+
+
+def raise_open_files(part: str, *, highest: bool = False) -> None:
+    """
+    Raise this process's limit of open files to the usual one, or as far as the hard limit permits.
+    A limit that is higher already stays. With `highest`, raise the limit to the hard limit. Child
+    processes inherit the limit.
+
+    Raises `UsageError`, which names the `part` of the job, when the hard limit is less than `LEAST`
+    files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < LEAST:
+        raise UsageError(
+            f"{part} may open only {hard} files and needs {LEAST} or more: raise the hard limit "
+            "(ulimit -Hn)"
+        )
+    if highest:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    elif soft != resource.RLIM_INFINITY and soft < USUAL:
+        most = USUAL if hard == resource.RLIM_INFINITY else min(USUAL, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
