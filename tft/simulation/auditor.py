@@ -118,12 +118,21 @@ class Auditor:
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
                 self._consult = None  # what was offered earlier may be impossible now
-            self._ledger.hears(machine, message)
+            if not (isinstance(message, Answered) and self._is_impostor(machine, event)):
+                self._ledger.hears(machine, message)
             self._copies.hears(message)
         elif isinstance(event, Led):
             self._slices.leads()
         else:
             self._slices.hears(machine, event)
+
+    def _is_impostor(self, machine: Machine, event: Received) -> bool:
+        """
+        Return whether a report is that of a second process of a rank, which nobody has ordered.
+        """
+        rank = getattr(event.message, "rank", -1)
+        process = self._process(machine, rank)
+        return process is not None and event.sender != process.mail.sender
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
         """

@@ -32,7 +32,7 @@ def rare() -> tuple[Schedule, ...]:
     """
     written = [
         *_visits(), *_old_news(), *_news_of_a_start(), *_old_ends(), *_waits(), *_searches(),
-        *_corruptions(), *_late_digests(), *_late_traces(),
+        *_corruptions(), *_late_digests(), *_late_traces(), *_late_recalls(),
     ]  # fmt: skip
     return tuple(replace(each, seed=-1 - number) for number, each in enumerate(written))
 
@@ -106,7 +106,7 @@ def _news_of_a_start() -> Iterator[Schedule]:
     """
     for state in State:
         base = _on_the_way_to(state)
-        for delay in (0.08, 0.3, 0.5, 0.7):
+        for delay in (0.06, 0.08, 0.1, 0.2, 0.3, 0.5, 0.7):
             cut = Mishap(what="partition", target=1, delay=delay, lasting=25.0, until=state)
             yield replace(base, steps=30, mishaps=(cut, *base.mishaps))
 
@@ -243,3 +243,26 @@ def _late_traces() -> Iterator[Schedule]:
         )  # fmt: skip
         for mishaps in ((flip,), (flip, late)):
             yield replace(CALM, world=2, steps=steps, slices=3, backups=4, mishaps=mishaps)
+
+
+def _late_recalls() -> Iterator[Schedule]:
+    """
+    Yield schedules in which a node is lost while the node that keeps its rank-local state cannot be
+    heard. That node has no place for ranks. What it has kept arrives in each state of the job
+    machine.
+    """
+    for state in State:
+        base = _on_the_way_to(state)
+        pauses = tuple(
+            replace(mishap, name="resuming", number=1)
+            for mishap in base.mishaps
+            if mishap.what == "pause"
+        )
+        lost = Mishap(what="node", target=1, when="phase", name="all-reduce", number=3)
+        for lasting in (2.0, 12.0):
+            cut = Mishap(
+                what="partition", target=2, when="state", name="freezing", kind="mute",
+                lasting=lasting, until=state,
+            )  # fmt: skip
+            for steps in (6, 24):
+                yield replace(base, steps=steps, spares=(0, 4), mishaps=(lost, cut, *pauses))

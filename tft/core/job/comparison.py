@@ -230,7 +230,7 @@ class Comparison:
                 job.ranks.states[rank].holdings.distrust()
         incident = job.incident
         spread = incident.spread
-        spread.equals[seen.shard] = min(seen.equal, spread.equals.get(seen.shard, seen.equal))
+        spread.equals.add((seen.shard, seen.equal))
         spread.undecided = spread.undecided or not seen.decided
         if not seen.shard:
             spread.suspects |= set(seen.wrong)
@@ -290,7 +290,7 @@ class Comparison:
         sound = {rank_state.rank for rank_state in self._sound()}
         for rank in suspects & sound:
             shared = [set(ranks) for ranks in groups.values() if rank in ranks and len(ranks) > 1]
-            if any(not ranks & sound - suspects for ranks in shared):
+            if not any(ranks & sound - suspects for ranks in shared):
                 self._job.ranks.states[rank].holdings.distrust()
 
     def _limit(self, found: list[Difference]) -> None:
@@ -301,7 +301,7 @@ class Comparison:
         """
         job, spread = self._job, self._job.incident.spread
         equal = [self._equal(each) for each in found if job.training.sliced]
-        equal += spread.equals.values()
+        equal += [step for _, step in spread.equals]
         if not equal:
             return
         sound = min(equal)
@@ -321,9 +321,9 @@ class Comparison:
         be on their way.
         """
         spread, training = self._job.incident.spread, self._job.training
-        if difference.shard in spread.equals:
-            return spread.equals[difference.shard]
-        return training.whole if difference.unsliced else training.compared
+        known = training.whole if difference.unsliced else training.compared
+        seen = [step for shard, step in spread.equals if shard == difference.shard]
+        return min(seen, default=known)
 
     def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
         """
@@ -412,8 +412,11 @@ class Comparison:
         if failed:
             self._attempts.again(f"after a repair {failed[0].sentence()}")
         elif found:
-            attempts = self._job.incident.decision.attempts + 1
+            incident = self._job.incident
+            attempts, round_ = incident.decision.attempts + 1, incident.round
             self._judge(found)
+            if incident.round == round_:  # all faults were known already
+                self._attempts.freeze()
             self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
 
@@ -445,7 +448,7 @@ class Comparison:
         """
         job, first = self._job, self._equal(difference) + 1
         # `differ` may have said it for a longer time
-        told = any(equal < first for equal in job.incident.spread.equals.values())
+        told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
                 f"{difference.sentence()}; it is not known since when they differ: the "

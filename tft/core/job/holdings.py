@@ -42,7 +42,7 @@ class Holdings:
     trusted either."""
     doubted: int = -1
     """The copies of this step and of earlier steps that the process keeps may come from memory that
-    was damaged and has been repaired since."""
+    was damaged and has been repaired since, or may be those that were passed over."""
     searching: bool = False
     """True while the process loads a checkpoint. The state and the position of the process do not
     count until all ranks have loaded the same checkpoint."""
@@ -74,9 +74,10 @@ class Holdings:
     def repaired(self, step: int, *, fetched: bool) -> None:
         """
         Record that the process now holds a sound copy of `step`, fetched from other ranks or loaded
-        from a checkpoint. Earlier copies that it kept in damaged memory stay in doubt.
+        from a checkpoint. Earlier copies that it kept in damaged memory stay in doubt, and so do
+        those that were passed over.
         """
-        if self.damaged:
+        if self.damaged or self.passed_over:
             self.doubted = step
         self.trusted, self.damaged = True, False
         self.replaced(fetched=fetched)

@@ -121,9 +121,10 @@ class Spread:
     """The ceiling that the faults demand. None: they demand none. `ceiling` may be lower."""
     guessed: bool = False
     """True if the incident has already tried once a ceiling lower than its faults demand."""
-    equals: dict[str, int] = field(default_factory=dict)
-    """By shard: the last step at which its copies were equal, if they were found to differ while
-    the ranks trained. The name is empty where the shard is not known."""
+    equals: set[tuple[str, int]] = field(default_factory=set)
+    """For each time that copies of a shard were found to differ while the ranks trained: the shard
+    and the last step at which these copies were equal. The name is empty where the shard is not
+    known."""
     undecided: bool = False
     """True if no majority says which of these copies are right."""
     suspects: set[int] = field(default_factory=set)
@@ -165,7 +166,7 @@ class Spread:
         """
         later = [
             step
-            for step in self.equals.values()
+            for _, step in self.equals
             if self.ceiling is not None and self.ceiling < step
             if self.firm is None or step < self.firm
         ]
@@ -177,7 +178,7 @@ class Spread:
         so the states that they compute from now on do not contain the error.
         """
         self.ceiling = self.firm = None
-        self.equals, self.undecided, self.suspects = {}, False, set()
+        self.equals, self.undecided, self.suspects = set(), False, set()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,6 +44,9 @@ class Nodes:
     """By rank: the `Spawn` and `Kill` orders that agents have not answered yet."""
     recalls: dict[int, Recalling] = field(default_factory=dict)
     """By lost node: the order to report what its keeper has of it."""
+    overdue: dict[int, Recalling] = field(default_factory=dict)
+    """As `recalls`: orders that are not waited for any more, and whose answers still count until
+    the ranks roll back."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By node: the address (host, port) of its rendezvous store. The store that was opened last
     comes last."""

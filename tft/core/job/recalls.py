@@ -51,7 +51,8 @@ class Recalls:
         not hold the rank when the node was lost.
         """
         job = self._job
-        recalling = job.nodes.recalls.get(message.lost)
+        nodes = job.nodes
+        recalling = nodes.recalls.get(message.lost) or nodes.overdue.get(message.lost)
         if (
             recalling is None
             or message.node != recalling.order.node
@@ -73,7 +74,8 @@ class Recalls:
             }
             local_state.early = frozenset(message.early).intersection(valid)
         if not recalling.waiting:
-            del job.nodes.recalls[message.lost]
+            nodes.recalls.pop(message.lost, None)
+            nodes.overdue.pop(message.lost, None)
 
     def deadlines(self) -> list[float]:
         """
@@ -97,7 +99,8 @@ class Recalls:
 
     def _give_up(self, lost: int, why: str) -> None:
         job = self._job
-        ranks: Sequence[int] = sorted(job.nodes.recalls.pop(lost).waiting)
+        job.nodes.overdue[lost] = recalling = job.nodes.recalls.pop(lost)
+        ranks: Sequence[int] = sorted(recalling.waiting)
         job.tell("local_state_not_recalled", node=lost, ranks=list(ranks), why=why)
         if job.incident.is_open:
             job.incident.turnover.unprotected.append(

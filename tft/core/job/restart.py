@@ -249,6 +249,7 @@ class Restart:
             derive=self._deriving(step),
         )
         job.training.rollbacks.went_back((rollback.incident, rollback.round), step)
+        job.nodes.overdue = {}
         job.step_to(S.ROLLING_BACK, rollback)
 
     def _leave_behind(self, step: int) -> None:

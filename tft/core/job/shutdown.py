@@ -218,7 +218,7 @@ class Shutdown:
         job.end.outcome = JobOver(result=result, code=code, why=why)
         job.tell("job_ends", result=result, code=code, why=why)
         incident.tasks = {}
-        job.nodes.orders, job.nodes.recalls = {}, {}
+        job.nodes.orders, job.nodes.recalls, job.nodes.overdue = {}, {}, {}
         finished = result == "completed"
         to = tuple(rank_state.rank for rank_state in job.ranks.present())
         if to and finished:
