@@ -517,3 +517,31 @@ def test_every_step_counts_as_compared_if_nothing_can_be_compared() -> None:
     job = trained(world=2, steps=8, groups={"left": (0,), "right": (1,)})
     assert job.machine.certified is None
     assert trained(steps=8).machine.certified == 0
+
+
+def test_copies_that_a_rank_kept_before_it_was_passed_over_are_not_used() -> None:
+    """When one of two copies is passed over, since nobody knows which is right, then the earlier
+    copies that its rank has kept are not used in a later incident."""
+    job = trained(world=2, steps=8, keeps=4, corruption="continue")
+    job.slices(SlicesAgreed(at=0.0, step=1))
+    job.ranks[1].state.content = "another"
+    differ(job, 0, 1, sound=1)
+    job.settle()
+    job.train(1)
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 8)]
+    job.said.clear()
+    job.notice(0, "numeric", not_after=7)
+    job.settle()
+    assert [(order.to, order.step) for order in job.orders(Restore)] == [((0,), 7)]
+    assert [(fetch.to, fetch.step) for fetch in job.orders(Fetch)] == [((1,), 7)]
+
+
+def test_known_difference_after_a_repair_begins_another_round() -> None:
+    """When copies still differ after a repair and their fault is known already, then the repair
+    begins again, and the job ends when it has failed too often."""
+    job = trained(steps=8, keeps=4, attempts=2)
+    job.slices(SlicesAgreed(at=0.0, step=6))
+    job.script.miscopied = {1: 10}
+    differ(job, 1, right=(0, 2, 3), sound=6)
+    job.settle()
+    assert job.over is not None or job.state is not State.REPAIRING

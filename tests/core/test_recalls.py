@@ -11,7 +11,8 @@ from tests.core.lives import strategies, trained, tried
 from tft.core.job.nodes import Nodes
 from tft.core.job.policy import Policy
 from tft.core.job.training import Rollbacks
-from tft.protocol.messages import Exited, NodeJoined, Recall, Rollback, Save
+from tft.core.job.transitions import State
+from tft.protocol.messages import Exited, NodeJoined, Recall, Recalled, Rollback, Save
 from tft.testing.scripted import Kept, ScriptedJob
 
 PLACEMENT = {0: (0, 1), 1: (2, 3), 2: ()}
@@ -139,6 +140,32 @@ def test_keeper_that_does_not_answer_is_waited_for_as_long_as_for_a_freeze(lasti
     ]
     assert "were lost with its node" in tried(job)["recover"]
     assert job.facts("local_state_not_recalled")[0]["ranks"] == [2, 3]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_report_of_the_keeper_counts_until_the_ranks_roll_back(late: bool) -> None:
+    """When the keeper answers after its limit, and before the ranks roll back, then its state is
+    used. Later it is not: the ranks have made theirs anew."""
+    job = spared(derives=True)
+    job.script.forgetful = {2}
+    job.lose_node(1)
+    job.settle()
+    job.let_pass(FREEZE)
+    while job.state is not (State.ROLLING_BACK if late else State.REPAIRING):
+        job.obey_next()
+    for rank in (2, 3):
+        job.report(
+            Recalled(
+                node=2, lost=1, rank=rank, incarnation=0, incident=0, round=1,
+                local_state={3: f"{rank}3"}, at=job.now,
+            )
+        )  # fmt: skip
+    job.settle()
+    job.train()
+    (rollback,) = job.orders(Rollback)
+    assert (rollback.derive, rollback.local_state) == (
+        ((2, 3), {}) if late else ((), {2: "23", 3: "33"})
+    )
 
 
 def test_new_leader_gives_the_keeper_its_time_again() -> None:
