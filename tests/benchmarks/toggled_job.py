@@ -40,12 +40,13 @@ session.adopt(
 )
 observers = session._observers
 wanted = {flag: getattr(observers, flag, False) for flag in FLAGS}
-times: list[float] = []
+times: dict[str, list[float]] = {"time": [], "processor": []}
 
 
 def train(session: tft.Session) -> None:
     for step in session.steps(steps):
-        times.append(time.perf_counter())
+        times["time"].append(time.perf_counter())
+        times["processor"].append(time.thread_time())
         on = step <= args.warm or (step - args.warm - 1) // args.block % 2 == 0
         for flag, value in wanted.items():
             setattr(observers, flag, value and on)

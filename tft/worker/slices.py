@@ -58,6 +58,7 @@ class Slices:
         self._hook = hook
         self._page = page
         self._shards: list[tuple[int, str]] = []
+        self._contributes = False
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
         self._identity: list[tuple[int, ...]] = []
@@ -70,13 +71,14 @@ class Slices:
         """
         True if the adaptor can list its shards for slices, and another rank holds one of them.
         """
-        return bool(self._shards) and bool(self._hook.tft_slices.get_hookimpls())
+        return bool(self._shards and self._hook.tft_slices.get_hookimpls())
 
     def begin(self, shards: Sequence[ShardCopies]) -> None:
         """
         Note the shards of this rank. Only those that several ranks hold are compared.
         """
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
+        self._contributes = bool(self._hook.tft_contribution.get_hookimpls())
 
     def resume(self, incident: int, round_: int) -> None:
         """
@@ -102,9 +104,7 @@ class Slices:
         if not self.present:
             return None
         self._list_again(number, of)
-        contributed = (
-            self._hook.tft_contribution() if self._hook.tft_contribution.get_hookimpls() else None
-        )
+        contributed = self._hook.tft_contribution() if self._contributes else None
         if contributed is not None:
             self._post(step, CONTRIBUTION, of, 0, contributed)
         work = [
