@@ -505,6 +505,7 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
+            or order.node in self._slices.left  # the fault that says so may be told after this
             or (whole_nodes and order.node in ledger.hurt)
         ):
             return
