@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -161,8 +161,9 @@ def test_client_is_served_once_a_thread_can_be_started(opened: Opened) -> None:
     client is served by the first thread that can be started."""
     server = opened(serve(SHARD))
 
-    with capture_logs() as logs, connect(server) as client:
+    with capture_logs() as logs, ExitStack() as connections:
         with no_more_threads():
+            client = connections.enter_context(connect(server))
             client.sendall(frame(HELLO))
             _until_waiting(server, logs)
         assert isinstance(answer(client), ShardOffer)
