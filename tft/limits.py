@@ -1,5 +1,5 @@
 """
-Owns how many files a process of tft may open.
+Owns how many files a process of tft may open, and what is said when it may start no more threads.
 
 Every connection, every shared memory and every process that is watched needs an open file. Without
 a free one, libzmq aborts its process without a word, and an agent starts ranks that cannot load
@@ -38,3 +38,10 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
     elif soft != resource.RLIM_INFINITY and soft < USUAL:
         most = USUAL if hard == resource.RLIM_INFINITY else min(USUAL, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def no_thread(error: RuntimeError) -> str:
+    """
+    Return a sentence about a thread that could not be started, with the limits to check.
+    """
+    return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

@@ -262,9 +262,9 @@ class Page:
         words, number = self._words, self._words[_POSTED]
         start = RING + number % _ENTRIES * ENTRY_WORDS
         words[start + _STAMP] = 0  # a reader leaves an entry out that is being written
-        words[start + _ATTEMPT] = digest.incident << 32 | digest.round
+        words[start + _ATTEMPT] = _joined(digest.incident, digest.round)
         words[start + _STEP] = digest.step
-        words[start + _SLICE] = (digest.number + 1) << 32 | digest.of
+        words[start + _SLICE] = _joined(digest.number + 1, digest.of)
         words[start + _SHARD] = digest.shard
         words[start + _CONTENT] = digest.digest
         words[start + _CHECK] = _check(words[start + _ATTEMPT : start + _CHECK], number)
@@ -294,7 +294,7 @@ class Page:
             self._words[_KEPT] = 0
         # written when the captures of given-up steps are gone: what is read before that is not
         # taken for a part of this attempt
-        self._words[_ROLLED_BACK] = attempt[0] << 32 | attempt[1]
+        self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
     def is_elsewhere(self, number: int) -> None:
@@ -385,12 +385,13 @@ class Page:
         check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
         if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
             return None  # it is being overwritten, or not all of it has arrived in memory
+        (incident, round_), (number_, of) = _split(entry[_ATTEMPT]), _split(entry[_SLICE])
         return SliceDigest(
-            incident=entry[_ATTEMPT] >> 32,
-            round=entry[_ATTEMPT] & _LOW_HALF,
+            incident=incident,
+            round=round_,
             step=entry[_STEP],
-            number=(entry[_SLICE] >> 32) - 1,
-            of=entry[_SLICE] & _LOW_HALF,
+            number=number_ - 1,
+            of=of,
             shard=entry[_SHARD],
             digest=entry[_CONTENT],
         )
@@ -421,7 +422,7 @@ class Page:
             }
             if words[_ROLLED_BACK] == attempt:
                 return Captured(
-                    attempt=(attempt >> 32, attempt & _LOW_HALF),
+                    attempt=_split(attempt),
                     changes=words[_CHANGES] > 0 and position.step < words[_CHANGES] + _LATELY,
                     steady=steadiness == _STEADY,
                     position=position,
@@ -444,6 +445,20 @@ class Page:
             if xxhash.xxh3_64_intdigest(local_state, tag) == digest:
                 whole.append((tag, -slot, local_state))
         return whole
+
+
+def _joined(high: int, low: int) -> int:
+    """
+    Return two numbers of 32 bits as one word.
+    """
+    return high << 32 | low
+
+
+def _split(word: int) -> tuple[int, int]:
+    """
+    Return the two numbers in a word that `_joined` has made.
+    """
+    return word >> 32, word & _LOW_HALF
 
 
 def _check(words: memoryview, number: int) -> int:

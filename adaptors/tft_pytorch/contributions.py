@@ -48,7 +48,7 @@ class Contributions:
         if self._handle is not None:
             self._handle.remove()
         self._parameter = self._handle = None
-        self._gradients.clear()
+        self.forget()
 
     def digest(self) -> int | None:
         """
@@ -63,12 +63,12 @@ class Contributions:
         digest = xxhash.xxh3_64()
         for gradient in self._gradients:
             digest.update(readable("gradient", gradient).view)
-        self._gradients.clear()
+        self.forget()
         return digest.intdigest()
 
     def forget(self) -> None:
         """
-        Forget the gradients of a step that is given up.
+        Forget the gradients so far, for example those of a step that is given up.
         """
         self._gradients.clear()
 

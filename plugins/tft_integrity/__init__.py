@@ -21,8 +21,9 @@ VARIABLE = "TFT_INTEGRITY"
 DEFAULT = 50
 """The N of `--integrity` without a number."""
 ON_THE_WAY = 2
-"""Steps that the digests may take to the controller. The slices are so many fewer than N: then a
-difference is known N steps after it began."""
+"""The number of steps that digests may take to the controller. There are so many slices fewer than
+N, so that a difference is known N steps after it began. If steps are shorter than the time between
+two beats of an agent, it may be known some steps later."""
 
 
 @hookimpl

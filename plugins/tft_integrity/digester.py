@@ -43,9 +43,6 @@ class Digester:
         """
         Wait until the slice is digested: its bytes may change from now on.
         """
-        self._wait()
-
-    def _wait(self) -> None:
         if self._busy:
             self._busy = False
             error = self._done.get()

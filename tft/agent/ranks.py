@@ -37,12 +37,13 @@ Writing takes milliseconds even for a hundred threads, unless the machine is bus
 
 
 PARTS = 8
-"""A beat brings the digests at least so often in a cycle through the slices. In short steps each
-beat would cost a part of a step on a node whose cores are busy."""
+"""The least number of beats that bring digests in one cycle through the slices. One beat for each
+digest would be too many: a beat takes a part of a short step on a node whose cores are busy."""
 MANY = 24
-"""A beat brings the digests of a rank if there are so many new ones, so that none is lost."""
+"""The number of new digests of one rank for which a beat is sent at once. The page keeps only the
+newest digests."""
 REPEATED = 4
-"""Each digest of a slice is in so many beats less one: two of these may be lost."""
+"""Each digest is in one beat less than this number, so two beats may be lost."""
 
 
 @dataclass(slots=True)
@@ -98,8 +99,8 @@ class _RankState:
 
     def urgent(self) -> bool:
         """
-        Return whether a beat is to bring the digests of this rank now, not with the next one that
-        is due anyway: those of a part of a cycle have come together, or there are many.
+        Return whether the new digests of this rank are worth a beat of their own: they are those of
+        a part of a cycle, or they are many.
         """
         posted, (sent, step) = self.page.posted(), self.sent
         newest = self.page.digests(posted - 1) if posted > sent else ()
@@ -247,8 +248,7 @@ class Ranks:
 
     def urgent(self) -> bool:
         """
-        Return whether a beat is to bring the digests of the ranks now: all ranks have posted some
-        that belong together, or one rank has posted many.
+        Return whether the new digests are worth a beat of their own, for all ranks that post any.
         """
         there = [each for each in self._rank_states.values() if each.process and each.page.posted()]
         return bool(there) and all(rank_state.urgent() for rank_state in there)

@@ -113,7 +113,7 @@ class LocalStateExchange:
         """
         Return the reports of what this node has of the ranks of a lost node.
         """
-        return [self._keeping.report(order.lost, rank, at) for rank in order.ranks]
+        return self._keeping.recalled(order, at)
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """

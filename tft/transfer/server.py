@@ -17,6 +17,7 @@ from contextlib import suppress
 import structlog
 
 from tft.errors import InternalError, MalformedMessage, OrderRefused, UsageError
+from tft.limits import no_thread
 from tft.protocol.messages import VERSION
 from tft.spi.types import ShardPayload
 from tft.transfer.staging import run_of, size_of
@@ -115,7 +116,7 @@ class ShardServer:
         except RuntimeError as error:
             self._accepting = None
             self._listener.close()
-            raise UsageError(f"shards cannot be served: {_threadless(error)}") from None
+            raise UsageError(f"shards cannot be served: {no_thread(error)}") from None
 
     def close(self) -> None:
         """
@@ -172,7 +173,7 @@ class ShardServer:
                 thread.start()
             except RuntimeError as error:
                 if attempt == 0:
-                    log.warning("shard_client_waits", peer=peer, why=_threadless(error))
+                    log.warning("shard_client_waits", peer=peer, why=no_thread(error))
                 if self._closing.wait(_BREATH):
                     return False
             else:
@@ -241,7 +242,7 @@ class ShardServer:
             preparing.start()
         except RuntimeError as error:
             # without signs of life, the client gives up this source if the preparation takes long
-            log.warning("shard_prepared_without_thread", peer=peer, why=_threadless(error))
+            log.warning("shard_prepared_without_thread", peer=peer, why=no_thread(error))
             return self._answer(hello, peer)
         for _ in range(_SIGNS):
             preparing.join(_SIGN_OF_LIFE)
@@ -270,10 +271,6 @@ class ShardServer:
         except Exception as error:
             log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
             return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
-
-
-def _threadless(error: RuntimeError) -> str:
-    return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"
 
 
 def _shake_hands(connection: socket.socket) -> None:

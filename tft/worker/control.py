@@ -39,6 +39,7 @@ from tft.core.rank.protocol import (
     Woken,
 )
 from tft.errors import InternalError, PeerError, RankTaken, UsageError
+from tft.limits import no_thread
 from tft.protocol.messages import (
     ORDER_NAMES,
     Joined,
@@ -166,8 +167,7 @@ class Control:
             self._thread.start()
         except RuntimeError as error:
             raise UsageError(
-                f"rank {joined.rank} cannot start its control thread: {error}: check the limits of "
-                "processes (ulimit -u, pids.max of the cgroup)"
+                f"rank {joined.rank} cannot start its control thread: {no_thread(error)}"
             ) from None
         if not self._admission.wait():
             raise PeerError(

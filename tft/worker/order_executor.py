@@ -135,7 +135,8 @@ class Hands:
         self._fetching: frozenset[str] = frozenset()
         """The shards that this rank is fetching. It does not give them to other ranks meanwhile."""
         self._at_end: tuple[int | None, Work] | None = None
-        """The step at whose end the loop has ended, and the digests of then. None: not known."""
+        """The step at whose end the loop has ended, and the digests of then. None: the loop has not
+        ended, or the ranks have left it for an incident since then."""
         self._promised: int | None = None
         """The step of the state that will be complete after `tft_rebuild`. None: the state is
         complete already, or there is none."""
@@ -168,8 +169,9 @@ class Hands:
                 return Work(line=self._line if self._gate.in_tail else "")
             case Compare():
                 # what the script has done behind its loop is not compared
-                step, work = self._at_end or (None, Work())
-                return work if step is not None and step == self._gate.held() else self._compared()
+                if self._at_end is not None and self._at_end[0] == self._gate.held():
+                    return self._at_end[1]
+                return self._compared()
             case Load():
                 self._load(order)
             case Fetch():

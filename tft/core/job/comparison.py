@@ -161,7 +161,23 @@ class Seen:
     shard: str = ""
     """The shard of the copies. Empty: not known."""
     sentence: str
-    """The same for an operator."""
+    """The difference as a sentence for an operator."""
+
+    @classmethod
+    def of(cls, difference: Difference, *, equal: int, at: float) -> "Seen":
+        """
+        Return a difference as it was seen at the time `at`. The copies were equal at the end of
+        step `equal`.
+        """
+        return cls(
+            at=at,
+            step=difference.step,
+            equal=equal,
+            wrong=difference.wrong,
+            decided=bool(difference.right),
+            shard=difference.shard,
+            sentence=difference.sentence(),
+        )
 
 
 class Comparison:
@@ -190,9 +206,7 @@ class Comparison:
         """
         Return the members that hold a shard of which another member holds a copy.
         """
-        members = self._job.ranks.members
-        held = [members.intersection(ranks) for ranks in self._job.ranks.topology().groups.values()]
-        return tuple(sorted({rank for ranks in held if len(ranks) > 1 for rank in ranks}))
+        return tuple(sorted(set().union(*self._job.ranks.shared().values())))
 
     def at_the_end(self) -> list[Seen]:
         """
@@ -201,18 +215,8 @@ class Comparison:
         found = self._found(tails=False)
         for each in found:
             self._tell(each)
-        return [
-            Seen(
-                at=self._job.timing.now,
-                step=each.step,
-                equal=self._equal(each),
-                wrong=each.wrong,
-                decided=bool(each.right),
-                shard=each.shard,
-                sentence=each.sentence(),
-            )
-            for each in found
-        ]
+        now = self._job.timing.now
+        return [Seen.of(each, equal=self._equal(each), at=now) for each in found]
 
     def differ(self, seen: Seen) -> None:
         """
@@ -308,7 +312,8 @@ class Comparison:
         undecided = spread.undecided and job.policy.corruption != "continue"
         if not job.training.sliced:
             if undecided and not found:
-                spread.lower(sound)  # the copies do not differ any more, which shows nothing
+                # equal copies prove nothing: the wrong part may have been overwritten
+                spread.lower(sound)
         elif undecided or job.policy.corruption == "end":
             spread.lower(sound)
         else:

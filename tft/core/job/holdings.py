@@ -42,7 +42,7 @@ class Holdings:
     trusted either."""
     doubted: int = -1
     """The copies of this step and of earlier steps that the process keeps may come from memory that
-    was damaged and has been repaired since, or may be those that were passed over."""
+    was damaged and has been repaired since, or may be copies that were passed over."""
     searching: bool = False
     """True while the process loads a checkpoint. The state and the position of the process do not
     count until all ranks have loaded the same checkpoint."""

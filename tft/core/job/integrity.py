@@ -46,17 +46,7 @@ class Integrity:
             shard=event.shard, step=event.step, right=event.right, wrong=event.wrong,
             parts=("a slice",), tail=False,
         )  # fmt: skip
-        self._recovery.comparison.differ(
-            Seen(
-                at=event.at,
-                step=event.step,
-                equal=equal,
-                wrong=event.wrong,
-                decided=bool(event.right),
-                shard=event.shard,
-                sentence=difference.sentence(),
-            )
-        )
+        self._recovery.comparison.differ(Seen.of(difference, equal=equal, at=event.at))
         self._recovery.replan()
 
     def traced(self, event: CorruptionTraced) -> None:

@@ -165,7 +165,7 @@ class Machine:
         """
         As `compared`. None if each shard has one holder, so that no copies can differ.
         """
-        return self.compared if self.replicas().groups else None
+        return self.compared if self._job.ranks.shared() else None
 
     @property
     def attempt(self) -> tuple[int, int] | None:
@@ -180,12 +180,8 @@ class Machine:
         Return the shards of the members that several members hold.
         """
         ranks = self._job.ranks
-        groups = {
-            shard: tuple(rank for rank in holders if rank in ranks.members)
-            for shard, holders in ranks.topology().groups.items()
-        }
         return Replicas(
-            groups={shard: held for shard, held in groups.items() if len(held) > 1},
+            groups=ranks.shared(),
             names={s.rank: tuple(s.declared.shards) for s in ranks.member_states()},
         )
 

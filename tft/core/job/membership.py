@@ -84,6 +84,16 @@ class Ranks:
             rank_state for rank_state in self.states.values() if rank_state.process.stage in there
         ]
 
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """
+        Return the shards that several members hold, each with these members.
+        """
+        held = {
+            shard: tuple(rank for rank in ranks if rank in self.members)
+            for shard, ranks in self.topology().groups.items()
+        }
+        return {shard: ranks for shard, ranks in held.items() if len(ranks) > 1}
+
     def only_on(self, ranks: Iterable[int]) -> list[str]:
         """
         Return the shards that no sound rank outside `ranks` holds.

@@ -194,7 +194,7 @@ class Shutdown:
         were not compared at the end.
         """
         # the ranks have written their parts, or will not do so any more
-        self._job.gone_without(self._job.training.last_step + 1)
+        self._job.leave_unfinished(self._job.training.last_step + 1)
         self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
 
     def exit(self, result: str, code: int, why: str) -> None:

@@ -172,12 +172,13 @@ class Job:
         Record that the checkpoint of `step` is complete. Older checkpoints that are incomplete now
         will stay so.
         """
-        self.gone_without(step)
+        self.leave_unfinished(step)
         self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
 
-    def gone_without(self, step: int) -> None:
+    def leave_unfinished(self, step: int) -> None:
         """
-        Record that the incomplete checkpoints of steps before `step` will stay so.
+        Record that the periodic checkpoints of steps before `step` that are incomplete now will
+        never be completed.
         """
         for older in self.checkpoints.unfinished(step, every=self.policy.checkpoint_every):
             self.not_checkpointed(None, older, UNFINISHED)

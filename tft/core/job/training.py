@@ -47,10 +47,11 @@ class Training:
     last_step: int
     """The highest completed step."""
     compared: int
-    """The last step at whose end the copies of each shard were found equal, as far as ranks compare
-    them in slices. Copies of later steps may differ."""
+    """The last step at whose end the copies of each shard were found equal, by slices or as a whole.
+    Copies of later steps may differ."""
     whole: int
-    """As `compared`, for the whole copies: slices leave module buffers out."""
+    """The last step at whose end the whole copies were found equal. They include module buffers,
+    which slices leave out."""
     sliced: bool = False
     """True if the ranks compare slices of their copies in every step."""
     untrained: bool = True

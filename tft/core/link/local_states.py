@@ -9,7 +9,11 @@ later one makes up for a lost one.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tft.protocol.messages import Capture, LocalStates, LocalStatesKept, Recalled
+from tft.protocol.messages import Capture, LocalStates, LocalStatesKept, Recall, Recalled
+
+Version = tuple[int, int]
+"""The newest incarnation of a rank on its node, and how often its captures have changed. Together
+they say whether captures are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +23,7 @@ class Captures:
     """
 
     rank: int
-    version: tuple[int, int]
-    """The newest incarnation of the rank on this node, and how often the captures have changed."""
+    version: Version
     attempt: tuple[int, int]
     """Incident and round of the last rollback of the rank."""
     changes: bool
@@ -28,10 +31,6 @@ class Captures:
     captures: tuple[Capture, ...]
     contents: Mapping[str, bytes]
     """By digest: the content of the captures."""
-
-
-Version = tuple[int, int]
-"""Incarnation and number of captures, which say together whether the captures have changed."""
 
 
 @dataclass(slots=True)
@@ -211,6 +210,12 @@ class Keeping:
             key for key in self._kept if kept_by.get(key[0], self._node) != self._node
         ]:
             del self._kept[node, rank]
+
+    def recalled(self, order: Recall, at: float) -> list[Recalled]:
+        """
+        Return the reports of what this node has of the ranks of a lost node. `at` is the time.
+        """
+        return [self.report(order.lost, rank, at) for rank in order.ranks]
 
     def report(self, lost: int, rank: int, at: float) -> Recalled:
         """
