@@ -8,12 +8,13 @@ costs next to nothing.
 
 from collections.abc import Iterable
 
+import torch
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from tft_pytorch.memory import readable
+from tft_pytorch.memory import flat_bytes, readable
 
 _NEAR = 8
 """The number of parameters, from the first one on, of which the smallest is watched."""
@@ -29,7 +30,12 @@ class Contributions:
         self._parameter: nn.Parameter | None = None
         self._handle: RemovableHandle | None = None
         self._wanted = False
+        self._copy: tuple[Tensor, memoryview] | None = None
+        """Host memory for the gradient, if the parameter is in host memory."""
         self._gradients: list[Tensor] = []
+        """Copies of gradients that are digested at the end of the step: those on a device."""
+        self._sum = xxhash.xxh3_64()
+        self._empty = True
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
@@ -47,7 +53,7 @@ class Contributions:
         """
         if self._handle is not None:
             self._handle.remove()
-        self._parameter = self._handle = None
+        self._parameter = self._handle = self._copy = None
         self.forget()
 
     def digest(self) -> int | None:
@@ -58,24 +64,44 @@ class Contributions:
         if not self._wanted:
             self._wanted = True
             self._begin()
-        if not self._gradients:
-            return None
-        digest = xxhash.xxh3_64()
         for gradient in self._gradients:
-            digest.update(readable("gradient", gradient).view)
+            self._sum.update(readable("gradient", gradient).view)
+        if self._empty:
+            return None
+        digest = self._sum.intdigest()
         self.forget()
-        return digest.intdigest()
+        return digest
 
     def forget(self) -> None:
         """
         Forget the gradients so far, for example those of a step that is given up.
         """
         self._gradients.clear()
+        self._sum.reset()
+        self._empty = True
 
     def _begin(self) -> None:
-        if self._parameter is not None:
-            self._handle = self._parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
+        parameter = self._parameter
+        if parameter is None:
+            return
+        if parameter.device.type == "cpu":
+            copy = torch.empty(parameter.shape, dtype=parameter.dtype)
+            self._copy = copy, flat_bytes(copy)
+        self._handle = parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
 
     def _note(self, gradient: Tensor) -> None:
-        # a copy: the reduction writes into the memory of the gradient
-        self._gradients.append(gradient.detach().clone())
+        # a copy is needed in any case: the reduction writes into the memory of the gradient
+        self._empty = False
+        kept = self._copy
+        if (
+            kept is None
+            or gradient.dtype != kept[0].dtype
+            or gradient.is_sparse
+            or gradient.requires_grad  # the kept memory would become a part of its graph
+        ):
+            dense = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+            self._gradients.append(dense.clone())  # to wait for a device here is too slow
+            return
+        memory, view = kept
+        memory.copy_(gradient)
+        self._sum.update(view)

@@ -6,6 +6,7 @@ compare them. After as many steps as there are slices, every byte was digested o
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import pluggy
@@ -13,6 +14,7 @@ import xxhash
 
 from tft.core.link.slice_comparison import CONTRIBUTION
 from tft.page import Page
+from tft.plugins import direct
 from tft.protocol.messages import ShardCopies, SliceDigest
 from tft.spi.types import Buffer, DeviceBuffer, SliceContent
 
@@ -49,6 +51,19 @@ class _Listed:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slice:
+    """
+    One slice of every shard.
+    """
+
+    parts: list[tuple[int, bytes, list[tuple[Buffer | DeviceBuffer, int, int]]]]
+    """For each shard: its number, the description if it belongs to this slice, and the parts of
+    buffers."""
+    large: bool
+    """True if the slice takes too long to be digested on the training thread."""
+
+
 class Slices:
     """
     Digests the slices of one rank, and posts the digests on its page.
@@ -58,9 +73,12 @@ class Slices:
         self._hook = hook
         self._page = page
         self._shards: list[tuple[int, str]] = []
-        self._contributes = False
+        self._list: Callable[..., SliceContent] | None = None
+        self._contribution: Callable[..., int | None] | None = None
         self._attempt = (0, 0)
         self._listed: dict[str, _Listed] = {}
+        self._cut: dict[int, _Slice] = {}
+        """By number: the slices of the listed memory, as far as they were needed."""
         self._identity: list[tuple[int, ...]] = []
         """Where the buffers were at the last listing."""
         self._steady = 0
@@ -71,27 +89,31 @@ class Slices:
         """
         True if the adaptor can list its shards for slices, and another rank holds one of them.
         """
-        return bool(self._shards and self._hook.tft_slices.get_hookimpls())
+        return bool(self._shards and self._list is not None)
 
     def begin(self, shards: Sequence[ShardCopies]) -> None:
         """
         Note the shards of this rank. Only those that several ranks hold are compared.
         """
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
-        self._contributes = bool(self._hook.tft_contribution.get_hookimpls())
+        hook = self._hook
+        self._list = direct(hook.tft_slices) if hook.tft_slices.get_hookimpls() else None
+        told = hook.tft_contribution
+        self._contribution = direct(told) if told.get_hookimpls() else None
 
     def resume(self, incident: int, round_: int) -> None:
         """
         Note the attempt in which this rank trains from now on.
         """
         self._attempt = (incident, round_)
-        self._listed, self._identity, self._steady = {}, [], 0
+        self.forget()
+        self._identity, self._steady = [], 0
 
     def forget(self) -> None:
         """
         Drop the references to the memory of the shards: other code may replace it from now on.
         """
-        self._listed = {}
+        self._listed, self._cut = {}, {}
 
     def digest(self, step: int, number: int, of: int) -> Callable[[], None] | None:
         """
@@ -104,10 +126,25 @@ class Slices:
         if not self.present:
             return None
         self._list_again(number, of)
-        contributed = self._hook.tft_contribution() if self._contributes else None
+        contributed = None if self._contribution is None else self._contribution()
         if contributed is not None:
-            self._post(step, CONTRIBUTION, of, 0, contributed)
-        work = [
+            self._post(step, CONTRIBUTION, of, 0, contributed, self._attempt)
+        cut = self._cut.get(number)
+        if cut is None:
+            cut = self._cut[number] = self._cut_out(number, of)
+        if cut.large:
+            return partial(self._digest, step, number, of, cut, self._attempt)
+        self._digest(step, number, of, cut, self._attempt)
+        return None
+
+    def _digest(
+        self, step: int, number: int, of: int, cut: _Slice, attempt: tuple[int, int]
+    ) -> None:
+        for index, head, pieces in cut.parts:
+            self._post(step, number, of, index, _digest(head, pieces), attempt)
+
+    def _cut_out(self, number: int, of: int) -> _Slice:
+        parts = [
             (
                 index,
                 self._listed[shard].content.head if number == 0 else b"",
@@ -115,17 +152,12 @@ class Slices:
             )
             for index, shard in self._shards
         ]
-        attempt = self._attempt
-
-        def run() -> None:
-            for index, head, pieces in work:
-                self._post(step, number, of, index, _digest(head, pieces), attempt)
-
-        size = sum(end - begin for _, _, pieces in work for _, begin, end in pieces)
-        if size > AT_ONCE or any(isinstance(b, DeviceBuffer) for _, _, p in work for b, _, _ in p):
-            return run
-        run()
-        return None
+        pieces = [piece for _, _, found in parts for piece in found]
+        return _Slice(
+            parts=parts,
+            large=sum(end - begin for _, begin, end in pieces) > AT_ONCE
+            or any(isinstance(buffer, DeviceBuffer) for buffer, _, _ in pieces),
+        )
 
     def _list_again(self, number: int, of: int) -> None:
         """
@@ -135,9 +167,9 @@ class Slices:
         """
         if self._listed and self._steady >= of and number > 0:
             return
-        self._listed = {
-            shard: _list(self._hook.tft_slices(shard=shard)) for _, shard in self._shards
-        }
+        self.forget()
+        assert self._list is not None
+        self._listed = {shard: _list(self._list(shard=shard)) for _, shard in self._shards}
         before, self._identity = (
             self._identity,
             [each.content.identity for each in self._listed.values()],
@@ -145,10 +177,9 @@ class Slices:
         self._steady = self._steady + 1 if self._identity == before else 0
 
     def _post(
-        self, step: int, number: int, of: int, shard: int, digest: int,
-        attempt: tuple[int, int] | None = None,
+        self, step: int, number: int, of: int, shard: int, digest: int, attempt: tuple[int, int],
     ) -> None:  # fmt: skip
-        incident, round_ = attempt or self._attempt
+        incident, round_ = attempt
         self._page.post(
             SliceDigest(
                 incident=incident, round=round_, step=step, number=number, of=of, shard=shard,
