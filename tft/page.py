@@ -27,9 +27,10 @@ generators and the data position take about 5 KB, those of each GPU a few bytes.
 _SLOTS = 4
 """There is room for two captures of each of the last two steps: one from before the update window
 closed, and one from when it closed."""
-_KEPT_SLOTS = 4
+_KEPT_SLOTS = 5
 """One capture for each step of which a copy of the state is kept (`tft_backup`). An adaptor keeps
-two copies. Two slots more, because another rank may keep copies of other steps than this rank."""
+two or three copies. There are two slots more, because another rank may keep copies of other steps
+than this rank."""
 _ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
 _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES

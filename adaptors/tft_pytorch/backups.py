@@ -1,5 +1,5 @@
 """
-Copies of the whole state of this rank in host memory, of the ends of two earlier steps.
+Copies of the whole state of this rank in host memory, of the ends of two or three earlier steps.
 
 Most of the state, such as parameters and the state of the optimizer, changes only within update
 windows. A thread of its own copies it while the next step computes forward and backward. The rest
@@ -145,7 +145,7 @@ class Backups:
     """
 
     def __init__(self) -> None:
-        self._slots = (_Slot(), _Slot())
+        self._slots: list[_Slot] = []
         self._making: _Making | None = None
         self._work: queue.SimpleQueue[_Making] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -159,20 +159,22 @@ class Backups:
     def keep(
         self,
         step: int,
-        sound: int,
         shards: Callable[[], Mapping[str, ShardInUse]],
         devices: Devices,
+        *,
+        sound: int,
+        copies: int,
     ) -> Callable[[], None] | None:
         """
         Begin a copy of the end of `step`. Return a function that waits until it is complete; None
         if there is nothing to wait for.
 
         `shards` returns the state in use. `sound`: no later copy is known to be the same on all
-        ranks. If the copy cannot be made, this is logged, and training goes on without the copy.
+        ranks. `copies`: the number of copies to keep. If the copy cannot be made, this is logged, and training goes on without the copy.
         """
         self.wait()
         self.drop_after(step - 1)
-        slot = self._free_slot(sound)
+        slot = self._free_slot(sound, copies)
         if slot is None:
             why = (
                 f"the copies of steps {list(self.steps())} are known to be equal up to {sound} only"
@@ -263,14 +265,16 @@ class Backups:
                 return copy
         raise OrderRefused(f"there is no copy of step {step}; there are {list(self.steps())}")
 
-    def _free_slot(self, sound: int) -> _Slot | None:
+    def _free_slot(self, sound: int, copies: int) -> _Slot | None:
         """
-        Return the slot for the next copy: an empty one, or that of the older copy. None if the newer
-        copy is not known to be the same on all ranks: then both copies stay. Other ranks may know
-        that already, and all ranks must keep one common step.
+        Return the slot for the next copy: an empty one, or that of the oldest copy. None if no
+        newer copy is known to be the same on all ranks: then all copies stay. Other ranks may know
+        more already, and all ranks must keep one common step.
         """
+        while len(self._slots) < copies:
+            self._slots.append(_Slot())
         steps = self.steps()
-        if len(steps) == len(self._slots) and max(steps) > sound:
+        if len(steps) == len(self._slots) and steps[1] > sound:
             return None
         return min(self._slots, key=lambda slot: -1 if slot.copy is None else slot.copy.step)
 

@@ -153,9 +153,9 @@ class TorchHooks(Generic[State]):
     # ------------------------------------------------------------ copies of earlier steps
 
     @hookimpl
-    def tft_backup(self, step: int, sound: int) -> Callable[[], None] | None:
+    def tft_backup(self, step: int, sound: int, copies: int) -> Callable[[], None] | None:
         state = self._hooks.state()
-        return state.backups.keep(step, sound, state.in_use, state.devices)
+        return state.backups.keep(step, state.in_use, state.devices, sound=sound, copies=copies)
 
     @hookimpl
     def tft_backups(self) -> Sequence[int]:

@@ -54,11 +54,14 @@ def shards(*tensors: Tensor, lasting: bool = True) -> Callable[[], dict[str, Sha
     return lambda: {"dense": shard}
 
 
-def kept(backups: Backups, step: int, *tensors: Tensor, sound: int = EVERYTHING) -> None:
+def kept(
+    backups: Backups, step: int, *tensors: Tensor, sound: int = EVERYTHING, copies: int = 2
+) -> None:
     """
     Keep a copy of `step`, and wait until it is complete.
     """
-    wait = backups.keep(step, min(sound, step), shards(*tensors), HERE)
+    sound = min(sound, step)
+    wait = backups.keep(step, shards(*tensors), HERE, sound=sound, copies=copies)
     if wait is not None:
         wait()
 
@@ -87,7 +90,7 @@ def test_copy_that_is_not_complete_is_not_known(held: Held) -> None:
     """When a copy is under way, then its step is not among the steps of the copies, and nobody can
     get it. It is known when it is complete."""
     backups = Backups()
-    wait = backups.keep(1, 1, shards(torch.ones(2)), HERE)
+    wait = backups.keep(1, shards(torch.ones(2)), HERE, sound=1, copies=2)
     assert held.begun.wait(20.0)
     assert backups.steps() == ()
     with pytest.raises(OrderRefused, match="no copy of step 1"):
@@ -102,7 +105,7 @@ def test_what_does_not_last_is_copied_at_once(held: Held) -> None:
     """When a tensor may change before the next window opens, then `keep` has copied it when it
     returns."""
     backups, moving = Backups(), torch.ones(2)
-    wait = backups.keep(1, 1, shards(moving, lasting=False), HERE)
+    wait = backups.keep(1, shards(moving, lasting=False), HERE, sound=1, copies=2)
     moving += 1
     held.go_on.set()
     assert wait is not None
@@ -114,7 +117,7 @@ def test_copy_of_a_state_that_changed_meanwhile_is_not_kept(held: Held) -> None:
     """When the script changes a parameter in place while it is copied, outside of an update window,
     then there is no copy of this step."""
     backups, state = Backups(), torch.ones(2)
-    backups.keep(1, 1, shards(state), HERE)
+    backups.keep(1, shards(state), HERE, sound=1, copies=2)
     state += 1
     held.go_on.set()
     backups.wait()
@@ -147,7 +150,7 @@ def test_state_that_cannot_be_read_is_not_kept() -> None:
 
     backups = Backups()
     kept(backups, 1, torch.ones(2))
-    assert backups.keep(2, 2, unreadable, HERE) is None
+    assert backups.keep(2, unreadable, HERE, sound=2, copies=2) is None
     assert backups.steps() == (1,)
 
 
@@ -159,7 +162,7 @@ def test_copy_is_made_without_a_thread_if_there_is_none(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     backups = Backups()
-    assert backups.keep(1, 1, shards(torch.ones(2)), HERE) is None
+    assert backups.keep(1, shards(torch.ones(2)), HERE, sound=1, copies=2) is None
     assert content(backups, 1) == [1.0, 1.0]
 
 
@@ -196,30 +199,33 @@ def test_newest_complete_copy_stays_while_the_next_one_is_made(held: Held) -> No
         kept(backups, step, state)
     held.begun.clear()
     held.go_on.clear()
-    backups.keep(6, 6, shards(state), HERE)
+    backups.keep(6, shards(state), HERE, sound=6, copies=2)
     assert held.begun.wait(20.0)
     assert (backups.steps(), content(backups, 4)) == ((4,), [4.0])
     held.go_on.set()
 
 
 @pytest.mark.parametrize(
-    ("sound", "left"),
+    ("copies", "sound", "left"),
     [
-        ((2, 2, 2, 2), (2, 4)),
-        ((2, 4, 4, 4), (4, 6)),
-        ((0, 0, 0, 0), (2, 4)),
-        ((2, 2, 2, 6), (4, 8)),
-        ((2, 2, 6, 6), (6, 8)),
+        (2, (2, 2, 2, 2), (2, 4)),
+        (2, (2, 4, 4, 4), (4, 6)),
+        (2, (0, 0, 0, 0), (2, 4)),
+        (2, (2, 2, 2, 6), (4, 8)),
+        (2, (2, 2, 6, 6), (6, 8)),
+        (3, (0, 0, 0, 2), (2, 4, 6)),
+        (3, (0, 0, 2, 4), (4, 6, 8)),
+        (3, (2, 4, 6, 8), (4, 6, 8)),
     ],
 )
-def test_no_copy_is_overwritten_before_the_newest_one_is_known_to_be_sound(
-    sound: tuple[int, ...], left: tuple[int, ...]
+def test_no_copy_is_overwritten_before_a_newer_one_is_known_to_be_sound(
+    copies: int, sound: tuple[int, ...], left: tuple[int, ...]
 ) -> None:
-    """When a third copy is to be made and the newest of two is not known to be sound, then both stay
-    and there is no third one. Otherwise the older one is overwritten."""
+    """When one copy more is to be made and only the oldest of all copies is known to be sound, then
+    all of them stay and there is no further one. Otherwise the oldest one is overwritten."""
     backups = Backups()
     for step, known in zip((2, 4, 6, 8), sound, strict=True):
-        kept(backups, step, torch.zeros(1), sound=known)
+        kept(backups, step, torch.zeros(1), sound=known, copies=copies)
     assert backups.steps() == left
 
 
@@ -268,7 +274,7 @@ def keep(state: StateStore, number: int) -> None:
     """
     Keep a copy of the present state.
     """
-    state.backups.keep(number, number, state.in_use, state.devices)
+    state.backups.keep(number, state.in_use, state.devices, sound=number, copies=2)
     state.backups.wait()
 
 
@@ -342,7 +348,7 @@ def test_state_is_not_overwritten_while_it_is_copied(held: Held) -> None:
     step(state, model, optimizer)
     meta = state.give("dense").meta
     expected = [bytes(each.view) for each in state.give("dense").buffers]
-    state.backups.keep(1, 1, state.in_use, state.devices)
+    state.backups.keep(1, state.in_use, state.devices, sound=1, copies=2)
     assert held.begun.wait(20.0)
 
     def overwrite() -> None:

@@ -45,13 +45,13 @@ def strikes(told: list[int]) -> bool:
     return first and told == [int(os.environ["RANK"]), copying]
 
 
-def begin(self: Backups, step: int, *told: Any) -> Callable[[], None] | None:  # Any: as in `keep`
+def begin(self: Backups, step: int, *told: Any, **more: Any) -> Callable[[], None] | None:
     """
-    Begin a copy. A process that is to die in it does not go on with the step.
+    Begin a copy. A process that is to die in it does not go on with the step. Any: as in `keep`.
     """
     global copying
     copying = step
-    wait = keep(self, step, *told)
+    wait = keep(self, step, *told, **more)
     if strikes(dies):
         threading.Event().wait()
     return wait

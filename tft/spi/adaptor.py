@@ -291,14 +291,16 @@ class AdaptorSpecs:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def tft_backup(self, step: int, sound: int) -> Callable[[], None] | None:
+    def tft_backup(self, step: int, sound: int, copies: int) -> Callable[[], None] | None:
         """
-        Store a copy of the whole state at the end of `step` in memory. Two copies are kept.
+        Store a copy of the whole state at the end of `step` in memory. Keep the newest `copies`
+        copies: two, or three if the ranks need longer to compare a step than from one copy to the
+        next one but one.
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
         At the end of step `sound` and of earlier steps, all copies of a shard are known to be equal
-        on all ranks. If the newest copy is later than that, drop no copy, and make no further one:
-        all ranks must keep a copy of one common step that is known to be equal.
+        on all ranks. If no copy but the oldest is that early, drop no copy, and make no further
+        one: all ranks must keep a copy of one common step that is known to be equal.
 
         Copy at once what the next step may change before its update window opens. The rest may be
         copied on another thread. Then return a function that waits until the copy is complete. It

@@ -242,14 +242,13 @@ def tft_derive(step: int) -> bytes:
 
 
 @hookimpl
-def tft_backup(step: int, sound: int) -> None:
+def tft_backup(step: int, sound: int, copies: int) -> None:
     kept = {s: values for s, values in _adopted.backups.items() if s < step}
-    certified = [s for s in kept if s <= sound]
-    stays = max(certified or kept, default=step)
-    _adopted.backups = {
-        **{s: values for s, values in kept.items() if s == stays},
-        step: array.array("d", _model().values),
-    }
+    if len(kept) >= copies and sorted(kept)[1] > sound:
+        return
+    if len(kept) >= copies:
+        del kept[min(kept)]
+    _adopted.backups = {**kept, step: array.array("d", _model().values)}
 
 
 @hookimpl

@@ -170,7 +170,9 @@ class _Rank:
             if noted is not None:
                 self._local_states[self._completed] = noted
         if self._has("tft_backup"):
-            self._copied = self.hook.tft_backup(step=self._completed, sound=self._completed)
+            self._copied = self.hook.tft_backup(
+                step=self._completed, sound=self._completed, copies=2
+            )
 
     def _await_copy(self) -> None:
         copied, self._copied = self._copied, None

@@ -115,11 +115,18 @@ class Compared:
     """
 
     def __init__(self) -> None:
-        self.wanted = False
-        """True if this rank digests slices: only then the controller says it while the job
-        trains."""
+        self.cycle = 0
+        """The number of steps in which this rank digests every slice of its shards once. Only then
+        the controller says it while the job trains. 0: this rank digests no slices."""
         self.step: int | None = 0
         """None: each shard has one holder, so that no copies can differ."""
+
+    @property
+    def wanted(self) -> bool:
+        """
+        True if this rank digests slices.
+        """
+        return self.cycle > 0
 
     def sound(self, step: int) -> int:
         """
@@ -128,6 +135,18 @@ class Compared:
         ranks back.
         """
         return min(step, self.step) if self.wanted and self.step is not None else step
+
+    def copies(self, every: int) -> int:
+        """
+        Return how many copies of its state this rank keeps in host memory if it makes one after
+        every `every` steps.
+
+        A copy is known to be equal on all ranks about `cycle` steps later, and some ranks hear that
+        a little later than others. All ranks must know it before they drop an older copy, or they
+        would keep copies of different steps. So a third copy is needed if the next one is made too
+        soon after that.
+        """
+        return 3 if every < 2 * self.cycle else 2
 
 
 class Control:

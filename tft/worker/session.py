@@ -351,7 +351,7 @@ class Session:
         Digest slice `number` of `of` of every shard that several ranks hold, and send the digests
         to the controller; see `tft.spi.SessionView`.
         """
-        self._control.compared.wanted = True
+        self._control.compared.cycle = of
         work = self._hands.slices.digest(self._gate.completed, number, of)
         if work is not None and not self._loop.tails:
             work()  # the script may have code behind the window that changes the state

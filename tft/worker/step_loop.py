@@ -522,7 +522,9 @@ class StepLoop:
         self.page.keep(step, self._present.closed, self.gate.backups())
         if self.hooks.backup is not None:
             self._present.copied = self.hooks.backup(
-                step=step, sound=self.control.compared.sound(step)
+                step=step,
+                sound=self.control.compared.sound(step),
+                copies=self.control.compared.copies(self.settings.backup_every),
             )
 
     def _await_copy(self) -> None:
