@@ -86,7 +86,7 @@ def await_waiting() -> None:
         never.wait(0.005)
 
 
-Backups.keep = begin  # type: ignore[method-assign, assignment]  # with the strike in it
+Backups.keep = begin  # type: ignore[method-assign]  # with the strike in it
 tft_pytorch.backups.copy_to_host = copy  # type: ignore[attr-defined]  # its import from `device`
 sys.path.insert(0, str(EXAMPLE))
 sys.argv = [str(EXAMPLE / "train.py"), *rest]
