@@ -29,7 +29,7 @@ class Clock:
     # Any: the arguments of `call`
     def at(self, moment: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` at a moment, in virtual seconds.
+        Call `call` with `arguments` at the virtual time `moment`, in seconds.
         """
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
@@ -37,7 +37,7 @@ class Clock:
     # Any: the arguments of `call`
     def after(self, delay: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` after `delay` virtual seconds.
+        Call `call` with `arguments` after `delay` virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (self.now + delay, self._turn, call, arguments))

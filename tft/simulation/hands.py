@@ -125,7 +125,7 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
 def abandon(process: ProcessPart) -> None:
     """
     Interrupt the order in which the training thread hangs. Only a fetch, a regroup or a rebuild can
-    be interrupted.
+    be interrupted; for other orders, do nothing.
     """
     task = process.thread.task
     if task is None:
@@ -223,7 +223,7 @@ def _fetch(
 def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | None:
     """
     Return the content of a shard from the first source that lives and has the state of the step.
-    None: there is no such source.
+    Return None if there is no such source.
     """
     stage, step = process.stage, order.step
     for source in transfer.sources:

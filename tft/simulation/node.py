@@ -185,7 +185,8 @@ class Node:
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """
-        Return the data positions that this node has of a rank of another node, by step.
+        Return the data positions, by step, that this node keeps for a rank of another node
+        (`lost`).
         """
         return self._ours.local_states.kept(lost, rank)
 

@@ -300,7 +300,8 @@ class NodePart(Protocol):
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """
-        Return the data positions that this node has of a rank of another node, by step.
+        Return the data positions, by step, that this node keeps for a rank of another node
+        (`lost`).
         """
 
     def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:
@@ -510,8 +511,8 @@ class InvariantsPart(Protocol):
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
         """
-        Check that after a repair every shard of the rank is that of the agreed step, neither older
-        nor torn.
+        Check that after a repair every shard of the rank has the content of the agreed step, and is
+        neither older nor torn (a mixture of two steps).
         """
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
@@ -595,7 +596,8 @@ class AuditorPart(Protocol):
 
     def digested(self, process: ProcessPart, step: int) -> None:
         """
-        Record the content of a rank that has posted the digests of a slice at the end of `step`.
+        Record the real content of a rank at the end of `step`, when the rank has posted the digests
+        of a slice (a part of each of its shards).
         """
 
 
