@@ -257,7 +257,7 @@ class Auditor:
         if name in offered and name not in self._vetoed and not done:
             raise Broken(
                 "advice is followed",
-                f"{advised.strategy} was advised, {incident.decision.strategy} is done",
+                f"{advised.strategy} was advised, but {incident.decision.strategy} was chosen",
             )
 
     def _opened(self, machine: Machine, event: Event) -> None:
@@ -272,7 +272,10 @@ class Auditor:
             self._to_end = "too many incidents"
         happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
         if not happened:
-            raise Broken("an incident begins with a fault", f"{event} opens one")
+            raise Broken(
+                "an incident begins with a fault",
+                f"{event} opens an incident without a cause",
+            )
 
     # ---------------------------------------------------------------- issued orders
 
@@ -439,7 +442,7 @@ class Auditor:
             if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
                 raise Broken(
                     "an isolated node gets no process",
-                    f"rank {rank} was found to {answer.verdict}, all go on",
+                    f"the check of rank {rank} said {answer.verdict}, but the job resumes",
                 )
 
     def digested(self, process: ProcessPart, step: int) -> None:
@@ -584,7 +587,7 @@ class Auditor:
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
             raise Broken(
-                "advice is followed", f"{machine.incident.decision.base} was ruled out, and done"
+                "advice is followed", f"{machine.incident.decision.base} was ruled out, but chosen"
             )
 
     def _everyone_trained(self, machine: Machine) -> None:
@@ -599,7 +602,7 @@ class Auditor:
             if process.steps.completed < self._stage.schedule.steps:
                 raise Broken(
                     "recovery succeeds after one more step",
-                    f"rank {rank} has trained none after step {process.steps.completed}",
+                    f"rank {rank} has trained no step after step {process.steps.completed}",
                 )
 
     def _stand(self, machine: Machine) -> None:

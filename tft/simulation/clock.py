@@ -23,10 +23,10 @@ class Clock:
         self.happened = 0
         """The number of calls that were made."""
         self._turn = 0
-        # Any: the arguments of `call`
+        # Any: the arguments of `call` may have any type
         self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []
 
-    # Any: the arguments of `call`
+    # Any: the arguments of `call` may have any type
     def at(self, moment: float, call: Call, *arguments: Any) -> None:
         """
         Call `call` with `arguments` at the virtual time `moment`, in seconds.
@@ -34,7 +34,7 @@ class Clock:
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
 
-    # Any: the arguments of `call`
+    # Any: the arguments of `call` may have any type
     def after(self, delay: float, call: Call, *arguments: Any) -> None:
         """
         Call `call` with `arguments` after `delay` virtual seconds.

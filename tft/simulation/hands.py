@@ -90,9 +90,8 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             fetched = [transfer.shard for transfer in order.transfers]
             whole = process.held() != order.step or process.memory.content.keys() <= set(fetched)
             _tear(process, fetched)
-            process.memory.torn = (
-                whole or process.memory.torn
-            )  # otherwise the other shards stay complete
+            # a rank that fetches only some shards of the step that it holds still holds this step
+            process.memory.torn = whole or process.memory.torn
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             process.memory.torn = True

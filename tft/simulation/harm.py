@@ -70,7 +70,7 @@ class Armed(Protocol):
 
     def expect(self, seconds: float) -> None:
         """
-        Record that an effect lasts for `seconds` from now on.
+        Record that the effect of a mishap lasts for `seconds` from now on.
         """
 
 

@@ -31,9 +31,10 @@ class Life:
     stopped: bool = False
     """True when the whole process is stopped, including the control thread."""
     held_until: float = 0.0
-    """The virtual time before which the kernel does not end the process."""
+    """The virtual time before which the kernel does not end the process, even after SIGKILL."""
     joined: Joined | None = None
-    """The report that the process has called `tft.init`. None: it has not."""
+    """The report that the process has called `tft.init`. None if the process has not called it yet.
+    """
     accepted: bool = False
     """True when a controller has acknowledged the process."""
 
@@ -108,7 +109,8 @@ class Memory:
     data: int = 0
     """The number of batches that were drawn."""
     torn: bool = False
-    """True when the content is partly that of one step and partly that of another."""
+    """True when the content is incomplete: partly that of one step and partly that of another, or
+    partly overwritten."""
     unsaid: bool = False
     """True when a silent corruption has changed the state, and the rank has not reported digests
     since then."""
@@ -137,5 +139,5 @@ class Collectives:
     contributed: int = 0
     """The digest of what the rank has contributed last, in a job that compares slices."""
     wrong_gradients: int = 0
-    """Not 0: the last all-reduces contained gradients of corrupted content. All members have the
-    same number."""
+    """Not 0 if the last all-reduces contained gradients that were computed from corrupted content.
+    All members of the group then have the same number."""

@@ -71,7 +71,8 @@ class ProcessPart(Protocol):
 
     def held(self) -> int | None:
         """
-        Return the step whose whole state is in memory.
+        Return the step whose whole state is in memory. Return None when an update window is open or
+        the state is incomplete.
         """
 
     def backups(self) -> tuple[int, ...]:
@@ -114,7 +115,7 @@ class ProcessPart(Protocol):
 
     def left(self) -> None:
         """
-        Note that the training thread has left the loop and waits for orders.
+        Record that the training thread has left the loop and waits for orders.
         """
 
     def join(self) -> None:
@@ -124,7 +125,7 @@ class ProcessPart(Protocol):
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle a `Lead` of the controller.
+        Handle a `Lead` message of the controller, which acknowledges reports.
         """
 
     def hear_refusal(self, refused: Refused) -> None:
@@ -140,7 +141,8 @@ class ProcessPart(Protocol):
 
     def hang(self, *, wholly: bool) -> None:
         """
-        Stop the training thread where it is.
+        Stop the training thread where it is, as a hang does. With `wholly`, stop the control thread
+        too.
         """
 
     def end(self) -> None:
@@ -173,7 +175,8 @@ class GroupPart(Protocol):
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
-        Remove a member that has ended or has closed its connections.
+        Remove a member that has ended or has closed its connections. With `loud`, members that wait
+        for the others may get an exception.
         """
 
 
@@ -270,7 +273,7 @@ class NodePart(Protocol):
 
     def process(self, rank: int) -> ProcessPart | None:
         """
-        Return the living process that this node started for a rank.
+        Return the living process that this node started for a rank. Return None when there is none.
         """
 
     def pages(self) -> dict[int, Page]:
@@ -364,7 +367,7 @@ class LeaderPart(Protocol):
 
 class HarmPart(Protocol):
     """
-    What the mishaps do, as the other parts see it.
+    The effects of the mishaps (injected faults and requests), as the other parts see them.
     """
 
     meddled: bool
@@ -383,7 +386,7 @@ class HarmPart(Protocol):
 
 class MishapsPart(Protocol):
     """
-    The mishaps of a run, as the other parts see them.
+    The mishaps (injected faults and requests) of a run, as the other parts see them.
     """
 
     happened: list[Mishap]
@@ -403,20 +406,20 @@ class MishapsPart(Protocol):
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Let the mishaps happen that the schedule has set for this rank, step and phase. Return True
-        when the rank can go on with the step.
+        Inject the faults and requests that the schedule has set for this rank, step and phase.
+        Return True when the rank can go on with the step.
         """
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
-        Let the mishaps happen that the schedule has set for the moment when this rank begins this
-        order. Return True when the rank can go on with the order.
+        Inject the faults and requests that the schedule has set for the moment when this rank
+        begins this order. Return True when the rank can go on with the order.
         """
 
     def entered(self, state: State) -> None:
         """
-        Let the mishaps happen that the schedule has set for the state which the job machine has
-        entered.
+        Inject the faults and requests that the schedule has set for the state which the job machine
+        has entered.
         """
 
     def notices(self, process: ProcessPart, step: int) -> bool:
@@ -427,12 +430,14 @@ class MishapsPart(Protocol):
 
     def spread(self, process: ProcessPart) -> None:
         """
-        Record that a rank has contributed wrong data.
+        Record that a rank has contributed wrong data to the all-reduces, which spreads them to all
+        members.
         """
 
     def failure(self, rank: int, order: OrderName) -> str | None:
         """
-        Return the text of the failure of an order on a rank.
+        Return the text of the failure of an order on a rank. Return None when the order does not
+        fail.
         """
 
     def slowness(self, rank: int, order: OrderName) -> float:
@@ -573,7 +578,8 @@ class AuditorPart(Protocol):
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that is about to be judged, and the state of the machine before it.
+        Record an event that the job machine is about to handle, and the state of the machine before
+        the event.
         """
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
@@ -614,7 +620,7 @@ class Cluster:
     """All processes of the run, including those that have ended."""
     by_address: dict[str, ProcessPart] = field(default_factory=dict)
     pids: int = 1000
-    """The process id that was given out last."""
+    """The newest process id; simulated processes and store ports get increasing numbers."""
     controllers: int = 0
     """The number of controllers that were started."""
 
