@@ -98,7 +98,7 @@ class Chances:
             raise Broken("the job ends only for a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
-            return  # the job may wait for ranks that never arrive
+            return  # the job may end: it may be waiting for ranks that never arrive
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies

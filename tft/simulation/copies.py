@@ -105,7 +105,7 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                # otherwise the answer belongs to an earlier round
+                # an answer of an earlier round does not count
                 if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
             case _:
@@ -350,7 +350,7 @@ class Copies:
                 f"{what} is not the content that most ranks hold",
             )
         if content not in truth.stages(step, shard):
-            return  # content that is wrong in another way is found when a rank uses it
+            return  # the invariants find any other wrong content when a rank uses it
         if not machine.incident.exactness.sentences:
             raise Broken(
                 "an inexact recovery is reported",

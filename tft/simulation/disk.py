@@ -9,7 +9,9 @@ from tft.simulation.truth import Digests, Written
 
 @dataclass(slots=True)
 class Disk:
-    """The checkpoint files on the shared file system, complete and unfinished."""
+    """
+    The checkpoint files on the shared file system, complete and unfinished.
+    """
 
     parts: dict[str, dict[str, Written]] = field(default_factory=dict)
     """By directory and file name: the files of checkpoints that are still being written."""

@@ -4,7 +4,8 @@ member is missing.
 
 An all-reduce is complete only when every member has contributed. The result arrives at each member
 at a different time. So a fault can find some members a step ahead of others. The same holds for the
-collective in the tail of a step, if the schedule has one.
+collective in the tail of a step (the part after the update window), if the schedule has such a
+collective.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +39,8 @@ class Group:
         self._building: dict[int, ProcessPart] = {}
         self._arrived: dict[int, ProcessPart] = {}
         self._averaging: dict[int, ProcessPart] = {}
-        """The members that wait in the collective of the tail."""
+        """The members that wait in the collective of the tail (the part of a step after the update
+        window)."""
         self._spoilt = False
         """True when a member has contributed wrong data to the current all-reduces."""
         self._corrupted = False

@@ -56,7 +56,7 @@ def begin(process: ProcessPart, execute: Execute) -> None:
 def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) -> None:
     """
     Let an order fail with the text `failure`, `takes` seconds from now. A failed fetch or load
-    leaves the state of the rank torn.
+    leaves the state of the rank incomplete.
     """
     order = execute.order
     if isinstance(order, Fetch):
@@ -317,8 +317,8 @@ def _local_state(process: ProcessPart, step: int, incident: int) -> int | None:
 
 def _told(process: ProcessPart) -> dict[int, str]:
     """
-    Return the data positions that a rank has captured, by step. A rank that cannot save reports
-    them, so that another rank can write them.
+    Return the data positions (numbers of batches drawn) that a rank has captured, by step. A rank
+    that cannot save reports its data positions, so that another rank can write them.
     """
     return {step: f"{captured:x}" for step, captured in process.page.local_states().items()}
 

@@ -88,7 +88,7 @@ class Harm:
 
     def does(self, mishap: Mishap) -> Done:
         """
-        Carry out a mishap. Return `done`, `later` or `nobody` (see `Done`).
+        Inject a fault or send a request. Return `done`, `later` or `nobody` (see `Done`).
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:

@@ -259,8 +259,8 @@ class Invariants:
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the end of the step before, and the data
-        position of that step.
+        Check that a rank that enters the loop holds the state at the end of the step before, and
+        the data position (the number of batches drawn) of that step.
         """
         if not isinstance(order, Resume):
             return
@@ -274,7 +274,8 @@ class Invariants:
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rank has the data position of the agreed step after a rollback.
+        Check that after a rollback a rank has the data position (the number of batches drawn) of
+        the agreed step.
         """
         self._positioned(
             process, step, "after a rollback each rank has the data position of the agreed step"
@@ -285,8 +286,8 @@ class Invariants:
 
     def trained(self, process: ProcessPart, step: int) -> None:
         """
-        Check that after every trained step the content and the data position are those of the
-        undisturbed run.
+        Check that after every trained step the content of the shards and the data position (the
+        number of batches drawn) are those of the undisturbed run.
         """
         if self._repairing:
             self.nobody_trains_meanwhile(process)

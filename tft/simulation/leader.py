@@ -77,7 +77,7 @@ class _Timers:
     period: float = FIRST_REPEAT
     """Seconds until the next repetition."""
     deadline: float | None = None
-    """The deadline for which a timer is set. None: no timer is set."""
+    """The deadline for which a timer is set. None if no timer is set."""
 
 
 class Leader:
@@ -359,7 +359,7 @@ class Leader:
 
     def die(self) -> None:
         """
-        Stop to lead, and end the process of this controller.
+        Stop leading, and end the process of this controller.
         """
         self.leads = False
         if self.alive:

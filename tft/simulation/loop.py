@@ -75,7 +75,8 @@ def contribute(process: ProcessPart, step: int) -> None:
 def open_window(process: ProcessPart, step: int) -> bool:
     """
     Open the update window after the all-reduces. Return True when the thread changes the state.
-    Return False when it waits at the step gate or a mishap stops it.
+    Return False when the thread must wait at the step gate (where orders hold a rank before an
+    update), or when an injected fault stops it.
     """
     process.steps.window_open = True
     process.page.move(Position(step=step - 1, window=True), process.node.now)
@@ -134,7 +135,8 @@ def _update(process: ProcessPart, step: int) -> None:
 
 def begin_tail(process: ProcessPart, step: int) -> bool:
     """
-    Begin the tail of `step`. Return True unless a mishap stops the thread.
+    Begin the tail of `step` (the part after the update window). Return True unless an injected
+    fault stops the thread.
     """
     process.thread.phase = "tail"
     return process.stage.mishaps.reached(process, step, "tail")

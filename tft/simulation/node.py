@@ -371,7 +371,7 @@ class Node:
 
     def say_status(self) -> None:
         """
-        Send the status of all ranks.
+        Send a heartbeat with the status of all ranks of this node.
         """
         stage = self._stage
         pulses = tuple(

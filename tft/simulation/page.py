@@ -99,7 +99,7 @@ class Page:
 
     def captures(self) -> dict[tuple[int, bool], int]:
         """
-        Return all captured data positions, by step and whether its window had closed.
+        Return all captured data positions, by step and by whether its update window had closed.
         """
         return {
             **{(step, False): data for step, data in self._open},

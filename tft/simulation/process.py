@@ -1,7 +1,7 @@
 """
-One process of one rank: the real rank machine on its control thread, and a simulated training
-thread. As in a real session, the training thread is either in the training loop or outside of it
-and carries out orders.
+One process of one rank: the real rank machine (the state machine that handles orders) on its
+control thread, and a simulated training thread. As in a real session, the training thread is either
+in the training loop or outside of it and carries out orders.
 """
 
 from typing import assert_never
@@ -99,7 +99,8 @@ class Process:
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether it waits at the step gate.
+        Return the position of the training thread, and whether it waits at the step gate (where
+        orders hold a rank before an update).
         """
         gate = self.thread.phase == "gate" or self.thread.errand
         still = gate and not self.steps.lets_go()

@@ -50,7 +50,8 @@ class Steps:
     tail: bool = False
     """True when the update window of step `completed` has closed and the step has not ended."""
     line: str = ""
-    """The last source line that the training thread reached, as reported for the tail."""
+    """The last source line that the training thread reached. If the tail of a step is interrupted,
+    the rank reports this line."""
     announce: bool = False
     """True when the thread must report the next step that it completes."""
     lock: int = NEVER
@@ -73,8 +74,9 @@ class Steps:
 
     def lets_go(self) -> bool:
         """
-        Return whether a thread that waits at the step gate may stop waiting. It may when its next
-        step is allowed, or when it has to leave the loop before that step.
+        Return whether a thread that waits at the step gate (before an update) may stop waiting. The
+        thread may go on when its next step is allowed, or when it has to leave the loop before that
+        step.
         """
         return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
 
@@ -93,7 +95,8 @@ class TrainingThread:
     pending: Execute | None = None
     """The order that waits until the training thread is free."""
     errand: bool = False
-    """True while the rank carries out an order inside the loop, where it waits at the step gate."""
+    """True while the training thread carries out an order in the loop, where it waits at the step
+    gate (before an update). Other orders are carried out outside the loop."""
 
 
 @dataclass(slots=True)

@@ -71,8 +71,8 @@ NOTICED = (
     "straggler", "straggler", "straggler", "straggler", "memory", "corruption", "network", "node",
     "hang", "process", "numeric", "software",
 )  # fmt: skip
-"""Faults that are noticed from outside the rank. The most frequent one is a straggler, a slow
-rank."""
+"""The kinds of faults that an observer outside the rank can report. The most frequent one is a
+straggler, a slow rank."""
 CHECKS = ("", "", "pass", "isolate", "end")
 """The verdicts that the health check of a pause returns for a rank. If empty, the pause has no
 check and lasts until a request ends it."""
@@ -203,7 +203,7 @@ class Schedule:
     breaks: bool = True
     """True if a collective raises an exception when a member is lost. False if it hangs."""
     resume: int = 0
-    """The step of the checkpoint from which the job starts. 0: the job starts without a
+    """The step of the checkpoint from which the job starts. If it is 0, the job starts without a
     checkpoint."""
     backups: int = 0
     """The number of earlier steps of which each rank keeps a copy."""

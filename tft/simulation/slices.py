@@ -19,8 +19,8 @@ from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import Content
 
 FOUND = 1.5
-"""Seconds after the end of a step within which the controller knows that copies differ: several
-beats of each node."""
+"""Seconds after the end of a step within which the controller knows that copies differ: within this
+time each node sends several heartbeats."""
 DISTURBING = ("node", "partition", "broker", "beats", "agent", "deposed")
 """Mishaps that keep beats from a controller. After such a mishap it is unknown when a controller
 receives a digest, so checks that depend on this are skipped."""

@@ -82,7 +82,8 @@ class ProcessPart(Protocol):
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether it waits at the step gate.
+        Return the position of the training thread, and whether it waits at the step gate (where
+        orders hold a rank before an update).
         """
 
     def handle(self, event: RankEvent) -> None:
@@ -258,7 +259,7 @@ class NodePart(Protocol):
 
     def say_status(self) -> None:
         """
-        Send the status of all ranks.
+        Send a heartbeat with the status of all ranks of this node.
         """
 
     def open_store(self) -> None:
@@ -522,19 +523,20 @@ class InvariantsPart(Protocol):
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the end of the step before, and the data
-        position of that step.
+        Check that a rank that enters the loop holds the state at the end of the step before, and
+        the data position (the number of batches drawn) of that step.
         """
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rank has the data position of the agreed step after a rollback.
+        Check that after a rollback a rank has the data position (the number of batches drawn) of
+        the agreed step.
         """
 
     def trained(self, process: ProcessPart, step: int) -> None:
         """
-        Check that after every trained step the content and the data position are those of the
-        undisturbed run.
+        Check that after every trained step the content of the shards and the data position (the
+        number of batches drawn) are those of the undisturbed run.
         """
 
     def ended_step(self, process: ProcessPart, step: int) -> None:

@@ -21,7 +21,7 @@ from tft.simulation.clock import START
 from tft.simulation.schedule import Schedule
 
 EARLIER = "/run/checkpoints/earlier"
-"""The checkpoint from which a resumed job starts."""
+"""The directory of the checkpoint from which a resumed job starts."""
 
 
 class SharedStory:
