@@ -228,7 +228,7 @@ def test_story_without_its_beginning_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("instead", "what"),
     [
-        (b"", "line 3: it says that it is line 4"),
+        (b"", "line 3: it has the number 4, so a line is missing or repeated"),
         (b'{"n":3,"at":2.0,"fr\n', "line 3: it cannot be read as JSON"),
         (b"\0" * 40 + b"\n", "line 3: it cannot be read as JSON"),
         (b"\xff\xfe\n", "line 3: it cannot be read as JSON"),
@@ -263,7 +263,7 @@ def test_error_names_a_damaged_opening_line(tmp_path: Path) -> None:
     assert "line 1: not the beginning of a run" in str(damaged(path, 1, opening))
     path.unlink()
     led = b'{"n":1,"at":1.0,"kind":"Led","body":{"epoch":1}}\n'
-    assert "line 1: a Led before any run was opened" in str(damaged(path, 1, led))
+    assert "line 1: a Led comes before the first line of a run" in str(damaged(path, 1, led))
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,10 @@ class Replay:
     """The machine after the last event."""
     turns: tuple[Turn, ...]
     failed_at: StoryEvent | None = None
-    """The event at which the machine raised an exception; later events were not replayed. None: it
-    did not."""
+    """The event at which the machine raised an exception; later events were not replayed. None if
+    the machine raised no exception."""
     failure: str = ""
-    """The exception of the machine, as text. Empty: there was none."""
+    """The exception of the machine, as text. Empty if the machine raised no exception."""
 
     @property
     def differences(self) -> list[Turn]:
@@ -118,7 +118,8 @@ class Replay:
     @property
     def incidents(self) -> list[tuple[str, int | None, int]]:
         """
-        For each incident: the strategy, the first step computed after it, and the steps lost.
+        For each incident: the strategy, the first step that was trained after the incident (None if
+        there was none), and the number of lost steps.
         """
         all_of_them = {each.number: each for each in self.machine.incidents}
         if self.machine.incident.number:
@@ -165,10 +166,10 @@ def write_story(
     path: Path, opened: Opened, events: Iterable[tuple[Event, Sequence[Command] | None]]
 ) -> None:
     """
-    Append a run to a story file.
+    Append a run to the story file `path`.
 
-    `opened` holds the arguments of the job machine. `events` holds each event with the commands that
-    followed the event. The commands are None for the event at which the machine raised an
+    `opened` holds the arguments of the job machine. `events` holds each event with the commands
+    that followed the event. The commands are None for the event at which the machine raised an
     exception.
     """
     with Story(path) as story:
@@ -180,11 +181,12 @@ def write_story(
 def as_test(replay: Replay, name: str) -> str:
     """
     Return the text of a test. The test feeds the run to the machine and expects the result that
-    this version gives. Whoever pastes the test replaces the expectation with the correct result.
+    this version gives. If that result is wrong, replace it in the pasted test by the correct
+    result.
 
     The test does not contain the recorded commands, because they may be the wrong behaviour that
-    the test is about. The name of the job is replaced, because the name opened the job's ports.
-    Captured rank-local state is cut to eight characters.
+    the test is about. The name of the job is replaced, because a process that knows the name can
+    fetch state from the ranks of the job. Captured rank-local state is cut to eight characters.
     """
     opened = replace(replay.run.opened, job="job", run="run")
     lines = [opened_line(opened), *(event_line(_brief(t.event), None) for t in replay.run.events)]

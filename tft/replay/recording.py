@@ -31,10 +31,12 @@ from tft.protocol.codec import from_plain, to_plain
 from tft.protocol.messages import Report
 
 _SHORTEST = 50
-"""No line of a story has fewer bytes."""
+"""The smallest number of bytes that a line of a story can have. It limits how many lines an
+unreadable part of the file can have held."""
 REPORTS: tuple[type, ...] = get_args(Report)
 OWN: dict[str, type[Own]] = {kind.__name__: kind for kind in get_args(Own)}
-"""The controller's own events, by name."""
+"""The kinds of events that the controller makes itself, by name. All other events are received
+reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,8 @@ class Opened:
     """The pattern of the checkpoints' names. The default is the pattern that all earlier versions
     used."""
     resume: tuple[str, int] | None
-    """The path and the step of the checkpoint from which the run resumes. None: the run starts
-    anew."""
+    """The path and the step of the checkpoint from which the run resumes. None if the run starts
+    from the beginning."""
     older: tuple[tuple[str, int], ...] = ()
     """The checkpoints of earlier steps that were known when the run began: path and step of
     each."""
@@ -88,7 +90,7 @@ class StoryEvent:
     line: int
     event: Event
     then: str | None
-    """The fingerprint of the commands that followed. None: they are not known."""
+    """The fingerprint of the commands that followed. None if the commands are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,8 +200,8 @@ def opened_line(opened: Opened) -> dict[str, Any]:  # Any: any JSON value
 
 def event_line(event: Event, then: str | None) -> dict[str, Any]:  # Any: any JSON value
     """
-    Return the line of an event. `then` is the fingerprint of its commands. None: they are not
-    known.
+    Return the line of an event. `then` is the fingerprint of the commands that followed, or None if
+    the commands are not known.
     """
     followed = {} if then is None else {"then": then}
     return {**_plain(event), **followed}
@@ -239,8 +241,8 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
     Return the beginning and the events of the last run in the file. Return None when that run is
     not `run` of `job`, or when there is no run.
 
-    Raises `StoryCorrupt` when the file is damaged, also when the damage is in an earlier run.
-    Raises `UsageError` when another version of tft has written the last run.
+    Raises `StoryCorrupt` when the file is damaged anywhere, even in an earlier run. Raises
+    `UsageError` when another version of tft has written the last run.
     """
     if not path.exists():
         return None
@@ -256,10 +258,10 @@ def last_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event]] | Non
 
 def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], int] | None:
     """
-    Return what can be read of the last run in a damaged file: its beginning, its events, and how
-    many events are lost. Events that were lost before an earlier controller has said so (`Led.lost`)
-    are not counted again. Return None if the beginning cannot be read, or is not that of `run` of
-    `job`.
+    Return the readable part of the last run in a damaged file: its beginning, its events, and the
+    number of events that cannot be read. Lost events that an earlier controller has already
+    reported (`Led.lost`) are not counted again. Return None if the beginning cannot be read, or is
+    not that of `run` of `job`.
     """
     opened: Opened | None = None
     events: list[Event] = []
@@ -274,7 +276,7 @@ def salvaged_run(path: Path, job: str, run: str) -> tuple[Opened, list[Event], i
                 jumped = line.n - last - 1
                 lost += jumped if jumped > 0 else unread
         except (StoryCorrupt, UsageError):
-            # a block of other bytes may cover the ends of several lines
+            # damage may have overwritten line ends, so this text may have been several lines
             unread += 1 + len(text) // _SHORTEST
             continue
         last, unread = line.n, 0
@@ -313,7 +315,7 @@ def _chapters(content: bytes, name: str) -> list[list[_Line]]:
         if line.kind == "Opened":
             chapters.append([])
         elif not chapters:
-            raise _corrupt(name, number, f"a {line.kind} before any run was opened")
+            raise _corrupt(name, number, f"a {line.kind} comes before the first line of a run")
         chapters[-1].append(line)
     return chapters
 
@@ -321,7 +323,9 @@ def _chapters(content: bytes, name: str) -> list[list[_Line]]:
 def _line(text: bytes, number: int, name: str) -> _Line:
     line = _read(text, number, name)
     if line.n != number:
-        raise _corrupt(name, number, f"it says that it is line {line.n}")
+        raise _corrupt(
+            name, number, f"it has the number {line.n}, so a line is missing or repeated"
+        )
     return line
 
 

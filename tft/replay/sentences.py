@@ -118,7 +118,7 @@ def alike(messages: Sequence[Alike]) -> str:
 def particulars(messages: Sequence[Alike]) -> str:
     """
     Return the details in which the reports of several ranks differ, such as the step that each rank
-    holds. The text is empty if the details did not matter for any decision.
+    holds. The text is empty for kinds of reports whose details the timeline does not show.
     """
     answers = [message for message in messages if isinstance(message, Answered)]
     match messages[0]:
@@ -211,8 +211,9 @@ def _advice(message: Advised) -> str:
 
 def _spread(message: Faulted | Noticed) -> str:
     """
-    Return a text about copies that may be wrong besides those of the reporting rank: copies on
-    other ranks, and copies of later steps. The text is empty when there are none.
+    Return a text that says which copies may be wrong besides the present one of the reporting rank:
+    copies on other ranks, and copies of steps after `not_after`. The text is empty when no other
+    copies are in doubt.
     """
     spread = ", which may have spread" if message.polluted else ""
     older = f", after step {message.not_after}" if message.not_after is not None else ""
@@ -328,7 +329,7 @@ def _other(command: object) -> tuple[str, Collection[int]]:
 
 def fault_in_words(fault: Fault) -> str:
     """
-    Return a description of a fault: its kind, rank and step, without the evidence for the fault.
+    Return a text with the kind, rank and step of a fault, without the evidence for the fault.
     """
     where = "no one rank" if fault.rank is None else f"rank {fault.rank}"
     return f"{fault.kind} at {where} in step {fault.step}"
@@ -351,7 +352,7 @@ def ranks_of(ranks: Collection[int]) -> str:
 
 def span(seconds: float) -> str:
     """
-    Return a duration as text, such as `1.50 s`. `seconds` is the duration.
+    Return a duration of `seconds` seconds as text, such as `1.50 s` or `120 ms`.
     """
     if seconds >= 1:
         return f"{seconds:.2f} s"

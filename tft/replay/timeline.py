@@ -2,7 +2,8 @@
 The timeline of a replayed run, as lines of text: the events with their times, the decisions with
 their reasons, and the durations.
 
-When many ranks answer one order, one line shows all answers, at the time of the last answer.
+When several ranks send matching reports, such as answers to one order, one line shows all of them,
+at the time of the last report.
 
 All times come from the controller's clock. Times of other machines cannot be compared with it.
 """
@@ -66,7 +67,8 @@ def timeline(replay: Replay) -> list[str]:
 @dataclass(slots=True, kw_only=True)
 class _Chorus:
     """
-    Reports that the timeline shows in one line, because many ranks answered one order.
+    Reports of several ranks that the timeline shows in one line, such as their answers to one
+    order.
     """
 
     last: Turn
@@ -144,8 +146,8 @@ class _Timeline:
 
     def _ask(self, commands: Sequence[Command], at: float) -> None:
         """
-        Remember to which ranks each order was sent, and when. The line about the answers uses this
-        to say `all` ranks, and how long the ranks took.
+        Remember to which ranks each order was sent, and when. The line about the answers says
+        whether all these ranks have answered, and how long they took.
         """
         for order in commands:
             if isinstance(order, RankOrder):
@@ -202,7 +204,7 @@ def _choruses(replay: Replay) -> dict[Key, _Chorus]:
         event = turn.recorded.event
         if key is not None and isinstance(event, Received) and isinstance(event.message, Alike):
             chorus = choruses.setdefault(key, _Chorus(last=turn))
-            if event.message.rank not in chorus.said:  # otherwise this report is a repetition
+            if event.message.rank not in chorus.said:  # a second report of a rank is a repetition
                 chorus.last = turn
                 chorus.said[event.message.rank] = event.message
     return choruses
@@ -229,7 +231,7 @@ def _key_of(message: Report, stand: Stand) -> Key | None:
             return ("CheckpointFailed", step, why)
         case Exited(code=code) if stand.state in ("exiting", "ended") and code >= 0:
             return ("Exited", code)
-        case Faulted(kind="network", step=step) if stand.open:  # other ranks report the same fault
+        case Faulted(kind="network", step=step) if stand.open:  # many ranks report one failure
             return ("Faulted", stand.incident, stand.round, step)
         case _:
             return None

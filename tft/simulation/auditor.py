@@ -1,7 +1,8 @@
 """
-The auditor of a simulated run. It checks each decision of the leading controller's job machine: a
-report that the machine was given must contain a reason for it. Each decision is also compared with
-the real state of the simulated cluster, which the machine cannot see.
+The auditor of a simulated run. It checks each decision of the job machine (the state machine in the
+leading controller). Every decision must follow from a report that the machine was given. Each
+decision is also compared with the real state of the simulated cluster, which the machine cannot
+see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ from tft.simulation.truth import Content
 
 S = State
 HARMLESS = ("resume", "come", "advise")
-"""Mishaps that need no reaction of the job."""
+"""The kinds of mishaps (injected faults and requests) to which the job need not react."""
 NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
     "compare": ("stop",),
@@ -67,7 +68,8 @@ NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "save": ("restore",),
     "commit": ("save",),
 }
-"""By order: the orders that each rank must have carried out before it in the same round."""
+"""By order: the earlier orders of the same round (one attempt to handle an incident) that each rank
+must have carried out before this order may be sent."""
 
 
 class Auditor:
@@ -117,7 +119,7 @@ class Auditor:
                     -1 if (message.rank, rank_state) in self._ledger.processes.ended else rank_state
                 )
             if isinstance(message, Ready | NodeJoined | NodeLost):
-                self._consult = None  # what was offered earlier may be impossible now
+                self._consult = None  # the offered strategies may be impossible now
             if not (isinstance(message, Answered) and self._is_impostor(machine, event)):
                 self._ledger.hears(machine, message)
             self._copies.hears(message)
@@ -128,7 +130,8 @@ class Auditor:
 
     def _is_impostor(self, machine: Machine, event: Received) -> bool:
         """
-        Return whether a report is that of a second process of a rank, which nobody has ordered.
+        Return True if a report was sent by a second process of its rank, which no order has
+        started.
         """
         rank = getattr(event.message, "rank", -1)
         process = self._process(machine, rank)
@@ -157,7 +160,8 @@ class Auditor:
 
     def _compared(self, machine: Machine, event: SlicesAgreed | SlicesDiffered) -> None:
         """
-        Record the result of a comparison of slices.
+        Record the result of a comparison of slices (in each step, the ranks compare digests of one
+        part of each shard).
         """
         self._slices.judged(machine, event)
         if isinstance(event, SlicesAgreed):
@@ -225,7 +229,7 @@ class Auditor:
                 return
             kind = report.kind
         if kind in ("network", "software", "straggler"):
-            return  # such a report may have several causes, or none
+            return  # the controller may blame another rank for these kinds, or no rank
         for fault in machine.incident.faults:
             if fault.rank == rank and (fault.kind == kind or isinstance(report, Exited)):
                 return
@@ -253,13 +257,13 @@ class Auditor:
         if name in offered and name not in self._vetoed and not done:
             raise Broken(
                 "advice is followed",
-                f"{advised.strategy} was advised, {incident.decision.strategy} is done",
+                f"{advised.strategy} was advised, but {incident.decision.strategy} was chosen",
             )
 
     def _opened(self, machine: Machine, event: Event) -> None:
         """
-        Check that a new incident has a cause. Raises `Broken` when no mishap has happened so far,
-        or only mishaps that need no reaction (`HARMLESS`).
+        Check that a new incident has a cause. Raises `Broken` when the simulation has injected no
+        fault or request so far that can cause an incident (see `HARMLESS`).
         """
         self._number = machine.incident.number
         self._vetoed.clear()
@@ -268,7 +272,10 @@ class Auditor:
             self._to_end = "too many incidents"
         happened = [m.what for m in self._stage.mishaps.happened if m.what not in HARMLESS]
         if not happened:
-            raise Broken("an incident begins with a fault", f"{event} opens one")
+            raise Broken(
+                "an incident begins with a fault",
+                f"{event} opens an incident without a cause",
+            )
 
     # ---------------------------------------------------------------- issued orders
 
@@ -312,8 +319,9 @@ class Auditor:
 
     def _gives_up(self, machine: Machine, event: Event, rank: int) -> None:
         """
-        Check the fault that the node of a rank is given up. If no report gives the reason, a rank
-        on the node must have had wrong copies twice. Raises `Broken` otherwise.
+        Check the controller's decision to give up the node of a rank. Raises `Broken` when a
+        comparison of copies has led to the decision, although no rank on the node has had wrong
+        copies of its state twice.
         """
         node = self._ledger.place(machine, rank)
         if node in self._ledger.lost:
@@ -355,8 +363,9 @@ class Auditor:
 
     def _not_made_anew(self, machine: Machine, order: Rollback) -> None:
         """
-        Check that no rank makes its rank-local state anew if its node is the only one that was
-        lost, and another node has reported that state. Raises `Broken` otherwise.
+        Check that no rank is told to recompute its rank-local state from the step number although
+        another node has reported that state. Look only at runs in which one node was lost. Raises
+        `Broken` otherwise.
         """
         kept = self._ledger.kept
         again = [
@@ -373,12 +382,13 @@ class Auditor:
 
     def _goes_back(self, machine: Machine, order: Regroup | Save | Load) -> None:
         """
-        Check the step of an order after slices differed.
+        Check that a regroup, save or load order names an allowed step, if a comparison of slices
+        (parts of the shards) has found that copies differ.
         """
         step = order.step - 1 if isinstance(order, Regroup) else order.step
         found = self._slices.found
         if found is not None and step >= 0:
-            saves = isinstance(order, Save)  # what is on disk need not be saved
+            saves = isinstance(order, Save)  # only copies in memory can be saved
             earlier = self._chances.earlier(machine, found.sound, held=saves)
             self._slices.goes_back(machine, step, earlier)
 
@@ -422,9 +432,9 @@ class Auditor:
 
     def _verdicts(self, event: Event) -> None:
         """
-        Check that the job does not go on when a check has found a rank bad in the current round. A
-        request to resume overrules the verdict. Raises `Broken` when the job goes on without such a
-        request.
+        Check that a paused job does not resume after a health check of the current round has found
+        a rank bad. A request to resume overrules the verdict. Raises `Broken` when the job resumes
+        without such a request.
         """
         if isinstance(event, Received) and isinstance(event.message, ResumeRequested):
             return
@@ -432,12 +442,13 @@ class Auditor:
             if (answer.incident, answer.round) == self._ledger.key and answer.verdict != "pass":
                 raise Broken(
                     "an isolated node gets no process",
-                    f"rank {rank} was found to {answer.verdict}, all go on",
+                    f"the check of rank {rank} said {answer.verdict}, but the job resumes",
                 )
 
     def digested(self, process: ProcessPart, step: int) -> None:
         """
-        Record the content of a rank that has posted the digests of a slice at the end of `step`.
+        Record the real content of a rank at the end of `step`, when the rank has posted the digests
+        of a slice (a part of each of its shards).
         """
         self._slices.digested(process, step)
 
@@ -451,9 +462,9 @@ class Auditor:
     ) -> None:
         """
         Check a fetched shard of a rank that had already ended `step` with sound content. The rank
-        must not receive the content that other ranks had in the tail of that step. `had` holds the
-        shards of the rank before the fetch, `got` is the fetched content. Raises `Broken` when the
-        content is of the tail.
+        must not receive content that other ranks had in the tail of that step (between its update
+        window and its end). `had` holds the shards of the rank before the fetch, `got` is the
+        fetched content. Raises `Broken` when the fetched content is from the tail.
         """
         stages = self._stage.truth.stages(step, shard)
         if self._copies.suspects(process.rank) or had.get(shard) != stages[-1]:
@@ -505,7 +516,7 @@ class Auditor:
             or rank in ledger.named
             or rank in ledger.slow
             or order.node in ledger.lost
-            or order.node in self._slices.left  # the fault that says so may be told after this
+            or order.node in self._slices.left  # the node's `fault` event may follow this order
             or (whole_nodes and order.node in ledger.hurt)
         ):
             return
@@ -516,7 +527,8 @@ class Auditor:
 
     def _refused(self, machine: Machine, refused: Refused) -> None:
         """
-        Check that no process is refused the rank that it rightly holds. Raises `Broken` otherwise.
+        Check that the controller refuses no process that rightly holds its rank. Raises `Broken`
+        otherwise.
         """
         process = self._process(machine, refused.rank)
         if process is None or process.pid != refused.pid:
@@ -575,7 +587,7 @@ class Auditor:
     def _not_ruled_out(self, machine: Machine) -> None:
         if machine.incident.decision.base in self._vetoed - {"exit"}:
             raise Broken(
-                "advice is followed", f"{machine.incident.decision.base} was ruled out, and done"
+                "advice is followed", f"{machine.incident.decision.base} was ruled out, but chosen"
             )
 
     def _everyone_trained(self, machine: Machine) -> None:
@@ -590,7 +602,7 @@ class Auditor:
             if process.steps.completed < self._stage.schedule.steps:
                 raise Broken(
                     "recovery succeeds after one more step",
-                    f"rank {rank} has trained none after step {process.steps.completed}",
+                    f"rank {rank} has trained no step after step {process.steps.completed}",
                 )
 
     def _stand(self, machine: Machine) -> None:

@@ -1,6 +1,6 @@
 """
-An independent estimate of the chances of a job. It computes the newest step for which every shard
-has a sound copy, and whether a job that ends could have continued.
+An independent estimate of whether a simulated job can continue. It computes the newest step for
+which every shard has a sound copy, and whether a job that ends could have continued instead.
 """
 
 from tft.core.job.machine import Machine
@@ -16,8 +16,9 @@ S = State
 
 class Chances:
     """
-    Checks the agreed step of a job, and whether the job may end. The estimate never claims more
-    than the machine could know. When it is uncertain whether content is sound, the check passes.
+    Checks the step from which the machine lets all ranks continue, and whether the job may end. The
+    estimate never claims more than the machine could know. When it is uncertain whether content is
+    sound, the check passes.
     """
 
     def __init__(self, stage: Stage, ledger: Ledger, copies: Copies) -> None:
@@ -74,8 +75,8 @@ class Chances:
     def rolled_back(self, machine: Machine) -> None:
         """
         Forget the checkpoints of steps later than the ceiling of the incident. The ceiling is the
-        latest step whose state is not in doubt. All ranks go back, so later checkpoints may be
-        void.
+        latest step whose state is not in doubt. All ranks go back to an earlier step, so later
+        checkpoints may hold wrong state.
         """
         ceiling = machine.incident.spread.ceiling
         if ceiling is not None:
@@ -97,7 +98,7 @@ class Chances:
             raise Broken("the job ends only for a cause", incident.decision.forced)
         members = machine.members
         if not all(any(r == rank for r, _ in self._ledger.processes.ready) for rank in members):
-            return  # the job may wait for ranks that never arrive
+            return  # the job may end: it may be waiting for ranks that never arrive
         lost = members.difference(self._ledger.there(machine, members))
         strategy = "recover" if lost or incident.turnover.respawns else "retry"
         enabled = strategy in policy.enable and strategy in self._stage.schedule.strategies
@@ -171,7 +172,7 @@ class Chances:
     def _to_be_found(self, machine: Machine) -> int | None:
         """
         Return the step of the newest checkpoint that the ranks have written without tft and that
-        all of them could load. None: there is no such checkpoint.
+        all of them could load. Return None if there is no such checkpoint.
         """
         world = self._stage.schedule.world
         if not self._stage.schedule.own or len(machine.members) < world:

@@ -23,21 +23,21 @@ class Clock:
         self.happened = 0
         """The number of calls that were made."""
         self._turn = 0
-        # Any: the arguments of `call`
+        # Any: the arguments of `call` may have any type
         self._heap: list[tuple[float, int, Call, tuple[Any, ...]]] = []
 
-    # Any: the arguments of `call`
+    # Any: the arguments of `call` may have any type
     def at(self, moment: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` at a moment, in virtual seconds.
+        Call `call` with `arguments` at the virtual time `moment`, in seconds.
         """
         self._turn += 1
         heappush(self._heap, (moment, self._turn, call, arguments))
 
-    # Any: the arguments of `call`
+    # Any: the arguments of `call` may have any type
     def after(self, delay: float, call: Call, *arguments: Any) -> None:
         """
-        Call `call` after `delay` virtual seconds.
+        Call `call` with `arguments` after `delay` virtual seconds.
         """
         self._turn += 1
         heappush(self._heap, (self.now + delay, self._turn, call, arguments))

@@ -39,10 +39,11 @@ class Copies:
         self._stage = stage
         self._ledger = ledger
         self._compared = stage.schedule.resume
-        """The last step from whose end all ranks continued together."""
+        """The last step at whose end all copies were compared equal, or from whose end all ranks
+        continued together."""
         self._bar: int | None = None
         """The latest step that may be used while copies differ and it is not known which are right.
-        None: no limit."""
+        None if there is no limit."""
         self._most: dict[tuple[str, int], Digests] = {}
         """By shard and step: the digests that count as right, because most or all ranks hold them.
         """
@@ -53,11 +54,12 @@ class Copies:
         self._suspected: set[int] = set()
         """The ranks whose copies were put in doubt since all ranks last continued together."""
         self._brought: set[tuple[int, int]] = set()
-        """Rank and incarnation of the processes that have fetched state since then. Their copies do
-        not prove anything about the copies of other ranks."""
+        """Rank and incarnation of the processes that have fetched state since all ranks last
+        continued together. The copies of these processes prove nothing about the copies of other
+        ranks."""
         self._inexact: int | None = None
-        """The step from whose tail, and not from whose end, this incident lets all ranks continue.
-        None: no such step."""
+        """The step from whose tail (after the update window, before the end of the step) this
+        incident lets all ranks continue. None if all ranks continue from the end of a step."""
 
     def suspects(self, rank: int) -> bool:
         """
@@ -74,7 +76,8 @@ class Copies:
 
     def were_equal(self, step: int) -> None:
         """
-        Record that the copies of each shard were equal at the end of `step`, as slices have shown.
+        Record that the copies of each shard were equal at the end of `step`, as the comparison of
+        slices (parts of the shards) has shown.
         """
         self._compared = max(self._compared, step)
 
@@ -102,7 +105,7 @@ class Copies:
             case Answered(rank=rank) if report.failure is not None:
                 self._suspected.add(rank)
             case Answered(rank=rank, order="fetch"):
-                # otherwise the answer belongs to an earlier round
+                # an answer of an earlier round does not count
                 if (report.incident, report.round) == self._ledger.key:
                     self._brought.add((rank, report.incarnation))
             case _:
@@ -123,7 +126,8 @@ class Copies:
             if step is None or (ceiling is not None and step > ceiling):
                 continue
             if not step:
-                # ranks may begin with different content, for which another event is logged
+                # at step 0 ranks may hold different content: the event `begins_unlike` reports it,
+                # so no vote is needed
                 continue
             for shard in answer.digests:
                 votes.setdefault((shard, step), []).append(answer)
@@ -212,7 +216,7 @@ class Copies:
         """
         Check the rank `wrong`, which is said to have a wrong copy of `step`. Raises `Broken` when
         this rank has the content of the end of the step, while a rank in `right` has content of the
-        step's tail.
+        step's tail (between the update window and the end of the step).
         """
         process = self._process(machine, wrong)
         stages = self._stage.truth.stages(step, shard)
@@ -328,7 +332,7 @@ class Copies:
     def _bend_to_tail(self, machine: Machine, shard: str, step: int, content: Content) -> None:
         """
         Count content of the tail of `step` as right if the incident has reported that training
-        continues from it.
+        continues from the tail and not from the end of the step.
         """
         truth = self._stage.truth
         if machine.incident.exactness.sentences and content in truth.stages(step, shard):
@@ -346,7 +350,7 @@ class Copies:
                 f"{what} is not the content that most ranks hold",
             )
         if content not in truth.stages(step, shard):
-            return  # content that is wrong in another way is found when a rank uses it
+            return  # the invariants find any other wrong content when a rank uses it
         if not machine.incident.exactness.sentences:
             raise Broken(
                 "an inexact recovery is reported",

@@ -4,7 +4,8 @@ member is missing.
 
 An all-reduce is complete only when every member has contributed. The result arrives at each member
 at a different time. So a fault can find some members a step ahead of others. The same holds for the
-collective in the tail of a step, if the schedule has one.
+collective in the tail of a step (the part after the update window), if the schedule has such a
+collective.
 """
 
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ PHASES = ("all-reduce", "average")
 
 def _is_corrupted(process: ProcessPart) -> bool:
     """
-    Return whether the model of a rank has a silent corruption. Settings are not used until the
-    update.
+    Return True if a silent corruption has changed the model of a rank. Corrupted settings, such as
+    the learning rate, do not count: the gradients do not depend on them.
     """
     return any(content.model % 1 == FLIPPED for content in process.memory.content.values())
 
@@ -38,12 +39,13 @@ class Group:
         self._building: dict[int, ProcessPart] = {}
         self._arrived: dict[int, ProcessPart] = {}
         self._averaging: dict[int, ProcessPart] = {}
-        """The members that wait in the collective of the tail."""
+        """The members that wait in the collective of the tail (the part of a step after the update
+        window)."""
         self._spoilt = False
         """True when a member has contributed wrong data to the current all-reduces."""
         self._corrupted = False
-        """True when a member has computed its contribution from corrupted content. Only jobs that
-        compare slices look at that."""
+        """True when a member has computed its contribution from corrupted content. Set only in jobs
+        that compare slices (parts of the shards)."""
 
     # ---------------------------------------------------------------- building the wrappers
 
@@ -282,12 +284,14 @@ class Group:
 class _Meeting:
     waiting: dict[int, ProcessPart] = field(default_factory=dict)
     spoilt: bool = False
-    """True when two processes have joined for one rank. Then the number of arrivals is wrong."""
+    """True when two processes have joined for one rank. Then no group is formed, because the number
+    of arrivals does not show whether every rank has joined."""
 
 
 class Groups:
     """
-    The rendezvous stores: processes that come under one name form a group.
+    The rendezvous stores of all nodes. Processes that join a store under the same name form a
+    process group.
     """
 
     def __init__(self, stage: Stage) -> None:

@@ -56,7 +56,7 @@ def begin(process: ProcessPart, execute: Execute) -> None:
 def _fail(process: ProcessPart, execute: Execute, takes: float, failure: str) -> None:
     """
     Let an order fail with the text `failure`, `takes` seconds from now. A failed fetch or load
-    leaves the state of the rank torn.
+    leaves the state of the rank incomplete.
     """
     order = execute.order
     if isinstance(order, Fetch):
@@ -90,9 +90,8 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
             fetched = [transfer.shard for transfer in order.transfers]
             whole = process.held() != order.step or process.memory.content.keys() <= set(fetched)
             _tear(process, fetched)
-            process.memory.torn = (
-                whole or process.memory.torn
-            )  # otherwise the other shards stay complete
+            # a rank that fetches only some shards of the step that it holds still holds this step
+            process.memory.torn = whole or process.memory.torn
             stage.clock.after(takes + stage.takes(0.02, 0.4), _fetch, process, execute, order, had)
         case Load():
             process.memory.torn = True
@@ -125,7 +124,7 @@ def _begin(process: ProcessPart, execute: Execute, takes: float) -> None:
 def abandon(process: ProcessPart) -> None:
     """
     Interrupt the order in which the training thread hangs. Only a fetch, a regroup or a rebuild can
-    be interrupted.
+    be interrupted; for other orders, do nothing.
     """
     task = process.thread.task
     if task is None:
@@ -223,7 +222,7 @@ def _fetch(
 def _given(process: ProcessPart, transfer: Transfer, order: Fetch) -> Content | None:
     """
     Return the content of a shard from the first source that lives and has the state of the step.
-    None: there is no such source.
+    Return None if there is no such source.
     """
     stage, step = process.stage, order.step
     for source in transfer.sources:
@@ -318,8 +317,8 @@ def _local_state(process: ProcessPart, step: int, incident: int) -> int | None:
 
 def _told(process: ProcessPart) -> dict[int, str]:
     """
-    Return the data positions that a rank has captured, by step. A rank that cannot save reports
-    them, so that another rank can write them.
+    Return the data positions (numbers of batches drawn) that a rank has captured, by step. A rank
+    that cannot save reports its data positions, so that another rank can write them.
     """
     return {step: f"{captured:x}" for step, captured in process.page.local_states().items()}
 

@@ -1,6 +1,6 @@
 """
-The effects of the mishaps. A mishap strikes a process, a node, the network or a controller, or it
-is a request of a person or a plugin.
+The effects of the mishaps of a schedule. A mishap is an injected fault of a process, a node, the
+network or a controller, or a request of a person or a plugin.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,15 +37,17 @@ IN_LOOP = ("forward", "all-reduce", "window", "tail", "average")
 
 
 FINDS: Mapping[str, Verdict] = {"isolate": "isolate", "end": "end"}
-"""By the `kind` of the mishap: the verdict, other than `pass`, that a check returns."""
+"""By the `kind` of a `pause` mishap: the verdict of the health check in that pause. For other kinds
+the verdict is `pass`."""
 Done = Literal["done", "later", "nobody"]
-"""The result of a mishap. `done`: it has happened. `later`: it will happen when its condition is
-met. `nobody`: it had no target."""
+"""The result of injecting a mishap (a fault or a request). `done`: the mishap has happened.
+`later`: the mishap will happen when its condition is met. `nobody`: the mishap had no target."""
 
 
 class Armed(Protocol):
     """
-    The mishaps that wait for their moment, and the records of those that have happened.
+    The mishaps (injected faults and requests) that wait for their moment, and the methods to record
+    those that have happened.
     """
 
     failures: dict[tuple[int, str], list[Mishap]]
@@ -68,13 +70,13 @@ class Armed(Protocol):
 
     def expect(self, seconds: float) -> None:
         """
-        Record that an effect lasts for `seconds` from now on.
+        Record that the effect of a mishap lasts for `seconds` from now on.
         """
 
 
 class Harm:
     """
-    Carries out the mishaps.
+    Carries out the mishaps: injects the faults into the simulated cluster, and sends the requests.
     """
 
     def __init__(self, stage: Stage, mishaps: Armed) -> None:
@@ -86,7 +88,7 @@ class Harm:
 
     def does(self, mishap: Mishap) -> Done:
         """
-        Carry out a mishap. Return `done`, `later` or `nobody` (see `Done`).
+        Inject a fault or send a request. Return `done`, `later` or `nobody` (see `Done`).
         """
         stage, mishaps = self._stage, self._mishaps
         match mishap.what:
@@ -145,8 +147,8 @@ class Harm:
                 process.node.ended(process, -9)
             case "hang" | "stop":
                 if all(other.life.joined is None for other in stage.cluster.processes):
-                    # no process is ended for this: a script may run for any time before it calls
-                    # tft.init
+                    # while no process has called tft.init, the controller ends no process for a
+                    # hang, because a script may run for any time before that call
                     return "nobody"
                 process.hang(wholly=mishap.what == "stop")
             case "impostor":
@@ -155,7 +157,7 @@ class Harm:
                 return self._flip(mishap, process)
             case "context":
                 process.collectives.context_lost = True
-                # otherwise the rank notices it at its next order
+                # outside the loop, the rank notices the lost context at its next order
                 if process.thread.phase in IN_LOOP:
                     loop.fault(process, "process", "Boom: the context is lost")
             case _ if process.thread.phase not in IN_LOOP:
@@ -405,5 +407,6 @@ class Harm:
 
 def _nothing() -> None:
     """
-    Do nothing. No agent sends the captures of a process that it has not started.
+    Do nothing when the page of a process that no agent has started records a data position: no
+    agent sends such positions to another node.
     """

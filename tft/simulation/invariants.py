@@ -24,7 +24,7 @@ from tft.simulation.truth import Content, Written
 
 BOUND = 200.0
 """Virtual seconds after the last mishap within which the job must be over. This is several times
-every limit of the policies that schedules draw."""
+the longest limit of any policy that a schedule can have."""
 
 LEAVING = 8.0
 """The time in virtual seconds within which every process that can be reached learns that the job is
@@ -67,10 +67,12 @@ class Invariants:
         """By rank: the node on which the rank last continued training, and the first step that it
         trained there."""
         self._left: dict[int, int] = {}
-        """By rank that takes no part: the step from whose end the job continued without it."""
+        """By rank that no longer takes part in the job: the step from whose end the job continued
+        without this rank."""
         self.given_up: set[int] = set()
-        """The ranks whose process was not ended in time. It is unknown when the controller learns
-        what such a process leaves behind."""
+        """The ranks whose process was not ended in time. No check expects their rank-local state,
+        because it is unknown when the controller learns what such a process has left on its node.
+        """
 
     def one_leader_obeyed(self, epoch: int, leader: int) -> None:
         """
@@ -121,8 +123,8 @@ class Invariants:
                     f"ranks found the steps {sorted(found)}, and all were told to resume from "
                     f"{order.step}",
                 )
-            # only now: before the rollback the job may still go back to a later checkpoint of all
-            # ranks
+            # record the excluded ranks only at the rollback: before it, the job may still go back
+            # to a later checkpoint of all ranks
             without = self._without.get(key, ())
             self._stage.truth.go_on_without(order.step, without)
             for rank in without:
@@ -248,8 +250,8 @@ class Invariants:
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
         """
-        Check that after a repair every shard of the rank is that of the agreed step, neither older
-        nor torn.
+        Check that after a repair every shard of the rank has the content of the agreed step, and is
+        neither older nor torn (a mixture of two steps).
         """
         self._whole(
             process, order.step, "after a repair each rank has the agreed state", order, tail=True
@@ -257,8 +259,8 @@ class Invariants:
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the end of the step before, and the data
-        position of that step.
+        Check that a rank that enters the loop holds the state at the end of the step before, and
+        the data position (the number of batches drawn) of that step.
         """
         if not isinstance(order, Resume):
             return
@@ -272,7 +274,8 @@ class Invariants:
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rank has the data position of the agreed step after a rollback.
+        Check that after a rollback a rank has the data position (the number of batches drawn) of
+        the agreed step.
         """
         self._positioned(
             process, step, "after a rollback each rank has the data position of the agreed step"
@@ -283,8 +286,8 @@ class Invariants:
 
     def trained(self, process: ProcessPart, step: int) -> None:
         """
-        Check that after every trained step the content and the data position are those of the
-        undisturbed run.
+        Check that after every trained step the content of the shards and the data position (the
+        number of batches drawn) are those of the undisturbed run.
         """
         if self._repairing:
             self.nobody_trains_meanwhile(process)
@@ -404,8 +407,8 @@ class Invariants:
 
     def _wanted(self, rank: int) -> bool:
         """
-        Return whether a rank is a member of the job. Ranks without which the job went on are not
-        members, and no invariant binds them.
+        Return whether a rank is a member of the job. A rank without which the job has continued is
+        not a member, and no invariant applies to it.
         """
         return any(rank in leader.machine.members for leader in self._leading())
 
@@ -431,14 +434,14 @@ class Invariants:
 
     def _remembered(self, step: int) -> list[int]:
         """
-        Return the ranks whose data position of `step` is still known: it is on the page of the
-        rank, on a node that the newest leader knows. The page stays on the node when the process of
-        the rank ends.
+        Return the ranks whose data position of `step` is still known. The position is on the page
+        of the rank (shared memory on its node), and the newest leader must know that node. The page
+        stays on the node when the process of the rank ends.
 
         A rank may have moved to another node. Data positions on its old page count only for steps
-        before the move. Those of a rank that has left count for no step that the job has trained
-        without it. A leader that was superseded without noticing it may know nodes that are gone,
-        so only the newest leader is asked.
+        before the move. The data positions of an excluded rank do not count for steps that the job
+        has trained without it. A leader that was superseded without noticing it may know nodes that
+        are gone, so only the newest leader is asked.
         """
         newest = self._stage.story.epoch
         known = [

@@ -34,7 +34,8 @@ from tft.simulation.stage import NodePart, Stage
 from tft.simulation.story import opened
 
 WATCHED = (State.HEALTHY, State.RESUMING, State.PAUSING)
-"""The states in which ranks must make progress."""
+"""The states of the job machine in which ranks must make progress. Only in these states a
+standstill of all ranks is reported as a stall."""
 LEAD = 1.0
 """The time in seconds between two `Lead` messages when there is nothing new to acknowledge."""
 NEWS = 0.03
@@ -76,7 +77,7 @@ class _Timers:
     period: float = FIRST_REPEAT
     """Seconds until the next repetition."""
     deadline: float | None = None
-    """The deadline for which a timer is set. None: no timer is set."""
+    """The deadline for which a timer is set. None if no timer is set."""
 
 
 class Leader:
@@ -97,7 +98,8 @@ class Leader:
         self._inbox = Inbox()
         self._hang_detection = HangDetection(stage.schedule.policy)
         self._slices = SliceComparison()
-        # different for each controller, so that not all claim at once
+        # each controller waits for a different time, so that not all standbys claim the epoch at
+        # once
         patience = PATIENCE * (1 + 0.4 * number)
         self._lease = Lease(patience=patience, at=stage.clock.now)
         self._timers = _Timers()
@@ -226,7 +228,8 @@ class Leader:
 
     def _compare_slices(self) -> None:
         """
-        Compare the slices of the attempt in which the ranks train from now on.
+        Start to compare the slices (parts of the shards) of the attempt with which the ranks have
+        resumed training.
         """
         machine = self.machine
         if machine.attempt is not None:
@@ -356,7 +359,7 @@ class Leader:
 
     def die(self) -> None:
         """
-        End the process of this controller.
+        Stop leading, and end the process of this controller.
         """
         self.leads = False
         if self.alive:

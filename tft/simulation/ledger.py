@@ -41,7 +41,8 @@ LIMITS: dict[OrderName, str] = {
     "hold": "hold", "check": "check", "release": "freeze", "save": "save", "commit": "save",
     "complete": "join", "end": "leave",
 }  # fmt: skip
-"""By order: the name of the limit in `Policy` within which it must be answered."""
+"""By order: the name of the field of `Policy` that holds the time limit (in seconds) for the ranks'
+answers to the order."""
 DOUBTFUL = ("memory", "corruption", "numeric")
 """The kinds of faults after which the state of a rank is not trusted, even if it is right."""
 
@@ -64,9 +65,9 @@ class ProcessBook:
     """
 
     sites: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By rank and incarnation: the node on which the process was started. A process that is to
-    take over a rank runs on another node than the process that still trains. A report about one
-    says nothing of the other's node."""
+    """By rank and incarnation: the node on which the process was started. A process that is to take
+    over a rank runs on another node than the process that still trains. Therefore the incarnation
+    is a part of the key."""
     started: dict[int, float] = field(default_factory=dict)
     """By rank: the moment at which a process was last started for it."""
     ready: set[tuple[int, int]] = field(default_factory=set)
@@ -81,15 +82,15 @@ class ProcessBook:
 @dataclass(slots=True)
 class KeptBook:
     """
-    What other nodes have reported of the rank-local state of a lost node.
+    The reports of other nodes about the rank-local state of the ranks of a lost node.
     """
 
     moved: bool = False
     """True when a rank may run on another node than at its start, or with another page. Its
     rank-local state may then be out of reach."""
     losses: int = 0
-    """How many nodes were lost or given up in this run, or have got another agent. A rank that has
-    moved for another reason counts, too."""
+    """The number of nodes in this run that were lost or have got another agent. A node that was
+    given up, or a rank that has moved for another reason, adds 2."""
     holders: dict[int, dict[int, int]] = field(default_factory=dict)
     """By lost node: the incarnation of each rank that had its process there."""
     steps: dict[int, set[int]] = field(default_factory=dict)
@@ -122,8 +123,8 @@ class KeptBook:
 
     def of_lost(self) -> set[int] | None:
         """
-        Return the steps that were reported for all ranks of the only node that was lost. None: not
-        all of them were reported, or more than one node was lost.
+        Return the steps that were reported for all ranks of the only node that was lost. Return
+        None if a rank of that node was not reported, or if not exactly one node was lost.
         """
         if self.losses != 1:
             return None
@@ -146,8 +147,8 @@ class Ledger:
     """By order and rank: incident and round in which the order was sent last, the incarnation to
     which it was sent, and the moment."""
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
-    """By order and rank: the last answer without a failure that belonged to the current round
-    and incarnation."""
+    """By order and rank: the last answer without a failure. Answers of an earlier round or of
+    another incarnation are not recorded."""
     told: dict[int, ReportedSteps] = field(default_factory=dict)
     agents: dict[int, int] = field(default_factory=dict)
     """By node: the process id of the agent that reported last."""
@@ -155,7 +156,7 @@ class Ledger:
     named: set[int] = field(default_factory=set)
     """The ranks that a report or advice has named in this incident."""
     hurt: set[int] = field(default_factory=set)
-    """The nodes on which the processes of the `named` ranks ran."""
+    """The nodes on which the processes of the ranks in `named` ran."""
     lost: set[int] = field(default_factory=set)
     """The nodes that were given up in this run."""
     slow: set[int] = field(default_factory=set)
@@ -172,7 +173,7 @@ class Ledger:
 
     def hears(self, machine: Machine, report: Report) -> None:
         """
-        Record a report that is about to be judged.
+        Record a report that the job machine is about to handle.
         """
         match report:
             case Answered():
@@ -263,7 +264,7 @@ class Ledger:
 
     def over(self) -> None:
         """
-        Forget the ranks and nodes that were named in the closed incident. They are no reason for
+        Forget the ranks and nodes that were named in the closed incident. They must not justify
         decisions in the next incident.
         """
         self.named.clear()
@@ -316,7 +317,8 @@ class Ledger:
 
     def place(self, machine: Machine, rank: int) -> int:
         """
-        Return the node of the process that holds a rank. Return -1 when none was requested yet.
+        Return the node of the process that holds a rank. Return -1 when no process was ordered for
+        the rank yet.
         """
         return self.processes.sites.get((rank, machine.incarnation(rank)), -1)
 

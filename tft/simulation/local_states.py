@@ -1,6 +1,7 @@
 """
-The data positions that simulated nodes keep for each other. The messages are made and judged by the
-same code as in a real agent, and travel over the simulated network.
+The data positions that simulated nodes keep for each other. If a node is lost, its ranks resume
+from the positions that another node has kept. The messages are made and handled by the same code as
+in a real agent, and are sent over the simulated network.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +14,13 @@ from tft.simulation.page import Page
 from tft.simulation.stage import Stage
 
 REPEAT = 0.3
-"""The time in seconds between two repetitions of captures that the other node has not confirmed. A
-real agent repeats them every 0.1 s."""
+"""The time in seconds between two repetitions of data positions that the other node has not
+confirmed. A real agent repeats them every 0.1 s."""
 
 
 class _Owner(Protocol):
     """
-    The node to which an exchange belongs.
+    The node whose captured data positions a `LocalStateExchange` sends.
     """
 
     number: int
@@ -40,7 +41,8 @@ class _Owner(Protocol):
 
 class LocalStateExchange:
     """
-    Sends the captures of the ranks of one node to another node, and keeps those of others.
+    Sends the data positions that the ranks of one node have captured to another node, and keeps the
+    data positions of other nodes' ranks.
     """
 
     def __init__(self, stage: Stage, node: _Owner) -> None:
@@ -53,13 +55,15 @@ class LocalStateExchange:
     @property
     def keeper(self) -> int | None:
         """
-        The node that keeps the captures of this node.
+        The number of the node that keeps the data positions of this node's ranks. None if the
+        controller has named no such node.
         """
         return self._sending.keeper
 
     def rung(self) -> None:
         """
-        Send what the ranks have captured since the last call.
+        Send the data positions that the ranks have captured since the last call to the node that
+        keeps them.
         """
         if self._sending.keeper is None or not self._node.alive:
             return
@@ -90,7 +94,8 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Send all captures to another node from now on, if the controller names another one.
+        Handle a `Lead` message. If the controller names another node to keep the data positions of
+        this node's ranks, send all of them to that node.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node.number)):
@@ -111,13 +116,14 @@ class LocalStateExchange:
 
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
-        Return the reports of what this node has of the ranks of a lost node.
+        Return reports of the rank-local state that this node keeps for the ranks of a lost node.
         """
         return self._keeping.recalled(order, at)
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """
-        Return the data positions that this node has of a rank of another node, by step.
+        Return the data positions, by step, that this node keeps for a rank of another node
+        (`lost`).
         """
         return self._keeping.report(lost, rank, 0.0).local_state
 

@@ -50,8 +50,8 @@ def enter(process: ProcessPart, execute: Execute) -> None:
 
 def forward(process: ProcessPart, step: int) -> None:
     """
-    Capture the data position of `step` at the end of its forward pass, so that another node gets it
-    before this rank contributes. Then the position has not been used yet.
+    Capture the data position of `step` (the number of batches drawn) at the end of the forward
+    pass. So another node can receive the position before this rank contributes to the all-reduces.
     """
     process.page.capture(step, process.memory.data + 1, closed=False)
 
@@ -75,7 +75,8 @@ def contribute(process: ProcessPart, step: int) -> None:
 def open_window(process: ProcessPart, step: int) -> bool:
     """
     Open the update window after the all-reduces. Return True when the thread changes the state.
-    Return False when it waits at the step gate or a mishap stops it.
+    Return False when the thread must wait at the step gate (where orders hold a rank before an
+    update), or when an injected fault stops it.
     """
     process.steps.window_open = True
     process.page.move(Position(step=step - 1, window=True), process.node.now)
@@ -134,7 +135,8 @@ def _update(process: ProcessPart, step: int) -> None:
 
 def begin_tail(process: ProcessPart, step: int) -> bool:
     """
-    Begin the tail of `step`. Return True unless a mishap stops the thread.
+    Begin the tail of `step` (the part after the update window). Return True unless an injected
+    fault stops the thread.
     """
     process.thread.phase = "tail"
     return process.stage.mishaps.reached(process, step, "tail")
@@ -181,8 +183,8 @@ def _proceed(process: ProcessPart, step: int, stage: int) -> None:
 
 def _ends(process: ProcessPart, step: int) -> None:
     """
-    Keep a copy of the state at the end of the step, and drop the oldest copy. Post the digests of a
-    slice.
+    Do what the schedule asks for at the end of a step: keep a copy of the state and drop the oldest
+    copy, and post the digests of a slice (a part of each shard).
     """
     backups = process.stage.schedule.backups
     if backups:
@@ -204,7 +206,7 @@ def _post(process: ProcessPart, step: int) -> None:
     bad = stage.pollution.step is not None and step >= stage.pollution.step
     digests = [(CONTRIBUTION, 0, process.collectives.contributed)]
     for shard, (name, content) in enumerate(process.memory.content.items()):
-        # bad numbers are the same on all ranks
+        # after a polluted update all ranks hold the same bad numbers, so slices must not differ
         shown = None if bad else stage.truth.slice_of(content, name, step, number)
         digests.append((number, shard, _number((number, shown))))
     process.page.digests.extend(
@@ -219,7 +221,7 @@ def _post(process: ProcessPart, step: int) -> None:
 
 def _number(things: object) -> int:
     """
-    Return a digest of things, as a number of 64 bits.
+    Return the hash of `things` as an unsigned number of 64 bits. It serves as a digest.
     """
     return hash(things) % (1 << 64)
 
@@ -341,14 +343,15 @@ def _wrong(copies: Mapping[int, Digests]) -> tuple[int, ...] | None:
 
 def fault(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> None:
     """
-    Leave the loop with an exception.
+    Let the training thread leave its loop with an exception, and report the fault. `text` is the
+    text of the exception. `polluted` is True if wrong numbers may have spread.
     """
     leave(process, faulted(process, kind, text, polluted=polluted))
 
 
 def faulted(process: ProcessPart, kind: FaultKind, text: str, *, polluted: bool = False) -> Faulted:
     """
-    Return the report of an exception. `text` is the text of the exception.
+    Return the report of an exception in a rank. `text` is the text of the exception.
     """
     return Faulted(
         rank=process.rank, incarnation=process.incarnation, kind=kind,

@@ -60,9 +60,9 @@ class Network:
 
     def level(self, now: float, sender: Link, leader: Link) -> tuple[float, ...]:
         """
-        Return the times at which a heartbeat that is sent now arrives. Heartbeats are lost only if
-        no message gets through: each simulated heartbeat stands for ten real ones, which would not
-        all be lost.
+        Return the times at which a heartbeat that is sent now arrives. Return an empty tuple only
+        if no message gets through. Heartbeats are not lost at random, because each simulated
+        heartbeat stands for ten real ones, which would not all be lost.
         """
         if self.away or sender.mute or leader.deaf:
             return ()
@@ -98,7 +98,7 @@ class Network:
 
 class Hearer(Protocol):
     """
-    A controller, as the senders of reports use it.
+    The part of a controller that the senders of reports use.
     """
 
     leads: bool
@@ -112,7 +112,7 @@ class Hearer(Protocol):
 
 class Hearers(Protocol):
     """
-    The cluster, as the senders of reports use it.
+    The part of the cluster that the senders of reports use.
     """
 
     @property
@@ -186,7 +186,8 @@ class Mail:
 
     def heard(self, lead: Lead) -> bool:
         """
-        Take an acknowledgement. Return True when the controller has heard this sender at all.
+        Remove the reports that a `Lead` message acknowledges. Return True when the controller has
+        received at least one report of this sender.
         """
         number = lead.heard.get(self.sender, 0)
         if number and self._timed:

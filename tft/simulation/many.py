@@ -14,7 +14,7 @@ from tft.simulation.schedule import Schedule, draw
 from tft.simulation.stage import Seen
 
 SHARE = 50
-"""The number of seeds that a process takes at a time."""
+"""The number of schedules that a worker process takes at a time."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,8 @@ def show(tally: Tally) -> str:
 
 def show_pairs(tally: Tally) -> str:
     """
-    Return a text that lists which kinds of events came in which states.
+    Return a text that lists how often each kind of event occurred in each state of the job machine,
+    and which pairs of event and state did not occur.
     """
     every = len(tally.seen) + len(tally.missed)
     lines = [f"{len(tally.seen)} of {every} pairs of state and event:"]

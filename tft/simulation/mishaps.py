@@ -1,5 +1,6 @@
 """
-The moment of each mishap in a run. Each mishap waits for its moment and happens once.
+The moments of the mishaps (injected faults and requests) in a run. Each mishap waits for its moment
+and happens at most once.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,8 @@ CHANCES = 40
 @dataclass(slots=True)
 class _Armed:
     """
-    The mishaps that wait for their moment, and how often each order and state was seen so far.
+    The mishaps (injected faults and requests) that wait for their moment, and how often each order
+    and each state of the job machine was seen so far.
     """
 
     phases: dict[tuple[int, int, str], list[list[Mishap]]] = field(default_factory=dict)
@@ -40,7 +42,7 @@ class _Armed:
 
 class Mishaps:
     """
-    All mishaps of one schedule.
+    All mishaps (injected faults and requests) of one schedule, before and after they happen.
     """
 
     def __init__(self, stage: Stage, schedule: Schedule) -> None:
@@ -90,8 +92,8 @@ class Mishaps:
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Let the mishaps happen that the schedule has set for this rank, step and phase. Return True
-        when the rank can go on with the step.
+        Inject the faults and requests that the schedule has set for this rank, step and phase.
+        Return True when the rank can go on with the step.
         """
         if not self._armed.phases:
             return True
@@ -106,8 +108,8 @@ class Mishaps:
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
-        Let the mishaps happen that the schedule has set for the moment when this rank begins this
-        order. Return True when the rank can go on with the order.
+        Inject the faults and requests that the schedule has set for the moment when this rank
+        begins this order. Return True when the rank can go on with the order.
         """
         if self._armed.orders:
             for rank in (process.rank, ANY):
@@ -119,8 +121,8 @@ class Mishaps:
 
     def entered(self, state: State) -> None:
         """
-        Let the mishaps happen that the schedule has set for the state which the job machine has
-        entered.
+        Inject the faults and requests that the schedule has set for the state which the job machine
+        has entered.
         """
         for come_back in self._armed.until.pop(state, ()):
             come_back()
@@ -175,7 +177,7 @@ class Mishaps:
 
     def expect(self, seconds: float) -> None:
         """
-        Record that an effect lasts for `seconds` from now on.
+        Record that the effect of a mishap lasts for `seconds` from now on.
         """
         self.last = max(self.last, self._stage.clock.now + seconds)
 
@@ -202,7 +204,8 @@ class Mishaps:
 
     def spread(self, process: ProcessPart) -> None:
         """
-        Record that a rank has contributed wrong data.
+        Record that a rank has contributed wrong data to the all-reduces, which spreads them to all
+        members.
         """
         mishap = self.poison.pop(process.rank, None)
         if mishap is not None:

@@ -34,7 +34,8 @@ BEAT = 0.8
 """The time in seconds between two heartbeats. A real agent sends ten times as many. Hang detection
 only needs two heartbeats within `ASLEEP` seconds."""
 OFTEN = 0.2
-"""Seconds between two beats in a job that compares slices: about the time of a step."""
+"""Seconds between two heartbeats in a job that compares slices (parts of the shards) in every step.
+This is about the time of a step."""
 KILLED = -9
 
 
@@ -67,7 +68,7 @@ class Node:
         self.number = number
         self.ranks = ranks
         self.life = life
-        """The number of agents that ran on this node before this one."""
+        """The number of agents that ran on this node before this agent."""
         self.pid = stage.pid()
         """The process id of the agent."""
         self.offset = stage.takes(-stage.schedule.skew, stage.schedule.skew)
@@ -185,7 +186,8 @@ class Node:
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """
-        Return the data positions that this node has of a rank of another node, by step.
+        Return the data positions, by step, that this node keeps for a rank of another node
+        (`lost`).
         """
         return self._ours.local_states.kept(lost, rank)
 
@@ -342,7 +344,7 @@ class Node:
             self._ours.strangers.remove(process)
         rank_state = self._ours.rank_states.get(process.rank)
         if self.alive and rank_state is not None and rank_state.process is process:
-            self.say_status()  # with the last digests of the process
+            self.say_status()  # send the last digests of the process before it is forgotten
             rank_state.process = None
             self._exited(rank_state, process.rank, process.incarnation, code, stack)
             self._start_due()
@@ -369,7 +371,7 @@ class Node:
 
     def say_status(self) -> None:
         """
-        Send the status of all ranks.
+        Send a heartbeat with the status of all ranks of this node.
         """
         stage = self._stage
         pulses = tuple(

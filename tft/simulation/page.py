@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection
 from tft.protocol.messages import Position, SliceDigest
 
 REPEATED = 16
-"""The number of digests that each beat repeats, the newest ones. A real page has more of them."""
+"""The number of newest digests that the page holds and that each heartbeat sends again. A real page
+holds more digests."""
 
 _KEPT = 4
-"""The number of steps that `keep` keeps, or as many as the rank has copies, if these are more. A
-real rank keeps two copies."""
+"""The number of steps whose data positions `Page.keep` keeps. If the rank has more copies of its
+state than this, one position for each copy is kept. A real rank keeps two copies."""
 
 
 class Page:
@@ -28,11 +29,13 @@ class Page:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         """
-        `ring` is called when a capture is to be sent to another node.
+        Create an empty page. `ring` is called when the page has a new data position that the agent
+        has to send to another node.
         """
         self._ring = ring
         self.captured = 0
-        """How often the captures have changed."""
+        """The number of changes of the captured data positions so far. It serves as their version.
+        """
         self.attempt = (0, 0)
         """Incident and round of the last rollback."""
         self.position = Position(step=0, window=False)
@@ -43,7 +46,7 @@ class Page:
         self._kept: dict[int, int] = {}
         self.digests: deque[SliceDigest] = deque(maxlen=REPEATED)
         self.kept = 0
-        """The step of the newest copy that the rank keeps. 0: none."""
+        """The step of the newest copy that the rank keeps. 0 if the rank keeps no copy."""
 
     def move(self, position: Position, now: float) -> None:
         """
@@ -62,7 +65,7 @@ class Page:
             self._put(self._closed, step, data)
             if late:
                 self._ring()
-        elif (step, data) not in self._open:  # else captured before, at the end of the forward
+        elif (step, data) not in self._open:  # the forward pass may have captured it already
             self._put(self._open, step, data)
             self._ring()
 
@@ -72,8 +75,9 @@ class Page:
 
     def keep(self, step: int, data: int, kept: Collection[int]) -> None:
         """
-        Keep the data position `data` of a step beyond the next two steps. Of four such steps, those
-        in `kept` stay: the rank has copies of the state of these steps.
+        Keep the data position `data` of a step for longer than `capture` does. When there is no
+        room, drop the oldest position whose step is not in `kept` (the steps of which the rank has
+        copies).
         """
         self.kept = step
         self.captured += 1
@@ -83,8 +87,8 @@ class Page:
 
     def forget_after(self, step: int, attempt: tuple[int, int]) -> None:
         """
-        Drop the captures of steps later than `step`. The job goes back to `step`, so they must not
-        be used. `attempt` is the incident and the round in which it does.
+        Drop the data positions of steps later than `step`, because the job goes back to `step`.
+        `attempt` is the incident and the round in which the job goes back.
         """
         self.attempt = attempt
         self.captured += 1
@@ -95,7 +99,7 @@ class Page:
 
     def captures(self) -> dict[tuple[int, bool], int]:
         """
-        Return all captured data positions, by step and whether its window had closed.
+        Return all captured data positions, by step and by whether its update window had closed.
         """
         return {
             **{(step, False): data for step, data in self._open},

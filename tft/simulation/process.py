@@ -1,7 +1,7 @@
 """
-One process of one rank: the real rank machine on its control thread, and a simulated training
-thread. As in a real session, the training thread is either in the training loop or outside of it
-and carries out orders.
+One process of one rank: the real rank machine (the state machine that handles orders) on its
+control thread, and a simulated training thread. As in a real session, the training thread is either
+in the training loop or outside of it and carries out orders.
 """
 
 from typing import assert_never
@@ -46,7 +46,8 @@ from tft.simulation.stage import GroupPart, NodePart, Stage
 from tft.simulation.work import NOTHING, Work
 
 TAKEN = 1
-"""The exit status of a process whose rank another process holds: `RankTaken` ends the script."""
+"""The exit status of a process that the controller refuses because another process holds its rank.
+In a real process, the exception `RankTaken` ends the script."""
 
 
 class Process:
@@ -80,7 +81,7 @@ class Process:
     def held(self) -> int | None:
         """
         Return the step whose whole state is in memory. Return None when an update window is open or
-        the state is torn.
+        the state is incomplete.
         """
         return None if self.steps.window_open or self.memory.torn else self.steps.completed
 
@@ -98,7 +99,8 @@ class Process:
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether it waits at the step gate.
+        Return the position of the training thread, and whether it waits at the step gate (where
+        orders hold a rank before an update).
         """
         gate = self.thread.phase == "gate" or self.thread.errand
         still = gate and not self.steps.lets_go()
@@ -180,7 +182,7 @@ class Process:
             return
         if order.epoch >= self.rank_machine.epoch:
             self.stage.checks.invariants.one_leader_obeyed(order.epoch, leader)
-        if isinstance(order, Freeze):  # an agent hears it too
+        if isinstance(order, Freeze):  # an agent that receives a freeze also sends its status
             self.node.say_status()
         self.handle(Ordered(at=self.node.now, name=ORDER_NAMES[type(order)], order=order))
 
@@ -199,7 +201,7 @@ class Process:
         deadline = self.rank_machine.next_deadline()
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            # a little later, so that rounding cannot make it too early
+            # 1 µs after the deadline, so that rounding cannot wake the rank machine too early
             moment = deadline - self.node.offset + 1e-6
             self.stage.clock.at(moment, self._wake, deadline)
 

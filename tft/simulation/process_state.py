@@ -31,9 +31,10 @@ class Life:
     stopped: bool = False
     """True when the whole process is stopped, including the control thread."""
     held_until: float = 0.0
-    """The virtual time before which the kernel does not end the process."""
+    """The virtual time before which the kernel does not end the process, even after SIGKILL."""
     joined: Joined | None = None
-    """The report that the process has called `tft.init`. None: it has not."""
+    """The report that the process has called `tft.init`. None if the process has not called it yet.
+    """
     accepted: bool = False
     """True when a controller has acknowledged the process."""
 
@@ -49,7 +50,8 @@ class Steps:
     tail: bool = False
     """True when the update window of step `completed` has closed and the step has not ended."""
     line: str = ""
-    """The last source line that the training thread reached, as reported for the tail."""
+    """The last source line that the training thread reached. If the tail of a step is interrupted,
+    the rank reports this line."""
     announce: bool = False
     """True when the thread must report the next step that it completes."""
     lock: int = NEVER
@@ -72,8 +74,9 @@ class Steps:
 
     def lets_go(self) -> bool:
         """
-        Return whether a thread that waits at the step gate may stop waiting. It may when its next
-        step is allowed, or when it has to leave the loop before that step.
+        Return whether a thread that waits at the step gate (before an update) may stop waiting. The
+        thread may go on when its next step is allowed, or when it has to leave the loop before that
+        step.
         """
         return self.completed + 1 <= self.lock or self.completed + 1 > self.leave_after
 
@@ -92,7 +95,8 @@ class TrainingThread:
     pending: Execute | None = None
     """The order that waits until the training thread is free."""
     errand: bool = False
-    """True while the rank carries out an order inside the loop, where it waits at the step gate."""
+    """True while the training thread carries out an order in the loop, where it waits at the step
+    gate (before an update). Other orders are carried out outside the loop."""
 
 
 @dataclass(slots=True)
@@ -108,7 +112,8 @@ class Memory:
     data: int = 0
     """The number of batches that were drawn."""
     torn: bool = False
-    """True when the content is partly that of one step and partly that of another."""
+    """True when the content is incomplete: partly that of one step and partly that of another, or
+    partly overwritten."""
     unsaid: bool = False
     """True when a silent corruption has changed the state, and the rank has not reported digests
     since then."""
@@ -137,5 +142,5 @@ class Collectives:
     contributed: int = 0
     """The digest of what the rank has contributed last, in a job that compares slices."""
     wrong_gradients: int = 0
-    """Not 0: the last all-reduces contained gradients of corrupted content. All members have the
-    same number."""
+    """Not 0 if the last all-reduces contained gradients that were computed from corrupted content.
+    All members of the group then have the same number."""

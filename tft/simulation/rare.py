@@ -1,7 +1,7 @@
 """
 Schedules written by hand, for moments that random schedules rarely reach. Each state of the job
-machine gets requests, nodes that come or go, and new controllers. Reports that arrive late reach
-the machine in each state too.
+machine gets requests, nodes that come or go, and new controllers. Reports that are delayed by a
+lost connection also reach the machine in each state.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ CALM = Schedule(
 )
 LAST = replace(QUICK, enable=frozenset({"dump"}))
 SPARE = 3
-"""The number of a spare node, which the job does not need."""
+"""The number of a node without ranks. The job goes on if this node is lost."""
 
 
 def rare() -> tuple[Schedule, ...]:
@@ -93,7 +93,7 @@ def _old_news() -> Iterator[Schedule]:
             what="partition", target=1, when="state", name="resuming", lasting=12.0, until=state
         )
         kill = Mishap(what="kill", target=0, when="phase", name="all-reduce", number=2)
-        # with few steps the job ends before rank 1 can write
+        # the last checkpoint fails in a job of 8 steps, and succeeds in a job of 9 or 30 steps
         for steps in (30,) if pauses else (8, 9):
             yield replace(base, steps=steps, checkpoints=1, mishaps=(cut, *pauses))
         yield replace(base, steps=30, mishaps=(cut, kill, *pauses))
@@ -180,7 +180,7 @@ def _searches() -> Iterator[Schedule]:
 def _corruptions() -> Iterator[Schedule]:
     """
     Yield schedules in which ranks compare slices and a copy is corrupted silently, once or twice.
-    Two copies do not tell which of them is wrong, four do.
+    With two copies it is unknown which copy is wrong; with four copies the majority is right.
     """
     flips = tuple(
         Mishap(what="flip", target=1, when="phase", name="between", number=step, kind="model")
@@ -231,7 +231,8 @@ def _late_digests() -> Iterator[Schedule]:
 def _late_traces() -> Iterator[Schedule]:
     """
     Yield schedules in which one of two copies is corrupted silently in one of the last steps. The
-    rank is named when these steps are computed again, or when all ranks have finished.
+    controller names the corrupted rank when these steps are computed again, or when all ranks have
+    finished.
     """
     for steps, before in product((10, 11), (2, 3)):
         flip = Mishap(
@@ -247,9 +248,9 @@ def _late_traces() -> Iterator[Schedule]:
 
 def _late_recalls() -> Iterator[Schedule]:
     """
-    Yield schedules in which a node is lost while the node that keeps its rank-local state cannot be
-    heard. That node has no place for ranks. What it has kept arrives in each state of the job
-    machine.
+    Yield schedules in which a node is lost while the node that keeps the rank-local state of its
+    ranks cannot send messages. The keeping node has no room for ranks. Its report of the kept state
+    arrives in each state of the job machine.
     """
     for state in State:
         base = _on_the_way_to(state)

@@ -28,8 +28,9 @@ FAREWELL = 12.0
 
 
 REPLAYED = 16
-"""In one of `REPLAYED` runs, the story is replayed and every event is checked once more. This costs
-as much time as the run."""
+"""In one of `REPLAYED` runs, the story (the recorded events of the job machine) is replayed, and
+the commands after every event are compared with the recorded ones. This costs as much time as the
+run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,9 @@ class Outcome:
 
     schedule: Schedule
     result: str
-    """The result of the job. Empty: the job did not end."""
+    """The result of the job. Empty if the job did not end."""
     broken: str
-    """The name of the invariant that was broken. Empty: all invariants held."""
+    """The name of the invariant that was broken. Empty if all invariants held."""
     how: str
     faults: int
     """The number of mishaps that happened and were faults."""

@@ -25,7 +25,7 @@ What = Literal[
 ]  # fmt: skip
 
 ASKED = ("request", "pause", "resume", "switch", "advise", "come")
-"""The kinds of mishaps that are no faults: requests, and events that help the job."""
+"""The kinds of mishaps that are not faults: requests, and nodes that join."""
 
 FAULTS: tuple[tuple[What, float], ...] = (
     ("kill", 6), ("node", 1), ("memory", 2), ("numeric", 1), ("network", 2),
@@ -44,7 +44,7 @@ NODES = ("node", "partition", "agent", "beats")
 GLOBAL = (
     *NODES, "broker", "controller", "deposed", "store", "impostor", "late", "unkillable", "unreadable",
 )  # fmt: skip
-"""Mishaps that do not depend on the phase of a rank."""
+"""The kinds of mishaps that do not depend on the phase of the step in which a rank is."""
 PHASES = ("forward", "all-reduce", "window", "between")
 TAIL = ("tail", "tail", "average", "averaged", "averaged", "end")
 """The phases of the tail: its begin, the collective in it, the part after the collective, and the
@@ -71,11 +71,11 @@ NOTICED = (
     "straggler", "straggler", "straggler", "straggler", "memory", "corruption", "network", "node",
     "hang", "process", "numeric", "software",
 )  # fmt: skip
-"""Faults that are noticed from outside the rank. The most frequent one is a straggler, a slow
-rank."""
+"""The kinds of faults that an observer outside the rank can report. The most frequent one is a
+straggler, a slow rank."""
 CHECKS = ("", "", "pass", "isolate", "end")
-"""The verdicts that the check of a pause returns for a rank. Empty: the pause has no check and
-waits until it is ended."""
+"""The verdicts that the health check of a pause returns for a rank. If empty, the pause has no
+check and lasts until a request ends it."""
 
 
 QUICK = Policy(
@@ -145,7 +145,7 @@ class Mishap:
     `time`."""
     by: float = 0.0
     """Seconds after the start of the run at which the mishap happens even if its moment has not
-    come. 0: it waits for its moment without a limit."""
+    come. If `by` is 0, the mishap waits for its moment without a limit."""
     lasting: float = 1.0
     """Seconds until the target comes back, for `node`, `partition`, `beats` and `broker`. Other
     kinds scale their effect with this number (see `Harm` and `Mishaps`)."""
@@ -153,12 +153,13 @@ class Mishap:
     """The state of the job machine at which the target comes back, if that is earlier than
     `lasting`."""
     loud: bool = True
-    """For `node`. True: the loss of the node is reported at once. False: the job has to notice."""
+    """For `node`: True if the launcher reports the loss of the node at once, False if the
+    controller has to notice the loss by itself."""
     kind: str = ""
-    """For `flip`, the part that is corrupted: `model` or `settings`. For `notice`, the fault
-    that is noticed. For `pause`, the verdict of its check. For `switch`, non-empty adds the next
-    rank. For `advise`, the strategy. For `partition` and `deposed`, `deaf` or `mute`: messages
-    are lost in one direction only."""
+    """For `flip`, the part that is corrupted: `model` or `settings`. For `notice`, the kind of the
+    fault that is noticed. For `pause`, the verdict of the health check. For `switch`, any text
+    moves the next rank too. For `advise`, the strategy. For `partition` and `deposed`, `deaf` or
+    `mute`: messages are lost in one direction only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,27 +188,28 @@ class Schedule:
     room: int = 0
     """The number of further ranks for which each other node has room."""
     checkpoints: int = 0
-    """Number of steps between two periodic checkpoints. 0: there are none."""
+    """The number of steps between two periodic checkpoints. If it is 0, none are written."""
     own: int = 0
-    """The number of steps between two checkpoints that the ranks write without tft and find
-    themselves. 0: they write none."""
+    """The number of steps between two checkpoints that the script writes without tft and can load
+    by itself. If it is 0, the script writes none."""
     tail: float = 0.0
-    """The longest duration of a step's tail on a rank, in seconds. 0: a step ends with its
-    update window."""
+    """The longest duration of a step's tail on a rank, in seconds. The tail is the part of a step
+    after the update window. If it is 0, a step ends with its update window."""
     averages: bool = False
-    """True: the tail contains a collective."""
+    """True if the tail of each step (the part after the update window) contains a collective."""
     broadcasts: bool = False
-    """True: the lowest rank does not wait for the others in the collective of the tail."""
+    """True if the lowest rank does not wait for the other ranks in the collective of the tail, like
+    the source of a broadcast."""
     breaks: bool = True
-    """True: a collective that lost a member raises. False: the collective hangs."""
+    """True if a collective raises an exception when a member is lost. False if it hangs."""
     resume: int = 0
-    """The step of the checkpoint from which the job starts. 0: the job starts without a
+    """The step of the checkpoint from which the job starts. If it is 0, the job starts without a
     checkpoint."""
     backups: int = 0
     """The number of earlier steps of which each rank keeps a copy."""
     slices: int = 0
-    """How many slices each shard is cut into, to compare one of them in each step. 0: the ranks
-    digest no slices."""
+    """The number of slices into which each shard is cut. In each step the ranks compare digests of
+    one slice. If it is 0, no slices are compared."""
     skew: float = 0.0
     """The largest difference between the clock of a node and that of the controller, in seconds."""
     standbys: int = 0
@@ -232,8 +234,8 @@ class Schedule:
     def column(self, rank: int) -> tuple[int, ...]:
         """
         Return the model replica of a rank: the ranks that together hold one copy of the whole
-        state. They leave and come back together. Return an empty tuple when every rank holds
-        everything.
+        state. These ranks leave the job and come back to it together. Return an empty tuple when
+        every rank holds everything.
         """
         if self.topology == "replicated":
             return ()
@@ -292,7 +294,8 @@ def draw(seed: int) -> Schedule:
     for extra in range(len(spares)):
         if rng.random() < 0.3:
             mishaps.append(_asked(rng, "come", nodes + extra, "", STATES))
-    # a separate generator, so that all other random numbers stay the same
+    # a separate generator, so that each seed gives the same other mishaps as before switches were
+    # added
     own = Random(f"switch {seed}")
     if own.random() < 0.15:
         mishaps.append(_switch(own, world))
@@ -485,8 +488,8 @@ def _trouble(rng: Random) -> Trouble:
 
 def _mishap(rng: Random, world: int, nodes: int, steps: int, *, first: bool) -> Mishap:
     """
-    Draw a mishap. The `first` one mostly strikes a job without an incident. The others often strike
-    while an incident is handled.
+    Draw a fault. The `first` fault of a schedule mostly happens while no incident is open. Later
+    faults often happen while an incident is handled.
     """
     what: What = rng.choices([w for w, _ in FAULTS], [often for _, often in FAULTS])[0]
     target = rng.randrange(nodes if what in NODES else world)
@@ -532,8 +535,8 @@ def _kind(rng: Random, what: What) -> str:
 
 def _during(rng: Random, mishap: Mishap) -> Mishap:
     """
-    Move half of the mishaps to the states `pausing` and `paused`, since a job is seldom paused.
-    Exceptions, failures and delays of orders stay where they are.
+    With probability 1/2, move a mishap to one of the states `pausing` and `paused`, since a job is
+    seldom paused. Exceptions, failures and delays of orders stay where they are.
     """
     if mishap.what in (*EXCEPTIONS, "fail", "slow") or rng.random() < 0.5:
         return mishap

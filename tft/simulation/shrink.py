@@ -96,7 +96,7 @@ def explain(schedule: Schedule, stories: Path) -> str:
         path = stories / f"seed-{schedule.seed}-{name}.jsonl"
         try:
             write_story(path, each.schedule, each.events)
-        except Exception as error:  # noqa: BLE001 (the machine may have the bug that is searched)
+        except Exception as error:  # noqa: BLE001 (the job machine may contain the bug)
             lines.append(f"the machine fails at the story: {error!r}")
         lines.append(f"{name}: {each.how}\n  story: {path}")
     return "\n".join([*lines, f"  {code(smallest.schedule)}", ""])

@@ -1,7 +1,7 @@
 """
-An independent check of the comparison of slices. It records the real content of each rank at the
-end of each step. Each verdict of the comparison must agree with this record, and copies that differ
-must be found in time.
+An independent check of the comparison of slices (in each step, the ranks compare digests of one
+part of each shard). It records the real content of each rank at the end of each step. Each verdict
+of the comparison must agree with this record, and copies that differ must be found in time.
 """
 
 from collections import Counter
@@ -19,14 +19,15 @@ from tft.simulation.stage import ProcessPart, Stage
 from tft.simulation.truth import Content
 
 FOUND = 1.5
-"""Seconds after the end of a step within which the controller knows that copies differ: several
-beats of each node."""
+"""Seconds after the end of a step within which the controller knows that copies differ: within this
+time each node sends several heartbeats."""
 DISTURBING = ("node", "partition", "broker", "beats", "agent", "deposed")
-"""Mishaps that keep beats from a controller. Then nobody knows when it hears of a digest."""
+"""Mishaps that keep beats from a controller. After such a mishap it is unknown when a controller
+receives a digest, so checks that depend on this are skipped."""
 LATE_WORDS = frozenset(
     {"copies_differ", "slices_differ", "checkpoint_differs", "corruption_traced"}
 )
-"""The events that hold wrong copies against ranks."""
+"""The log events that name ranks with wrong copies."""
 
 Attempt = tuple[int, int]
 Held = dict[int, dict[str, Content]]
@@ -36,11 +37,12 @@ Held = dict[int, dict[str, Content]]
 @dataclass(slots=True)
 class Found:
     """
-    Copies that the machine knows to differ, until all ranks are ordered to resume.
+    A difference between copies that the job machine has been told. It is forgotten when all ranks
+    are ordered to resume.
     """
 
     sound: int
-    """The last step at whose end the slice was equal on all ranks."""
+    """The last step at whose end the slice that differs now was equal on all ranks."""
     decided: bool
     """True when a majority says which copies are right."""
 
@@ -63,14 +65,14 @@ class _Record:
 
     attempt: Attempt = (-1, 0)
     begun: int = 0
-    """The step from whose end the ranks have gone on."""
+    """The step from whose end the ranks have resumed training."""
     held: dict[int, Held] = field(default_factory=dict)
     """By step."""
     members: dict[int, frozenset[int]] = field(default_factory=dict)
     """By step: the ranks of the process group."""
     clean: bool = True
-    """True when the ranks have begun with right content, and no corruption has come since that no
-    comparison can find."""
+    """True when the ranks have resumed with right content, and no shard with a single holder was
+    corrupted since then. No comparison can find such a corruption."""
 
 
 def _is_wrong(process: ProcessPart) -> bool:
@@ -99,8 +101,8 @@ class Slices:
         """By rank and node: the incidents in which the copies of the rank were wrong."""
         self.found: Found | None = None
         self._sound: int | None = None
-        """The last sound step, if the ranks were ordered to resume from a later one after copies
-        had differed, until the incident closes. Else None."""
+        """The last step before copies differed, if the ranks were ordered to resume from a later
+        step. It is None otherwise, and after the incident has closed."""
         self.left: set[int] = set()
         """The nodes that may be given up, since a rank on them had wrong copies twice."""
 
@@ -108,8 +110,8 @@ class Slices:
 
     def resumes(self, order: Resume, members: Mapping[int, ProcessPart]) -> None:
         """
-        Begin a new record: all members resume training. Content that is wrong by now was accepted
-        with a reservation, or nobody could find that it is wrong.
+        Begin a new record: all members resume training. Wrong content that members hold now was
+        accepted knowingly, or no comparison could find it.
         """
         if self.found is None:
             self._was_found()
@@ -156,7 +158,7 @@ class Slices:
 
     def _seen(self, process: ProcessPart, step: int) -> dict[str, Content]:
         polluted = self._stage.pollution.step
-        if polluted is not None and step >= polluted:  # bad numbers are the same on all ranks
+        if polluted is not None and step >= polluted:  # after a polluted update all ranks are equal
             return dict.fromkeys(process.memory.content, self._stage.truth.spoilt(step))
         return dict(process.memory.content)
 
@@ -191,8 +193,8 @@ class Slices:
 
     def _has_found(self, attempt: Attempt, since: float, shard: str) -> None:
         """
-        Check that the machine has begun to handle copies that differ. Raises `Broken` when it has
-        not, although it has heard all digests and an incident has not come before.
+        Check that the machine handles copies that have differed since `since`. Raises `Broken` when
+        no incident is open although the controller has received all digests.
         """
         stage = self._stage
         leaders = [leader for leader in stage.cluster.leaders if leader.leads]
@@ -210,7 +212,7 @@ class Slices:
 
     def _was_found(self) -> None:
         """
-        Check that no slice differed that the controller has to know, because its digests were posted
+        Check that the controller has noticed every slice that differs and whose digests were posted
         before the ranks were asked for their positions. Raises `Broken` otherwise.
         """
         for attempt, since, shard in self._pending:
@@ -238,8 +240,8 @@ class Slices:
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Check a verdict that is about to be judged. Raises `Broken` when it does not agree with the
-        real content of the ranks.
+        Check the result of a comparison of slices that the job machine is about to handle. Raises
+        `Broken` when it does not agree with the real content of the ranks.
         """
         match event:
             case SlicesAgreed():
@@ -324,7 +326,7 @@ class Slices:
 
     def judged(self, machine: Machine, event: Event) -> None:
         """
-        Record the incident to which copies that differ have led.
+        Record the number of the incident that was opened because copies differ without a majority.
         """
         if isinstance(event, SlicesDiffered) and self._disputes:
             last = self._disputes[-1]
@@ -388,8 +390,8 @@ class Slices:
 
     def completes(self, members: Mapping[int, ProcessPart], *, compared: bool) -> None:
         """
-        Check that a job that compares slices completes with equal copies. `compared`: the ranks have
-        reported digests when all had finished. Raises `Broken` otherwise.
+        Check that a job that compares slices completes with equal copies. `compared` is True if the
+        ranks reported digests after all of them had finished. Raises `Broken` otherwise.
         """
         if not self._stage.schedule.slices:
             return
@@ -397,7 +399,7 @@ class Slices:
             copies = {
                 rank: process.memory.content[shard]
                 for rank, process in members.items()
-                # others were corrupted since the ranks have reported digests
+                # leave out ranks that were corrupted after all ranks had reported their digests
                 if shard in process.memory.content and not (compared and process.memory.unsaid)
             }
             if len(set(copies.values())) > 1:

@@ -71,7 +71,8 @@ class ProcessPart(Protocol):
 
     def held(self) -> int | None:
         """
-        Return the step whose whole state is in memory.
+        Return the step whose whole state is in memory. Return None when an update window is open or
+        the state is incomplete.
         """
 
     def backups(self) -> tuple[int, ...]:
@@ -81,7 +82,8 @@ class ProcessPart(Protocol):
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether it waits at the step gate.
+        Return the position of the training thread, and whether it waits at the step gate (where
+        orders hold a rank before an update).
         """
 
     def handle(self, event: RankEvent) -> None:
@@ -114,7 +116,7 @@ class ProcessPart(Protocol):
 
     def left(self) -> None:
         """
-        Note that the training thread has left the loop and waits for orders.
+        Record that the training thread has left the loop and waits for orders.
         """
 
     def join(self) -> None:
@@ -124,7 +126,7 @@ class ProcessPart(Protocol):
 
     def hear_lead(self, lead: Lead) -> None:
         """
-        Handle a `Lead` of the controller.
+        Handle a `Lead` message of the controller, which acknowledges reports.
         """
 
     def hear_refusal(self, refused: Refused) -> None:
@@ -140,7 +142,8 @@ class ProcessPart(Protocol):
 
     def hang(self, *, wholly: bool) -> None:
         """
-        Stop the training thread where it is.
+        Stop the training thread where it is, as a hang does. With `wholly`, stop the control thread
+        too.
         """
 
     def end(self) -> None:
@@ -173,7 +176,8 @@ class GroupPart(Protocol):
 
     def leave(self, process: ProcessPart, *, loud: bool) -> None:
         """
-        Remove a member that has ended or has closed its connections.
+        Remove a member that has ended or has closed its connections. With `loud`, members that wait
+        for the others may get an exception.
         """
 
 
@@ -255,7 +259,7 @@ class NodePart(Protocol):
 
     def say_status(self) -> None:
         """
-        Send the status of all ranks.
+        Send a heartbeat with the status of all ranks of this node.
         """
 
     def open_store(self) -> None:
@@ -270,7 +274,7 @@ class NodePart(Protocol):
 
     def process(self, rank: int) -> ProcessPart | None:
         """
-        Return the living process that this node started for a rank.
+        Return the living process that this node started for a rank. Return None when there is none.
         """
 
     def pages(self) -> dict[int, Page]:
@@ -300,7 +304,8 @@ class NodePart(Protocol):
 
     def kept(self, lost: int, rank: int) -> Mapping[int, str]:
         """
-        Return the data positions that this node has of a rank of another node, by step.
+        Return the data positions, by step, that this node keeps for a rank of another node
+        (`lost`).
         """
 
     def ended(self, process: ProcessPart, code: int, stack: str = "") -> None:
@@ -363,7 +368,7 @@ class LeaderPart(Protocol):
 
 class HarmPart(Protocol):
     """
-    What the mishaps do, as the other parts see it.
+    The effects of the mishaps (injected faults and requests), as the other parts see them.
     """
 
     meddled: bool
@@ -382,7 +387,7 @@ class HarmPart(Protocol):
 
 class MishapsPart(Protocol):
     """
-    The mishaps of a run, as the other parts see them.
+    The mishaps (injected faults and requests) of a run, as the other parts see them.
     """
 
     happened: list[Mishap]
@@ -402,20 +407,20 @@ class MishapsPart(Protocol):
 
     def reached(self, process: ProcessPart, step: int, phase: str) -> bool:
         """
-        Let the mishaps happen that the schedule has set for this rank, step and phase. Return True
-        when the rank can go on with the step.
+        Inject the faults and requests that the schedule has set for this rank, step and phase.
+        Return True when the rank can go on with the step.
         """
 
     def begins(self, process: ProcessPart, order: OrderName) -> bool:
         """
-        Let the mishaps happen that the schedule has set for the moment when this rank begins this
-        order. Return True when the rank can go on with the order.
+        Inject the faults and requests that the schedule has set for the moment when this rank
+        begins this order. Return True when the rank can go on with the order.
         """
 
     def entered(self, state: State) -> None:
         """
-        Let the mishaps happen that the schedule has set for the state which the job machine has
-        entered.
+        Inject the faults and requests that the schedule has set for the state which the job machine
+        has entered.
         """
 
     def notices(self, process: ProcessPart, step: int) -> bool:
@@ -426,12 +431,14 @@ class MishapsPart(Protocol):
 
     def spread(self, process: ProcessPart) -> None:
         """
-        Record that a rank has contributed wrong data.
+        Record that a rank has contributed wrong data to the all-reduces, which spreads them to all
+        members.
         """
 
     def failure(self, rank: int, order: OrderName) -> str | None:
         """
-        Return the text of the failure of an order on a rank.
+        Return the text of the failure of an order on a rank. Return None when the order does not
+        fail.
         """
 
     def slowness(self, rank: int, order: OrderName) -> float:
@@ -510,25 +517,26 @@ class InvariantsPart(Protocol):
 
     def repaired_whole(self, process: ProcessPart, order: Fetch | Load | Restore) -> None:
         """
-        Check that after a repair every shard of the rank is that of the agreed step, neither older
-        nor torn.
+        Check that after a repair every shard of the rank has the content of the agreed step, and is
+        neither older nor torn (a mixture of two steps).
         """
 
     def resumes_right(self, process: ProcessPart, order: RankOrder) -> None:
         """
-        Check that a rank that enters the loop holds the end of the step before, and the data
-        position of that step.
+        Check that a rank that enters the loop holds the state at the end of the step before, and
+        the data position (the number of batches drawn) of that step.
         """
 
     def rolled_back(self, process: ProcessPart, step: int) -> None:
         """
-        Check that a rank has the data position of the agreed step after a rollback.
+        Check that after a rollback a rank has the data position (the number of batches drawn) of
+        the agreed step.
         """
 
     def trained(self, process: ProcessPart, step: int) -> None:
         """
-        Check that after every trained step the content and the data position are those of the
-        undisturbed run.
+        Check that after every trained step the content of the shards and the data position (the
+        number of batches drawn) are those of the undisturbed run.
         """
 
     def ended_step(self, process: ProcessPart, step: int) -> None:
@@ -572,7 +580,8 @@ class AuditorPart(Protocol):
 
     def hears(self, machine: Machine, event: Event) -> None:
         """
-        Record an event that is about to be judged, and the state of the machine before it.
+        Record an event that the job machine is about to handle, and the state of the machine before
+        the event.
         """
 
     def judges(self, machine: Machine, event: Event, commands: Sequence[Command]) -> None:
@@ -595,7 +604,8 @@ class AuditorPart(Protocol):
 
     def digested(self, process: ProcessPart, step: int) -> None:
         """
-        Record the content of a rank that has posted the digests of a slice at the end of `step`.
+        Record the real content of a rank at the end of `step`, when the rank has posted the digests
+        of a slice (a part of each of its shards).
         """
 
 
@@ -612,7 +622,7 @@ class Cluster:
     """All processes of the run, including those that have ended."""
     by_address: dict[str, ProcessPart] = field(default_factory=dict)
     pids: int = 1000
-    """The process id that was given out last."""
+    """The newest process id; simulated processes and store ports get increasing numbers."""
     controllers: int = 0
     """The number of controllers that were started."""
 

@@ -1,6 +1,6 @@
 """
-The story that all controllers of a simulated cluster share. Only the controller of the newest epoch
-can write the story.
+The story (the record of all events of the job machine) that all controllers of a simulated cluster
+share. Only the controller of the newest epoch can write the story.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from tft.simulation.clock import START
 from tft.simulation.schedule import Schedule
 
 EARLIER = "/run/checkpoints/earlier"
-"""The checkpoint from which a resumed job starts."""
+"""The directory of the checkpoint from which a resumed job starts."""
 
 
 class SharedStory:
     """
-    A story with compare-and-set. It accepts an event only from the controller of the newest epoch,
-    and each epoch can be claimed once.
+    The events that the controllers of a job have handled, in order. An event is accepted only from
+    the controller of the newest epoch, and each epoch can be claimed once.
     """
 
     def __init__(self, *, tells_all: bool = False) -> None:
         self.events: list[Event] = []
         self.then: list[str] | None = [] if tells_all else None
-        """The fingerprints of the commands after each event. None: they are not recorded."""
+        """The fingerprints of the commands after each event. None if the fingerprints are not
+        recorded."""
         self.epoch = 0
 
     def append(self, event: Event, epoch: int) -> bool:
@@ -56,8 +57,9 @@ class SharedStory:
 
     def differs(self, schedule: Schedule) -> str:
         """
-        Write the story as text, read the text, and replay its events. Return the events whose
-        commands differ, or the failure of the replay. Return "" when no commands differ.
+        Write the story as text, read the text, and replay its events. Return a text that names the
+        events whose commands differ from the recorded ones, or the failure of the replay. Return ""
+        when no commands differ, or when the commands were not recorded.
         """
         if self.then is None:
             return ""

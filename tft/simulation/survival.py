@@ -11,7 +11,8 @@ from tft.simulation.schedule import Mishap, Schedule
 from tft.simulation.stage import Stage
 
 SHORT = 2.0
-"""The time in seconds of silence that does not make the controller give up a node or a process."""
+"""The longest silence in seconds after which the controller certainly does not give up a node or a
+process yet."""
 ONE_RANK = ("kill", "hang", "stop", "memory", "corruption", "numeric", "network", "context")
 NOBODY = ("impostor", "controller", "deposed", "late", "slow")
 NOTICED = ("straggler", "memory", "corruption", "network", "process", "hang", "numeric")
@@ -25,24 +26,24 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
     faults = stage.mishaps.faults
     if over.result == "completed" or len(faults) != 1 or _asked_for(stage, over):
         return ""
-    # the job may rightly end so, if no rank ever joins
+    # a job may end before any rank has joined, but not after a rank has joined
     if over.why.endswith("before any rank had joined the job"):
         before = [
             n
             for (at, kind), n in stage.checks.seen.items()
             if kind == "Joined" and at not in SETTLED
         ]
-        return "somebody had" if before else ""
+        return "a rank had joined the job" if before else ""
     if over.why.startswith("all steps are done"):  # the script may fail after the last step
-        return "they were not" if stage.checks.invariants.short() else ""
+        return "not all steps are done" if stage.checks.invariants.short() else ""
     return over.why if _survivable(stage, faults[0]) else ""
 
 
 def _asked_for(stage: Stage, over: JobOver) -> bool:
     """
     Return whether a request, a check or a recovery plugin has brought about the end of the job, or
-    may have prevented its recovery. A requested switch of a rank is an incident, so it counts for
-    the limit.
+    may have prevented its recovery. A requested switch of a rank opens an incident, so it counts
+    towards the limit of incidents.
     """
     happened = stage.mishaps.happened
     limit = f"the job has had {stage.schedule.policy.max_incidents} incidents"
@@ -69,7 +70,7 @@ def _survivable(stage: Stage, fault: Mishap) -> bool:
         case "store":
             return able and twice and not _heard_late(stage, fault.target)
         case "fail":
-            # otherwise the order fails at every attempt
+            # an order with a longer `lasting` fails at every attempt
             return able and twice and fault.lasting <= SHORT
         case "notice":
             spread = fault.kind in ("numeric", "corruption") and fault.lasting > 1
@@ -111,8 +112,9 @@ def _elsewhere(schedule: Schedule, node: int, known: set[int]) -> bool:
 
 def _recalled(stage: Stage, node: int) -> bool:
     """
-    Return whether another node has reported in time the rank-local state of all ranks of a lost
-    node for the step that the job has saved at its end.
+    Return True if other nodes have reported the rank-local state of all ranks of a lost node in
+    time. It must be the state of the step in the last checkpoint of the job. Return False if the
+    job has written no last checkpoint.
     """
     if stage.over is None or stage.over.result != "dumped":
         return False

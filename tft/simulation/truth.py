@@ -25,7 +25,7 @@ class Content(NamedTuple):
     """The slices that silent corruptions have changed: bit n stands for slice n. In the other
     slices the content is as without the corruptions."""
     spread: int = 0
-    """Not 0: gradients of a rank with corrupted content were used. The number is the same on all
+    """Not 0 if gradients of a rank with corrupted content were used. The number is the same on all
     ranks that have used the same gradients."""
 
     @property
@@ -65,8 +65,8 @@ class Content(NamedTuple):
 
     def used(self, gradients: int) -> "Content":
         """
-        Return this content after an update with the wrong gradients `gradients`. 0: the gradients
-        were right.
+        Return this content after an update with the wrong gradients `gradients`. If `gradients` is
+        0, the gradients were right, and the content stays as it is.
         """
         return self._replace(spread=hash((self.spread, gradients)) or 1) if gradients else self
 
@@ -151,8 +151,8 @@ class Truth:
 
     def begin(self, step: int) -> int:
         """
-        Return how many batches have been used when the step after `step` begins, including the
-        batches that were left out.
+        Return the number of batches that each rank has drawn or left out when the step after `step`
+        begins.
         """
         return self.data(step) + self._left_out.get(step, 0)
 
@@ -169,7 +169,7 @@ class Truth:
 
     def go_on_without(self, step: int, ranks: tuple[int, ...]) -> None:
         """
-        Record the decision to go on from the end of `step` without `ranks`.
+        Record the decision that the job continues from the end of `step` without `ranks`.
         """
         before = {at: who for at, who in self._without.items() if at <= step}
         if before[max(before)] != ranks or len(before) != len(self._without):

@@ -2,14 +2,15 @@
 An adaptor without a framework, for tests. It uses real processes and real sockets, and a state of a
 few numbers. It is installed under the name `fake`.
 
-With it, all parts of tft except the real adaptors can be tested. A job of four ranks takes about a
-second to start. The model is any object with `values`, an `array` of doubles. The ranks add numbers
-with `group().add(x)`. Like a collective, this call waits for all ranks, and hangs if a rank is
-missing.
+With this adaptor, all parts of tft except the real adaptors can be tested. A job of four ranks
+takes about a second to start. The model is any object with `values`, an `array` of doubles. The
+ranks add numbers with `group().add(x)`. Like a collective, this call waits for all ranks, and hangs
+if a rank is missing.
 
-All ranks have the same state, unless the model is adopted with `apart`; then each rank has a shard
-of its own. With `--backup-every`, each rank keeps two copies. A function that is adopted as
-`reload` loads a checkpoint that the script itself wrote.
+By default all ranks hold copies of one shard. If the script calls `session.adopt` with
+`apart=True`, each rank has a shard of its own. With `--backup-every`, each rank keeps copies of its
+shard of two steps. A function that is adopted as `reload` loads a checkpoint that the
+script itself wrote.
 """
 
 import array
@@ -60,7 +61,7 @@ class Group:
 
         Raises `ConnectionError` when the group is broken.
         """
-        if self._turn:  # not at the first call, which only forms the group
+        if self._turn:  # the first call of a group only forms it
             _adopted.contributing()
         return self.meet(number)
 
@@ -157,16 +158,17 @@ _PARTS = {"model", "optimizer", "scheduler", "data", "apart", "reload"}
 
 def group() -> Group:
     """
-    Return the group that the last regroup has formed. Raises `ConnectionError` if there is none.
+    Return the process group that the last call of `tft_regroup` has formed. Raises
+    `ConnectionError` if there is none.
     """
     if _adopted.group is None:
-        raise ConnectionError("there is no group")
+        raise ConnectionError("there is no process group: `session.run` forms it")
     return _adopted.group
 
 
 def _model() -> Model:
     if _adopted.model is None:
-        raise UsageError("nothing was adopted yet")
+        raise UsageError("the fake adaptor has no model: call `session.adopt(model=...)` first")
     return _adopted.model
 
 

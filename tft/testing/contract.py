@@ -31,8 +31,8 @@ CUT = 2
 KINDS = frozenset(FaultKind.__args__)  # type: ignore[attr-defined] # all values of the Literal type
 
 Record = tuple[list[list[object]], list[dict[str, str]]]
-"""The results of a job: what the steps of each rank have returned, and the final digests of each
-rank."""
+"""The results of a job: for each rank the values that its steps have returned, and for each rank
+its final digests."""
 
 
 class AdaptorContract:
@@ -68,7 +68,9 @@ class AdaptorContract:
             ("tft_beside", "tft_replaced"),
         ):
             there = [name for name in group if getattr(hook, name).get_hookimpls()]
-            assert there in ([], list(group)), f"of {list(group)} the adaptor has only {there}"
+            assert there in ([], list(group)), (
+                f"the hooks {list(group)} belong together, but the adaptor has only {there}"
+            )
 
     def test_an_unknown_object_is_refused(self) -> None:
         """
@@ -87,7 +89,7 @@ class AdaptorContract:
     def test_two_undisturbed_jobs_are_identical(self) -> None:
         """
         Two undisturbed jobs give the same results. The other tests compare disturbed jobs with an
-        undisturbed job, and need this.
+        undisturbed job, so undisturbed jobs must be repeatable.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -210,8 +212,9 @@ class AdaptorContract:
 
     def test_a_kept_copy_brings_back_its_step(self) -> None:
         """
-        All ranks restore the copy of an earlier step that they keep, but one, whose new process
-        takes the copy of another rank. They train the later steps again, with the same results.
+        A rank is killed, and the job goes back to an earlier step of which every rank keeps a copy.
+        The new process takes the copy of another rank; all other ranks restore their own copies.
+        All ranks train the later steps again, with the same results.
         """
         expected = self.undisturbed()
         with self.begun() as ranks:
@@ -233,7 +236,7 @@ class AdaptorContract:
             ranks.copy(1, step, kept=True)
             for rank in (each for each in ranks if each.rank != 1):
                 rank.ask("restore", step)
-                assert step in rank.ask("backups"), "`tft_restore` has given up the copy"
+                assert step in rank.ask("backups"), "`tft_restore` has dropped the copy"
             self.go_on(ranks, step, {1: local_state})
             for rank in ranks:
                 assert all(each <= step for each in rank.ask("backups")), (
@@ -250,8 +253,8 @@ class AdaptorContract:
 
     def test_a_rank_that_waits_is_known_to_wait(self) -> None:
         """
-        `tft_waiting` returns True for a rank that waits in a collective. If it returns False, tft
-        takes the rank for the one that hangs.
+        `tft_waiting` returns True for a rank that waits in a collective. If the hook returns False,
+        tft treats this rank as the one that hangs.
         """
         with self.begun() as ranks:
             ranks.all("train", CUT)
@@ -311,8 +314,8 @@ class AdaptorContract:
 
     def await_waiting(self, ranks: Ranks, rank: int) -> None:
         """
-        Wait until the adaptor reports that `rank` waits in a collective. No other rank takes part
-        in it.
+        Wait until the adaptor reports that `rank` waits in a collective. The test has started a
+        step on this rank only. Raises `AssertionError` after `LIMIT` seconds.
         """
         end = monotonic() + LIMIT
         while not ranks[rank].ask("is_waiting"):
@@ -323,7 +326,8 @@ class AdaptorContract:
 
     def interrupt(self, ranks: Ranks, *, but: int) -> None:
         """
-        Let all ranks except `but` begin a step that they cannot finish, and interrupt them in it.
+        Let all ranks except `but` begin a step that they cannot finish without it, and interrupt
+        the step with `tft_quiesce`.
         """
         others = [rank for rank in ranks if rank.rank != but]
         for rank in others:
@@ -378,7 +382,8 @@ class AdaptorContract:
             assert ranks.all("digests") == state, "saving has changed the state"
             written: list[str] = []
             if staged:
-                # train on before the copies are written, because they must not change
+                # train one more step before the staged copies are written: training must not change
+                # the copies
                 ranks.all("train", CUT + 1)
             for rank, shards in writers:
                 again = ("write_staged", directory) if staged else ("save", directory, shards)
@@ -386,7 +391,7 @@ class AdaptorContract:
             written += [] if staged else ranks[0].ask("join_files", directory, written)
             for name in written:
                 assert (directory / name).is_file(), (
-                    f"the adaptor names the file {name!r}, which is not there"
+                    f"the adaptor says that it has written {name!r}, but there is no such file"
                 )
         with Ranks(self.training, self.world) as ranks:
             ranks.all("load", directory, CUT)

@@ -29,7 +29,8 @@ from tft.plugins import load_adaptor
 from tft.spi.state import part_digests
 
 LIMIT = 60.0
-"""The time in seconds that a rank has for a request. If a rank takes longer, the test fails."""
+"""The time in seconds within which the process of a rank must answer a request. If it takes longer,
+the test fails."""
 
 Update = Callable[[], AbstractContextManager[None]]
 """The type of a function that opens the update window, as `session.update` does."""
@@ -102,7 +103,7 @@ class _Rank:
 
     def adopt(self) -> None:
         """
-        Hand the objects of the training over, as `session.adopt` does.
+        Give the objects of the training to the adaptor, as `session.adopt` does.
         """
         self.hook.tft_preload()
         self.hook.tft_watch(contributing=lambda: None, early=True)
@@ -133,14 +134,15 @@ class _Rank:
 
     def begin(self) -> None:
         """
-        Roll this rank back to the state in which the script has handed its objects over, as a job
-        does after it has formed its first groups.
+        Roll this rank back to step 0, to the rank-local state that it has now. A job does this
+        after it has formed its first groups.
         """
         self.roll_back(0, self.capture())
 
     def train(self, last: int) -> list[object]:
         """
-        Train up to and including step `last`. Return what each step has returned.
+        Train up to and including step `last`. Return the results of `Training.step`, one for each
+        step.
         """
         told = []
         while self._completed < last:
@@ -188,11 +190,10 @@ class _Rank:
 
     def interrupted(self) -> str | None:
         """
-        Train one more step, in which the rank is to be interrupted. Return the kind of fault that
-        the adaptor assigns to the exception. Return None if the adaptor does not know the
-        exception.
+        Train one more step, which the test interrupts. Return the kind of fault that the adaptor
+        assigns to the exception. Return None if the adaptor does not know the exception.
 
-        Raises `AssertionError` when the rank is not interrupted.
+        Raises `AssertionError` when the step ends without an exception.
         """
         try:
             self._training.step(self._model, self._update)
@@ -231,7 +232,8 @@ class _Rank:
 
     def give(self, shard: str, step: int, kept: bool = False) -> Payload:
         """
-        Return a shard, copied. `kept`: it is taken from the copy that `tft_backup` has made.
+        Return a copy of a shard of `step`, as it is sent to another rank. With `kept`, take it from
+        the copy in memory that `tft_backup` has made.
         """
         payload = self.hook.tft_give(shard=shard, step=step, kept=kept)
         buffers = [(each.name, bytes(each.view)) for each in payload.buffers]
@@ -239,7 +241,8 @@ class _Rank:
 
     def take(self, shard: str, payload: Payload, step: int) -> None:
         """
-        Take over a shard that another rank has given.
+        Replace a shard of this rank by the shard of `step` that another rank has given (see
+        `give`).
         """
         meta, given = payload
         buffers = self.hook.tft_take(shard=shard, meta=meta)
@@ -268,8 +271,9 @@ class _Rank:
 
     def roll_back(self, step: int, local_state: bytes | None) -> None:
         """
-        Roll this rank back to the end of `step`. `local_state` is the rank-local state that another
-        process of the rank has captured. None: this process has captured it.
+        Roll this rank back to the end of `step`. `local_state` is the rank-local state that an
+        earlier process of the rank has captured. If it is None, use the state that this process has
+        captured.
         """
         state = self._local_states[step] if local_state is None else local_state
         self.hook.tft_rollback(local_state=state, step=step)
@@ -278,21 +282,21 @@ class _Rank:
 
     def backups(self) -> list[int] | None:
         """
-        Return the steps of which a copy is kept, when the last copy is complete. None: the adaptor
-        keeps no copies.
+        Wait until the newest copy is complete, and return the steps of which the adaptor keeps a
+        copy. Return None if the adaptor keeps no copies.
         """
         self._await_copy()
         return list(self.hook.tft_backups()) if self._has("tft_backup") else None
 
     def restore(self, step: int) -> None:
         """
-        Restore a copy that the adaptor keeps.
+        Restore the state of this rank from the copy of `step` that the adaptor keeps.
         """
         self.hook.tft_restore(step=step)
 
     def save(self, directory: Path, shards: list[str]) -> list[str]:
         """
-        Write shards. Return the names of the files.
+        Write shards of this rank into a checkpoint directory. Return the names of the files.
         """
         files: list[str] = []
         for shard in shards:
@@ -303,19 +307,20 @@ class _Rank:
 
     def stage(self, shards: list[str]) -> None:
         """
-        Copy shards in memory, to write them later.
+        Copy shards in memory. `write_staged` writes the copies later.
         """
         self._staged = [self.hook.tft_stage(shard=shard, step=self._completed) for shard in shards]
 
     def write_staged(self, directory: Path) -> list[str]:
         """
-        Write the shards that were staged. Return the names of the files.
+        Write the shards that `stage` has copied into a checkpoint directory. Return the names of
+        the files.
         """
         return [name for write in self._staged for name in write(directory)]
 
     def join_files(self, directory: Path, files: list[str]) -> list[str]:
         """
-        Join the written shards into one checkpoint. Return the names of further files.
+        Join the written shards into one checkpoint. Return the names of the files that were added.
         """
         if not self._has("tft_join"):
             return []
@@ -329,7 +334,7 @@ class _Rank:
 
     def load(self, directory: Path, step: int) -> None:
         """
-        Load all shards of this rank.
+        Load all shards of this rank from a checkpoint of `step`.
         """
         for shard in self.shards():
             self.hook.tft_load(directory=directory, shard=shard)
@@ -337,7 +342,7 @@ class _Rank:
 
     def digests(self) -> dict[str, str]:
         """
-        Return the digests of the whole state of this rank.
+        Return the digests of the whole state of this rank, by the name of the part.
         """
         return dict(self.hook.tft_digests())
 
@@ -350,8 +355,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _serve_rank(pipe: Connection, training: type[Training], rank: int, world: int) -> None:
     """
-    Serve the requests of a rank until the process is killed. Requests to the control thread are
-    served at once. All others are served one after the other on the main thread.
+    Serve the requests of a rank until the process is killed. The control thread serves the requests
+    `quiesce` and `is_waiting` at once. The main thread serves all other requests, one after the
+    other.
     """
     served = _Rank(training, rank, world)
     main = threading.main_thread().ident
@@ -412,7 +418,8 @@ class RankProcess:
 
     def tell(self, name: str, *arguments: object) -> None:
         """
-        Send a request.
+        Send a request to the rank without waiting for the answer. `name` is a method of `_Rank`,
+        `quiesce` or `is_waiting`.
         """
         self._pipe.send((name, arguments))
 
@@ -437,7 +444,7 @@ class RankProcess:
     # Any: the request decides what is returned
     def ask(self, name: str, *arguments: object) -> Any:
         """
-        Send a request, and return its answer.
+        Send a request to the rank, and wait for its answer (see `tell` and `hear`).
         """
         self.tell(name, *arguments)
         return self.hear(name)
@@ -538,8 +545,8 @@ class Ranks:
 
     def copy(self, rank: int, step: int, *, kept: bool = False) -> None:
         """
-        Let a rank take each of its shards from another rank that holds it. `kept`: from the copy of
-        `step` that the other rank keeps.
+        Let a rank take each of its shards from another rank that holds the shard. With `kept`, the
+        other rank gives the copy of `step` that it keeps, instead of its present state.
         """
         for shard, holders in self._ranks[rank].ask("shards").items():
             source = next(holder for holder in holders if holder != rank)

@@ -2,8 +2,9 @@
 A scripted rank: it behaves like a rank, but has no process, framework or clock. It carries out each
 order at once.
 
-The rank also knows whether its state is really right. So a scripted job notices when a rank is
-restored to a wrong state, or gets a state from a rank that does not have it.
+The rank also records whether its state is really right, which the job machine cannot see. So a test
+fails when a rank resumes with a wrong state, or gets a state from a rank that does not hold this
+state.
 """
 
 import math
@@ -54,14 +55,17 @@ class ScriptedState:
     bad_copies: frozenset[int] = frozenset()
     """The steps whose copies were damaged by a memory fault of the rank."""
     finds: int | None = None
-    """The step of the newest checkpoint that the rank writes without tft. None: there is none."""
+    """The step of the newest checkpoint that the rank writes without tft. None if there is no such
+    checkpoint."""
     promises: bool = False
-    """True if fetched state is in use only after the `Rebuild` order."""
+    """True if the rank uses fetched state only after the `Rebuild` order. Until then its state
+    counts as incomplete."""
     promised: int | None = None
-    """The step of the state that will be in use after `Rebuild`. None: none was fetched."""
+    """The step of the fetched state that the rank will use after `Rebuild`. None if no such state
+    was fetched."""
     content: str = "right"
     """Stands for the content of the copies. Ranks that hold the same shard must have equal content.
-    Empty: the rank cannot read its copies."""
+    If it is empty, the rank cannot compute digests of its copies."""
     settings: str = "right"
     """Stands for the description of the copies. Ranks that hold the same shard must have equal
     descriptions."""
@@ -73,14 +77,15 @@ class ScriptedState:
 @dataclass(slots=True)
 class ScriptedLoop:
     """
-    Where a rank is in its training loop.
+    The position of a rank in its training loop, and the behaviour of the loop.
     """
 
     window: bool = False
     tails: bool = False
     """True if the loop marks the end of its steps."""
     tail: bool = False
-    """True if the update window of the step has closed and the step has not ended (tail)."""
+    """True if the rank is in the tail of a step: the update window has closed, and the step has not
+    ended."""
     cut: bool = False
     """True if the tail of the rank is interrupted before its end."""
     line: str = ""
@@ -99,15 +104,15 @@ class ScriptedLoop:
 @dataclass(slots=True)
 class ScriptedHearing:
     """
-    The orders that a rank has heard.
+    The orders that a rank has received.
     """
 
     key: tuple[int, int] = (-1, 0)
-    """The newest round that the rank has heard of: (incident, round). Orders of older rounds, and
-    repeated orders, are ignored."""
+    """The newest round of which the rank has received an order: (incident, round). Orders of older
+    rounds, and repeated orders, are ignored."""
     epoch: int = 0
     names: set[OrderName] = field(default_factory=set)
-    """The orders of that round which the rank has heard."""
+    """The orders of the round `key` that the rank has received."""
 
 
 @dataclass(slots=True)
@@ -156,7 +161,7 @@ class ScriptedRank:
 
     def sound_steps(self) -> frozenset[int]:
         """
-        Return the steps whose state this rank can give to other ranks, without wrong states.
+        Return the steps of which this rank can give the right state to other ranks.
         """
         if self.context_lost:
             return frozenset()
@@ -216,7 +221,7 @@ class ScriptedRank:
             case Hold():
                 return self._hold(order.step)
             case Check():
-                assert self.loop.done or self.step >= self.limit, f"rank {self.rank} does not stand"
+                assert self.loop.done or self.step >= self.limit, f"rank {self.rank} still trains"
             case Release():
                 self.limit, self.loop.announce = math.inf, self.training
             case Stop():
@@ -247,7 +252,7 @@ class ScriptedRank:
                 self.without = order.without
             case Resume():
                 assert self.held == order.step - 1, f"rank {self.rank} resumes with {self.held}"
-                assert not self.state.spoiled, f"rank {self.rank} resumes with what is spoiled"
+                assert not self.state.spoiled, f"rank {self.rank} resumes with wrong state"
                 self.training = self.loop.announce = True
                 self.loop.tail = self.loop.after = False
                 self.limit = math.inf
@@ -255,7 +260,7 @@ class ScriptedRank:
                 if order.shards and self.held != order.step:
                     return f"rank {self.rank} holds step {self.held}, not {order.step}"
                 if order.shards:
-                    assert not self.state.spoiled, f"rank {self.rank} saves what is spoiled"
+                    assert not self.state.spoiled, f"rank {self.rank} saves wrong state"
             case _:
                 pass
         return None

@@ -89,7 +89,8 @@ class JobShape:
     checkpoint_name: str = "step-{step:08d}"
     placement: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By shard: the ranks that hold a copy of it. Empty: every rank holds the shard `dense`."""
+    """By shard: the ranks that hold a copy of it. If `groups` is empty, there is one shard,
+    `dense`, which every rank holds."""
     spare: dict[int, int] = field(default_factory=dict)
     """By node: the number of additional ranks for which it has room."""
     derives: bool = True
@@ -104,13 +105,14 @@ class JobShape:
     keeps: int = 0
     """The number of earlier steps of which each rank keeps a copy."""
     finds: dict[int, int] | None = None
-    """By rank: the step of the newest checkpoint that the rank writes without tft. None: no rank
-    writes any."""
+    """By rank: the step of the newest checkpoint that the rank writes without tft. None if no rank
+    writes checkpoints without tft."""
     after: float = 0.0
-    """The time, in seconds, that the functions may take that ranks call after a step."""
+    """The time limit, in seconds, for the functions that each rank calls after the end of a step.
+    """
     promises: bool = False
-    """True if the state that a rank fetches is in use only after all ranks have rebuilt their
-    wrappers."""
+    """True if a rank uses a fetched state only after the `Rebuild` order, in which all ranks
+    rebuild their wrappers."""
 
     def __post_init__(self) -> None:
         """
@@ -134,7 +136,7 @@ class Kept:
     """
 
     local_state: dict[int, str]
-    """By step."""
+    """By step: the rank-local state, in hexadecimal."""
     incarnation: int = 0
     attempt: tuple[int, int] = (0, 1)
     """Incident and round of the last rollback of the rank."""
@@ -162,20 +164,20 @@ class Script:
     muted: set[tuple[int, OrderName]] = field(default_factory=set)
     """Pairs of a rank and an order that the rank never answers."""
     failures: dict[tuple[int, OrderName], list[str]] = field(default_factory=dict)
-    """By rank and order: the reasons with which the first answers to the order say that it has
-    failed."""
+    """By rank and order: the failure texts of the rank's first answers to the order. After these
+    answers the order succeeds."""
     miscopied: dict[int, int] = field(default_factory=dict)
     """By rank: how many more fetches of the rank bring damaged content."""
     verdicts: dict[int, tuple[Verdict, str]] = field(default_factory=dict)
-    """By rank: the result of the next check on the rank. Ranks that are not in here pass the check.
-    """
+    """By rank: the result of the next check on the rank. A rank that is missing here passes the
+    check."""
     kept: dict[int, Kept] = field(default_factory=dict)
-    """By rank: what the keeper of its node has of it. A keeper reports of other ranks that it has
-    nothing."""
+    """By rank: the rank-local state that another node has kept for the rank. For a rank that is
+    missing here, that node reports that it has kept nothing."""
     forgetful: set[int] = field(default_factory=set)
     """Nodes whose agents do not answer a `Recall`."""
     numbers: dict[int, StepNumbers] = field(default_factory=dict)
-    """By rank: what it computes in each step from now on."""
+    """By rank: the digests of its losses and gradients in each step from now on."""
 
 
 class ScriptedJob(JobShape):
@@ -290,7 +292,8 @@ class ScriptedJob(JobShape):
     ) -> None:
         """
         End the process of a rank, and report the exit to the machine. `code` is the exit code; a
-        negative code is a signal. `script_ended`: the script of the rank had ended before.
+        negative code is a signal. `script_ended` is True if the script of the rank had ended before
+        the process.
         """
         self._ends(self.ranks[rank], code, stack=stack, script_ended=script_ended)
 
@@ -392,8 +395,8 @@ class ScriptedJob(JobShape):
         self, one: ScriptedRank, kind: FaultKind, *, polluted: bool, not_after: int | None = None
     ) -> None:
         """
-        Mark as wrong the states that the fault really damages: that of the rank itself, and those
-        of other ranks if the fault has spread.
+        Mark the states that the fault really damages as wrong: the state of the rank itself, and
+        the states of other ranks if the fault has spread to them.
         """
         if kind in ("memory", "corruption"):
             one.state.spoiled, one.state.bad_copies = True, frozenset(one.state.backups)
@@ -404,8 +407,8 @@ class ScriptedJob(JobShape):
 
     def finish(self, *ranks: int, sliced: bool = False) -> None:
         """
-        Let `train` return on the ranks that train: on all of them, or on `ranks` only. `sliced`:
-        they have digested slices of their copies.
+        Let `train` return on the ranks that train: on all of them, or on `ranks` only. `sliced` is
+        True if these ranks have compared slices (parts of the shards) in each step.
         """
         for one in self.ranks.values():
             if one.training and (not ranks or one.rank in ranks):
@@ -439,8 +442,8 @@ class ScriptedJob(JobShape):
 
     def checkpointed(self, step: int, *, compared: bool = False) -> None:
         """
-        Report that a periodic checkpoint of the job is complete. `compared`: the copies of all
-        ranks were compared for it.
+        Report that a periodic checkpoint of the job is complete. `compared` is True if the copies
+        of all ranks were compared when it was written.
         """
         self.report(
             Checkpointed(
@@ -489,14 +492,16 @@ class ScriptedJob(JobShape):
 
     def slices(self, verdict: SliceVerdict) -> None:
         """
-        Let the comparison of slices report a verdict. Its time is set to the present time.
+        Give the job machine a result of the comparison of slices (parts of the shards). The time of
+        the result is set to the present time of the job.
         """
         self._take(self.machine.handle(replace(verdict, at=self.now)))
         self.machine.check()
 
     def lead(self, epoch: int, *, lost: int = 0) -> None:
         """
-        Let a controller with this epoch take over, which does not know `lost` events.
+        Let a controller with this epoch take over. `lost` is the number of events that it could not
+        read in a damaged story (the record of all events).
         """
         self._take(self.machine.handle(Led(at=self.now, epoch=epoch, lost=lost)))
         self.machine.check()
@@ -504,7 +509,8 @@ class ScriptedJob(JobShape):
     def stop(self, signal: int = 15, *, node: int | None = None) -> None:
         """
         Let the launcher request the end of the job. With `node`, it requests the end of that node's
-        ranks only. `signal` is the number of the signal that the launcher received; 0: none.
+        ranks only. `signal` is the number of the signal that the launcher received, or 0 if it
+        received none.
         """
         why = "SIGTERM came" if signal else "an operator asks for it"
         self.report(StopRequested(why=why, signal=signal, node=node, at=self.now))
@@ -552,18 +558,18 @@ class ScriptedJob(JobShape):
 
     def wait(self) -> None:
         """
-        Advance the clock to the next deadline of the machine, and tell the machine that the
-        deadline has passed.
+        Advance the clock of the job to the next deadline of the job machine, and tell the machine
+        that the deadline has passed.
         """
         deadline = self.machine.next_deadline()
-        assert deadline is not None, "nothing is waited for"
+        assert deadline is not None, "the job machine has no deadline"
         self.now = max(self.now, deadline)
         self.let_pass(0.0)
 
     def let_pass(self, seconds: float) -> None:
         """
-        Advance the clock by `seconds`, and tell the machine that a deadline has passed. This
-        happens even if no deadline lies in that time.
+        Advance the clock of the job by `seconds`, and send a `DeadlinePassed` event to the job
+        machine, even if no deadline lies in that time.
         """
         self.now += seconds
         self._take(self.machine.handle(DeadlinePassed(at=self.now)))
@@ -574,14 +580,14 @@ class ScriptedJob(JobShape):
     @property
     def state(self) -> State:
         """
-        The state of the machine.
+        The state of the job machine.
         """
         return self.machine.state
 
     @property
     def doing(self) -> str:
         """
-        The name of the machine's state.
+        The name of the job machine's state, as a plain string.
         """
         return str(self.machine.state)
 
