@@ -33,7 +33,7 @@ class Contributions:
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        Watch one of these parameters from now on, and no earlier one.
+        Watch one of `parameters` from now on. Stop watching the parameter of an earlier call.
         """
         self.let_go()
         near = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)][:_NEAR]
@@ -52,8 +52,9 @@ class Contributions:
 
     def digest(self) -> int | None:
         """
-        Return the digest (XXH3-64) of the gradients since the last call, one for each backward.
-        None: there were none.
+        Return one digest (XXH3-64) of all gradients that the watched parameter has got since the
+        last call: one gradient for each backward. Return None if it has got none, or if this is the
+        first call, which only begins to watch.
         """
         if not self._wanted:
             self._wanted = True
@@ -68,7 +69,7 @@ class Contributions:
 
     def forget(self) -> None:
         """
-        Forget the gradients so far, for example those of a step that is given up.
+        Drop the gradients that were noted so far, for example those of a step that is given up.
         """
         self._gradients.clear()
 
@@ -77,5 +78,5 @@ class Contributions:
             self._handle = self._parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
 
     def _note(self, gradient: Tensor) -> None:
-        # a copy: the reduction writes into the memory of the gradient
+        # note a copy, because the all-reduce overwrites the memory of the gradient
         self._gradients.append(gradient.detach().clone())

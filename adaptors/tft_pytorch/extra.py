@@ -26,7 +26,7 @@ SUFFIX = "_extra_state"
 
 class ExtraStates:
     """
-    The extra states of a model's modules: reads them, and restores them.
+    Reads and restores the extra states of a model's modules.
     """
 
     def __init__(self) -> None:
