@@ -38,10 +38,10 @@ class ReplicaOptimizer(Optimizer):
     `param_groups` has all parameters, so that schedulers, gradient clipping and GradScaler work as
     usual. `state` has the optimizer state of this rank's share only.
 
-    16-bit parameters have masters: 32-bit copies, which are part of the shard. With Adam and 16-bit
-    gradients a rank needs `4 + 16 * copies / d` bytes for each parameter of the model. With 32-bit
-    gradients (`grad_dtype` of a parameter), which need no copy, a rank needs `6 + 12 * copies / d`
-    bytes.
+    16-bit parameters have masters: 32-bit copies, which are part of the shard. With Adam, `d` ranks
+    and 16-bit gradients, a rank needs `4 + 16 * copies / d` bytes for each parameter of the model.
+    With 32-bit gradients (`grad_dtype` of a parameter), which need no 32-bit copy, a rank needs
+    `6 + 12 * copies / d` bytes.
 
     The parameters are moved into flat buckets, one for each owner, type and device. Afterwards they
     are views of the buckets. Distributed parameters stay in their own memory, and are copied into
@@ -100,7 +100,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        if group is not None and self.shares > 1:  # without `group`, `regroup` forms it
+        if group is not None and self.shares > 1:  # else `regroup` forms the replica group
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
@@ -131,7 +131,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps there
+        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps here
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
@@ -146,8 +146,8 @@ class ReplicaOptimizer(Optimizer):
     # Any: the type that torch's class declares
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        Load this rank's share from the state of an optimizer that has the whole state, in the form
-        of that optimizer's `state_dict`.
+        Load this rank's share of the optimizer state `state_dict`, which must be the `state_dict`
+        of an ordinary optimizer with the state of all parameters.
 
         Raises `UsageError` if the parameter groups of the state have other numbers of parameters.
         """
@@ -230,7 +230,7 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Note that new state was loaded into the inner optimizer. Use its new state object, and copy
+        Use the state that was loaded into the inner optimizer: take its new state object, and copy
         the settings of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
@@ -241,8 +241,9 @@ class ReplicaOptimizer(Optimizer):
         Note that the script has loaded new content into the inner optimizer `optim` and into the
         masters.
 
-        Pass `everything=True` if the script has loaded the parameters of all owners. Masters and
-        parameters keep the loaded content: neither is made from the other.
+        Pass `everything=True` if the script has loaded the parameters that other ranks own, too.
+        Masters and parameters keep the loaded content: the parameters are not rounded from the
+        masters, and the masters are not copied from the parameters.
         """
         self._fresh = False
         self.whole = self.whole or everything
@@ -259,8 +260,8 @@ class ReplicaOptimizer(Optimizer):
         Form the replica groups within the default group, and copy each parameter from its owner to
         the other ranks. All ranks call this method at the same time.
 
-        The owned 16-bit parameters are first rounded from their masters, except before the first
-        step.
+        The owned 16-bit parameters are first rounded from their masters. Before the first step they
+        are not: then `settled` copies the parameters into the masters.
         """
         if not self._fresh:
             self.refresh()
