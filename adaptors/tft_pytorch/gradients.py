@@ -48,8 +48,8 @@ class Gradients:
     @property
     def noted(self) -> bytes | None:
         """
-        The kind of gradient of each parameter at the end of the last inspected step: none, dense or
-        sparse, one byte each. None if no parameter had a gradient.
+        The kind of gradient (none, dense or sparse) that each parameter had at the end of the last
+        inspected step, as one byte for each parameter. None if no parameter had a gradient.
         """
         return self._noted
 
@@ -72,8 +72,9 @@ class Gradients:
 
     def put_back(self, noted: object) -> None:
         """
-        Set the gradients for the beginning of the next step. A parameter gets zeros if it has a
-        gradient in `noted`, else None.
+        Set the gradients for the beginning of the next step. `noted` is a result of the property
+        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient then,
+        else None.
 
         The present gradients are always dropped, because the backward may have been interrupted
         while it added to them. Raises `MalformedMessage` if `noted` cannot be read.

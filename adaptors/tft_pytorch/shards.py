@@ -176,7 +176,9 @@ class Shard:
         and the user's other objects.
         """
         told = read(meta, _FORM)
-        self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
+        self.part.settle(
+            expect(put_together(told["optimizer"], tensors), dict, "the optimizer's state")
+        )
         for name, other in self.others.items():
             other.load_state_dict(put_together(told["others"][name], tensors))
         if self._wrappers is not None:
