@@ -60,7 +60,7 @@ def adopt(
 
 class AdoptedMaker:
     """
-    The user's objects that were passed to `session.adopt`. Implements
+    Gives access to the user's objects that were passed to `session.adopt`. Implements
     `tft_pytorch.state_store.Maker`.
     """
 
@@ -106,7 +106,7 @@ class AdoptedMaker:
         return self._shards[shard].written()
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        return named_tensors(self.made.model)  # all ranks have the whole model
+        return named_tensors(self.made.model)  # `model` is the whole model on every rank
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others

@@ -254,8 +254,8 @@ class Backups:
                 f"the copy of step {step} has the shards {sorted(copies)}, but this rank has "
                 f"{sorted(shards)}"
             )
-        # Call `room` for all shards first. It refuses a copy that does not fit, and no tensor has
-        # been changed yet.
+        # Call `room` for all shards first, so that a copy that does not fit is refused before any
+        # tensor is changed.
         rooms = {shard: dict(room(shard, copies[shard].meta)) for shard in shards}
         with torch.no_grad():
             for shard, tensors in rooms.items():

@@ -25,8 +25,8 @@ from tft.errors import InternalError, MalformedMessage, UsageError
 from tft_pytorch import step_numbers
 
 _USUAL_SAMPLE_RATE = 100
-"""DDP collects its statistics in every step of this many steps: `kDDPRuntimeLoggingSampleRate` in
-torch's reducer.hpp."""
+"""DDP usually collects its statistics once in this many steps. torch has the same number in
+reducer.hpp, as `kDDPRuntimeLoggingSampleRate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # DDP takes only a dense gradient for zeros if it is missing
+        if expects_sparse:  # DDP replaces a missing gradient by zeros, but not a sparse one
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))

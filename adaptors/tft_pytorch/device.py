@@ -106,7 +106,7 @@ class Devices:
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # the training loop meets this error, too
+            with suppress(RuntimeError):  # the training loop raises the error, too
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )
@@ -162,7 +162,9 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
     if not kinds:
         return Devices()
     if len(kinds) > 1:
-        raise UsageError(f"the model is on devices of several kinds: {', '.join(kinds)}")
+        raise UsageError(
+            f"the model is on devices of several kinds: {', '.join(kinds)}. Move it to one of them"
+        )
     refused = unusable(kinds[0])
     if refused:
         raise UsageError(f"the model {refused}")

@@ -70,7 +70,8 @@ def _check_make(
 
 class FactoryMaker:
     """
-    The objects that the user's factory makes. Implements `tft_pytorch.state_store.Maker`.
+    Calls the user's factory, and gives access to the objects that the factory has made. Implements
+    `tft_pytorch.state_store.Maker`.
     """
 
     lasting = False
@@ -144,10 +145,10 @@ class FactoryMaker:
         return filled(meta, tensors)
 
     def beside(self, shard: str) -> bytes:
-        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
+        raise UsageError("with make=, tft writes the checkpoint itself: do not pass save and load")
 
     def replaced(self, shard: str, beside: bytes) -> None:
-        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
+        raise UsageError("with make=, tft writes the checkpoint itself: do not pass save and load")
 
     # ------------------------------------------------------------ groups
 

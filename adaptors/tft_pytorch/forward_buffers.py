@@ -191,7 +191,10 @@ class RunningBuffers:
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
-            raise MalformedMessage("the rank-local state has buffers that cannot be read")
+            raise MalformedMessage(
+                "the buffers in the rank-local state must be a dict with the key `at` and either "
+                "`bytes` or `kept`"
+            )
         at = () if copy is None else copy["at"]
         if self._slots:
             self._restore_still(at)
@@ -312,7 +315,7 @@ def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
         at += tensor.nbytes
         if len(part) != tensor.nbytes:
             raise MalformedMessage(
-                "the rank-local state has fewer bytes than the buffers of the model"
+                "the buffers in the rank-local state have fewer bytes than those of the model"
             )
         if part:
             source = torch.frombuffer(part, dtype=torch.uint8)

@@ -82,7 +82,9 @@ class Gradients:
         if noted is not None and (
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)
         ):
-            raise MalformedMessage("the rank-local state has gradients that cannot be read")
+            raise MalformedMessage(
+                "the gradients in the rank-local state must be bytes, each of them 0, 1 or 2"
+            )
         # the lengths differ if the script was changed before it was resumed
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))

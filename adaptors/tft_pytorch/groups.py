@@ -306,7 +306,7 @@ class Groups:
                 self._meeting = None
             self._begun = None
             _free(groups)
-        sys.excepthook = self._excepthook  # torch wraps the hook again for each default group
+        sys.excepthook = self._excepthook  # torch wraps it once for each default group
 
 
 def _drop_unfinished_backward() -> None:

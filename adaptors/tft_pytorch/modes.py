@@ -126,7 +126,9 @@ class Modes:
         if noted is None:
             return
         if not isinstance(noted, bytes):
-            raise MalformedMessage("the rank-local state has modes of modules that cannot be read")
+            raise MalformedMessage(
+                "the modes of modules in the rank-local state must be bytes, one for each module"
+            )
         if len(noted) != len(self._modules):
             return  # the script was changed before it was resumed: keep the modes that it sets
         self.set(noted)

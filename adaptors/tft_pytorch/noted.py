@@ -77,7 +77,7 @@ class Settings:
         if noted is None:
             return
         present = [group for each in self._optimizers for group in each.param_groups]
-        for group, before in zip(present, noted, strict=False):  # not strict: keep added groups
+        for group, before in zip(present, noted, strict=False):  # the script may have added groups
             _put_back(group, before)
         if self._scheduler is None or self._told() == self._scheduled:
             return

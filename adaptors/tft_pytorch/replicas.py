@@ -76,7 +76,8 @@ class ReplicaOptimizer(Optimizer):
         whole = optimizer(params, **defaults)
         if isinstance(whole, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS needs all parameters at once, so it cannot be split into shares"
+                "LBFGS needs all parameters at once, so it cannot be split into shares: use "
+                "another optimizer"
             )
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
@@ -139,8 +140,8 @@ class ReplicaOptimizer(Optimizer):
         Raise `UsageError`, because this rank has only its share of the state.
         """
         raise UsageError(
-            "a ReplicaOptimizer has only this rank's share of the state: tft saves all shares as "
-            "one checkpoint, which plain torch can read"
+            "a ReplicaOptimizer has only this rank's share of the state, so do not call its "
+            "state_dict(): tft saves all shares as one checkpoint, which plain torch can read"
         )
 
     # Any: the type that torch's class declares
@@ -352,11 +353,14 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
     if copies < 2:
         raise UsageError(
-            f"copies={copies}: a share that only one rank holds is lost with that rank; a "
-            "ReplicaOptimizer keeps at least two"
+            f"copies={copies}: a share that only one rank holds is lost with that rank; give the "
+            "ReplicaOptimizer at least copies=2"
         )
     if world % copies:
-        raise UsageError(f"{world} ranks cannot be cut into {copies} replica groups of equal size")
+        raise UsageError(
+            f"{world} ranks cannot be cut into {copies} replica groups of equal size: give the "
+            "ReplicaOptimizer a value of copies that divides the number of ranks"
+        )
     shares = world // copies
     return rank % shares, shares
 
