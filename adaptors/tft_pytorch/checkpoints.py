@@ -52,7 +52,7 @@ def stage(
 ) -> Callable[[Path], list[str]]:
     """
     Copy the content of a shard into host memory. Return a function that writes the copy into a
-    directory, as `write` does. The returned function can be called once.
+    directory later, as `write` does.
     """
     copy = copied(content)
     return lambda directory: write(directory, shard, meta, copy)

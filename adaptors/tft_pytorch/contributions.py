@@ -1,9 +1,9 @@
 """
 A digest of what this rank alone contributes to the gradients of a step.
 
-The gradient of one parameter near the input of the model is enough: it depends on all activations
-and on all other gradients. Of the first few parameters the smallest is taken, so that the digest
-costs next to nothing.
+The gradient of one parameter near the input of the model is enough, because it depends on the
+activations and gradients of all later layers. The smallest of the first few parameters is watched,
+so that the digest costs next to nothing.
 """
 
 from collections.abc import Iterable
@@ -21,8 +21,8 @@ _NEAR = 8
 
 class Contributions:
     """
-    Watches the gradient of one parameter before it is reduced. Nothing is watched until the first
-    call of `digest`.
+    Notes the gradients of one parameter before they are reduced. Notes nothing until the first call
+    of `digest`.
     """
 
     def __init__(self) -> None:

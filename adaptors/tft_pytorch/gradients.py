@@ -2,9 +2,9 @@
 Notes which parameters have a gradient at the end of a step, and restores these gradients as zeros.
 
 A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
-apply weight decay to a parameter with a zero gradient, even if the next step does not use it. They
-skip a parameter without a gradient. So when a step is computed again, the same parameters must have
-a gradient at its beginning.
+apply weight decay to a parameter with a zero gradient, even if the step does not use the parameter.
+They skip a parameter without a gradient. So when a step is computed again, the same parameters must
+have a gradient at its beginning.
 """
 
 from collections.abc import Iterable

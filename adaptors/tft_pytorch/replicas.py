@@ -9,8 +9,8 @@ reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing
 them equal.
 
 Each parameter belongs as a whole to one rank, as in torch's own `ZeroRedundancyOptimizer`. So every
-optimizer works that updates each parameter independently of the others. Its results have the same
-bits as without shards.
+optimizer works that updates each parameter independently of the other parameters. The results have
+the same bits as without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping

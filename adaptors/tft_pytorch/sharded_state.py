@@ -114,8 +114,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
         raise OrderRefused(
-            f"the parameter groups differ: the groups {theirs} have settings in the received shard, "
-            f"but on this rank {ours} have them"
+            f"the parameter groups differ: the groups {theirs} have settings in the received "
+            f"shard, but on this rank {ours} have them"
         )
     there, own = _group_numbers(found), _group_numbers(here)
     for name in sorted(there.keys() | own.keys()):
