@@ -36,7 +36,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_pytorch.preload import preload  # late: an import of 1 s
+    from tft_pytorch.preload import preload  # most processes do not need this module
 
     preload()
 
@@ -122,7 +122,7 @@ def tft_stage(shard: str) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_pytorch.checkpoints import join  # a late import, because it takes 1 s (see preload.py)
+    from tft_pytorch.checkpoints import join  # imported late, because this takes 1 s
 
     return join(directory, files)
 

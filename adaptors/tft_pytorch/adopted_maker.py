@@ -43,8 +43,9 @@ def adopt(
     """
     Take charge of the user's objects and return the training state.
 
-    `contributing` and `early` are what `tft_watch` received. Raises `UsageError` for objects that
-    the adaptor cannot handle.
+    `contributing` is called in every step before this rank contributes to the last all-reduce. If
+    `early` is True, it is called at the end of each forward pass, too. Both are the arguments of
+    the hook `tft_watch`. Raises `UsageError` for objects that the adaptor cannot handle.
     """
     _check(parts)
     made = Made(
@@ -59,7 +60,7 @@ def adopt(
 
 class AdoptedMaker:
     """
-    The user's objects that were passed to `session.adopt`. Implements
+    Gives access to the user's objects that were passed to `session.adopt`. Implements
     `tft_pytorch.state_store.Maker`.
     """
 
@@ -105,7 +106,7 @@ class AdoptedMaker:
         return self._shards[shard].written()
 
     def weights(self, contents: Sequence[ShardContent]) -> Mapping[str, Tensor]:
-        return named_tensors(self.made.model)  # also those of other ranks' shards
+        return named_tensors(self.made.model)  # `model` is the whole model on every rank
 
     def others(self, contents: Sequence[ShardContent]) -> Mapping[str, Plain]:
         return contents[0].others
@@ -229,9 +230,12 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if why:
         pass
     elif tensor.layout != torch.strided:
-        why = f"is {tensor.layout}; only dense tensors can be moved"
+        why = f"is {tensor.layout}; only dense tensors can be moved to another rank"
     elif hasattr(tensor, "device_mesh"):
-        why = "is a DTensor, sharded between ranks; this adaptor handles state that all ranks share"
+        why = (
+            "is a DTensor, sharded between ranks: make the model in a function, and hand over the "
+            "function as session.adopt(make=...)"
+        )
     elif any(
         step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
     ):

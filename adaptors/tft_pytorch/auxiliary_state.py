@@ -1,8 +1,10 @@
 """
-The objects that are kept in addition to model and optimizer, such as a scheduler, a GradScaler or a
-moving average. The code calls these objects `others`. Each has `state_dict` and `load_state_dict`.
+Handles the objects that are kept in addition to model and optimizer, such as a scheduler, a
+GradScaler or a moving average. The code calls these objects `others`. Each has `state_dict` and
+`load_state_dict`.
 
-This module divides their state among the shards of a model that a factory made over process groups.
+If a factory made the model over process groups, the model has several shards. This module divides
+the state of the `others` among these shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,10 @@ def check_others(others: Any, beside: Mapping[str, Any]) -> None:  # Any: object
         raise UsageError(f"others must be a dict of objects by name, not a {type(others).__name__}")
     for name in others:
         if not str(name).isidentifier() or name in _TAKEN:
-            raise UsageError(f"others has the reserved name {name!r}: choose another name")
+            raise UsageError(
+                f"others has the name {name!r}, which is reserved or not an identifier: choose "
+                "another name"
+            )
     for part, stranger in {**beside, **others}.items():
         if stranger is not None and not (
             hasattr(stranger, "state_dict") and hasattr(stranger, "load_state_dict")
@@ -110,9 +115,9 @@ def _kind_of(leaf: object, name: str, kinds: TensorHolders) -> Holders:
     kind = kinds.within(holders)
     if kind is None:
         raise UsageError(
-            f"tft cannot find the ranks that share the value of {name}: it belongs to no "
-            "parameter, and no shard has exactly these holders. Give it the name of the parameter "
-            "to which it belongs"
+            f"tft cannot find a shard for {name}: it belongs to no parameter, and each shard is "
+            "also held by ranks that may have another value. Give it the name of the parameter to "
+            "which it belongs"
         )
     return kind
 
@@ -129,7 +134,7 @@ def _tensors(leaf: object) -> list[Tensor]:
 
 def joined(parts: Sequence[State], like: State) -> State:
     """
-    Join the parts into which the function `divided` has cut a state.
+    Join the parts into which the function `divided` has cut a state. Return the whole state.
 
     The keys are in the order of `like`, the state of the object that will load the result. Keys
     that are not in `like` come last.

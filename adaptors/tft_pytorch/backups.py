@@ -1,9 +1,10 @@
 """
-Copies of the whole state of this rank in host memory, of the ends of two or three earlier steps.
+Keeps two or three copies of the whole state of this rank in host memory. Each copy has the state at
+the end of an earlier step.
 
 Most of the state, such as parameters and the state of the optimizer, changes only within update
-windows. A thread of its own copies it while the next step computes forward and backward. The rest
-is small, may change at any time, and is copied at once.
+windows. A separate thread copies this state while the next step computes forward and backward. The
+rest is small and may change at any time. The training thread copies it at once.
 """
 
 import atexit
@@ -24,14 +25,15 @@ from tft_pytorch.memory import offered
 log = structlog.get_logger()
 
 _ENDING = 60.0
-"""Seconds that the end of the process waits for a copy. A copy from a device that hangs never ends,
-and a process that ends under a copy may crash."""
+"""The most seconds that the process waits, at its end, for a copy that is still being made. The
+process waits because it may crash if it ends during a copy. The wait is limited because a copy from
+a device that hangs never ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInUse:
     """
-    A shard that is about to be copied.
+    The present content of a shard, which is about to be copied.
     """
 
     meta: bytes
@@ -64,13 +66,14 @@ class _Slot:
     """
 
     copy: _Copy | None = None
-    """The complete copy; None while there is none, or while it is made."""
+    """The complete copy. None if the slot has no copy, or while its copy is being made."""
     memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     """The tensors in host memory, by shard and name."""
 
     def make(self, step: int, shards: Mapping[str, ShardInUse], devices: Devices) -> "_Making":
         """
-        Copy what may change before the next update window opens. Return what is left to do.
+        Copy the tensors that may change before the next update window opens. Return a `_Making`,
+        whose `run` copies all other tensors.
         """
         old, self.memory = self.memory, {}
         pairs: list[tuple[Tensor, Tensor]] = []
@@ -81,7 +84,7 @@ class _Slot:
                     known = host_tensor(tensor)
                 self.memory[shard, name] = known
                 pairs.append((tensor.detach(), known))
-        old.clear()  # of tensors that the state no longer has
+        old.clear()  # free the memory for tensors that the state no longer has
         named = [(name, each.lasting) for each in shards.values() for name in each.tensors]
         lasts = [name in lasting for name, lasting in named]
         at_once = [pair for pair, last in zip(pairs, lasts, strict=True) if not last]
@@ -113,7 +116,7 @@ class _Making:
     """The tensors that are still to be copied, each with its place in host memory."""
     devices: Devices
     complete: threading.Event = field(default_factory=threading.Event)
-    """Set when the copy is complete or has failed: the state in use is no longer read."""
+    """Set when the copy is complete or has failed. From then on the state in use may change."""
     versions: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,9 @@ class _Making:
 
     def run(self) -> None:
         """
-        Copy what is left, and make the copy known. A failure is logged, and there is no copy.
+        Copy the tensors in `left`. Then put the complete copy into its slot.
+
+        If this fails, or if a tensor was changed meanwhile, log a warning and leave the slot empty.
         """
         step = self.copy.step
         try:
@@ -166,11 +171,12 @@ class Backups:
         copies: int,
     ) -> Callable[[], None] | None:
         """
-        Begin a copy of the end of `step`. Return a function that waits until it is complete; None
-        if there is nothing to wait for.
+        Begin a copy of the state at the end of `step`. Return a function that waits until the copy
+        is complete. Return None if there is nothing to wait for.
 
-        `shards` returns the state in use. `sound`: no later copy is known to be the same on all
-        ranks. `copies`: the number of copies to keep. If the copy cannot be made, this is logged, and training goes on without the copy.
+        `shards` is a function that returns the state in use. `sound` is the last step at whose end
+        the states of all ranks are known to be equal. `copies` is the number of copies to keep. If
+        the copy cannot be made, log a warning: training goes on without the copy.
         """
         self.wait()
         self.drop_after(step - 1)
@@ -186,7 +192,7 @@ class Backups:
             if devices.asynchronous:
                 devices.synchronize()
             making = slot.make(step, shards(), devices)
-        except Exception as error:  # no memory, say
+        except Exception as error:  # for example, host memory is used up
             log.warning("backup_not_kept", step=step, why=str(error), exc_info=error)
             return None
         if not self._has_thread():
@@ -236,11 +242,12 @@ class Backups:
         settle: Callable[[str, bytes, Mapping[str, Tensor]], None],
     ) -> None:
         """
-        Put the copy of `step` into the user's objects. The copy stays.
+        Put the copy of `step` into the user's objects. The copy is kept.
 
-        `shards` are the shards of this rank. `room` returns the tensors for a shard with this
-        description, and `settle` makes the user's objects use them. Raises `OrderRefused` if there
-        is no such copy, or if it is the copy of another state than that of these objects.
+        `shards` are the names of this rank's shards. `room` takes the name and the description of a
+        shard, and returns the tensors for its content. `settle` makes the user's objects use these
+        tensors. Raises `OrderRefused` if there is no copy of `step`, or if it does not fit the
+        user's objects.
         """
         self.wait()
         copies = self._copy(step).shards
@@ -249,7 +256,8 @@ class Backups:
                 f"the copy of step {step} has the shards {sorted(copies)}, but this rank has "
                 f"{sorted(shards)}"
             )
-        # all of them first: a copy that does not fit is refused before anything is changed
+        # Call `room` for all shards first, so that a copy that does not fit is refused before any
+        # tensor is changed.
         rooms = {shard: dict(room(shard, copies[shard].meta)) for shard in shards}
         with torch.no_grad():
             for shard, tensors in rooms.items():
@@ -267,9 +275,12 @@ class Backups:
 
     def _free_slot(self, sound: int, copies: int) -> _Slot | None:
         """
-        Return the slot for the next copy: an empty one, or that of the oldest copy. None if no
-        newer copy is known to be the same on all ranks: then all copies stay. Other ranks may know
-        more already, and all ranks must keep one common step.
+        Return the slot for the next copy: an empty slot, or the slot of the oldest copy.
+
+        Return None if every copy but the oldest is later than step `sound`. Then it is not known yet
+        whether a newer copy is equal on all ranks, and all copies must stay. The oldest one is
+        needed if the newer ones are wrong. A newer one is needed if other ranks know already that
+        it is right, and have dropped the oldest one.
         """
         while len(self._slots) < copies:
             self._slots.append(_Slot())
@@ -280,8 +291,8 @@ class Backups:
 
     def _has_thread(self) -> bool:
         """
-        Start the copying thread when it is first needed. Return False if the system has no room for
-        another thread.
+        Start the thread that copies, if it does not run yet. Return False if the system cannot
+        start another thread.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="tft-backups", daemon=True)
@@ -306,6 +317,7 @@ class Backups:
 
 def _version(tensor: Tensor) -> int:
     """
-    Return how often the tensor was changed in place; 0 if torch does not count this.
+    Return how often the tensor was changed in place. Return 0 if torch does not count the changes
+    of this tensor.
     """
     return 0 if tensor.is_inference() else tensor._version

@@ -24,11 +24,11 @@ _native: dict[str, Any] = {}  # Any: functions of torch, each with another signa
 
 def watch_batches(seen: Seen) -> None:
     """
-    From now on call `seen("batch", ...)` for each call of a model with gradients enabled, and
-    `seen("loss", ...)` for each backward pass.
+    From now on call `seen("batch", digest)` for each call of a model with gradients enabled, and
+    `seen("loss", digest)` for each backward pass.
 
-    Only the present thread is watched. A call of a module inside the call of another module does
-    not count.
+    Only the present thread is watched. A call of a module inside the call of another module is not
+    a call of a model.
     """
     if not _native:
         _native["call"] = nn.Module.__call__

@@ -25,8 +25,8 @@ from tft.errors import InternalError, MalformedMessage, UsageError
 from tft_pytorch import step_numbers
 
 _USUAL_SAMPLE_RATE = 100
-"""DDP collects its statistics in every step of this many steps: `kDDPRuntimeLoggingSampleRate` in
-torch's reducer.hpp."""
+"""DDP usually collects its statistics once in this many steps. torch has the same number in
+reducer.hpp, as `kDDPRuntimeLoggingSampleRate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,9 @@ class Wrappers:
 
     def __init__(self, contributing: Callable[[], None] | None, *, early: bool = False) -> None:
         """
-        `contributing` and `early` are what `tft_watch` received.
+        `contributing` is called in every step before this rank contributes to the last all-reduce.
+        If `early` is True, it is called at the end of each forward pass, too. Both are the
+        arguments of the hook `tft_watch`.
         """
         self._contributing = contributing
         self._early = early
@@ -179,14 +181,17 @@ def _watch(
 ) -> tuple[RemovableHandle, ...]:
     """
     Arrange that `contributing` is called in every step, before the last bucket of gradients is
-    all-reduced. Return handles, whose `remove` stops these calls. `early`: call it also at the end
-    of the forward.
+    all-reduced. If `early` is True, call it at the end of the forward, too. Return handles, whose
+    `remove` stops these calls.
 
     Usually a hook on the gradient of one parameter calls `contributing`, because all gradients are
-    ready before the last all-reduce. A hook at the end of the forward calls `contributing` in two
-    cases. With `find_unused_parameters` no parameter is sure to get a gradient. On devices, the
-    gradients are computed on another thread. In these cases `contributing` is called before any
-    random numbers that are drawn between the forward and the all-reduces.
+    ready before the last all-reduce. In two cases only a hook at the end of the forward calls it:
+
+    - With `find_unused_parameters`, no parameter is sure to get a gradient.
+    - On devices, the gradients are computed on another thread.
+
+    In these two cases, random numbers that are drawn between the forward and the all-reduces come
+    after the call. So the rank-local state that `contributing` captures does not include them.
     """
 
     def say(*_: object) -> None:
@@ -211,7 +216,7 @@ def _layout_of(ddp: Any) -> BucketLayout | None:
     DDP reports its buckets only in these statistics.
     """
     if ddp.find_unused_parameters:
-        return None  # such a DDP never sorts its buckets again: its first layout stays
+        return None  # such a DDP never sorts its buckets, so a new one has the same layout anyway
     # The statistics are empty until the DDP has counted a forward with gradient reduction. In a
     # pipeline stage no forward counts, because only the last backward of a step starts all-reduces.
     # This call makes the DDP count a forward, and does nothing else.
@@ -251,7 +256,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
             f"{len(layout.order)}: it must build the same one each time"
         )
     for parameter, expects_sparse in zip(parameters, sparse, strict=True):
-        if expects_sparse:  # DDP cannot take a missing sparse gradient for zero
+        if expects_sparse:  # DDP replaces a missing gradient by zeros, but not a sparse one
             parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
     reducer, world = ddp.reducer, ddp.process_group
     reducer._update_process_group(_group_of_one(parameters[0].device))
@@ -265,7 +270,7 @@ def _bring(ddp: Any, layout: BucketLayout) -> BucketLayout:
         parameter.grad = None
     settled = _layout_of(ddp)
     if settled is None or settled.buckets is None:
-        raise InternalError("DDP has not rebuilt its buckets after the rehearsed backward")
+        raise InternalError("DDP has not rebuilt its buckets after the simulated backward")
     if layout.buckets is not None and set(layout.buckets) != set(settled.buckets):
         raise UsageError(
             f"wrap has built a DDP whose {len(settled.buckets)} buckets differ from the "

@@ -1,10 +1,10 @@
 """
 Writes and reads one shard as a checkpoint of torch.distributed.checkpoint.
 
-`model`, `optim`, `scheduler` and `others` are stored in the form that torch's `get_state_dict` and
-`state_dict` return. The entry `tft.meta` has the description from which this adaptor restores the
-shard exactly. The process that commits the checkpoint joins the metadata of all shards. Plain torch
-can then load the whole checkpoint without tft.
+Model, optimizer, scheduler and the user's other objects are stored in the form that torch's
+`get_state_dict` and `state_dict` return. The entry `tft.meta` has the description from which this
+adaptor restores the shard exactly. The process that commits the checkpoint joins the metadata of
+all shards. Plain torch can then load the whole checkpoint without tft.
 """
 
 import shutil
@@ -52,7 +52,7 @@ def stage(
 ) -> Callable[[Path], list[str]]:
     """
     Copy the content of a shard into host memory. Return a function that writes the copy into a
-    directory, as `write` does. The returned function can be called once.
+    directory later, as `write` does.
     """
     copy = copied(content)
     return lambda directory: write(directory, shard, meta, copy)
@@ -123,8 +123,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
             at = index
             if index.fqn in spans and isinstance(known, TensorStorageMetadata):
                 known, at = placed(known, index, *spans[index.fqn])
-            # shards come in the order of their names, and the first one that has an entry provides
-            # it
+            # Several shards may have the same entry. The shards come in the order of their names,
+            # and the entry of the first of them is used.
             if adds(whole, index.fqn, known):
                 whole.planner_data[index.fqn] = found.planner_data[index.fqn]
                 path = f"{place.name}/{info.relative_path}"
@@ -241,7 +241,7 @@ def _underlying(error: CheckpointException) -> Exception:
 
 def _disk(error: BaseException) -> OSError | None:
     """
-    Return the `OSError` that caused `error`, None if no `OSError` did.
+    Return the `OSError` that caused `error`. Return None if no `OSError` caused it.
 
     When a write fails with an `OSError`, torch's writer raises another exception, which mentions
     only a position in a file.

@@ -1,9 +1,9 @@
 """
 A digest of what this rank alone contributes to the gradients of a step.
 
-The gradient of one parameter near the input of the model is enough: it depends on all activations
-and on all other gradients. Of the first few parameters the smallest is taken, so that the digest
-costs next to nothing.
+The gradient of one parameter near the input of the model is enough, because it depends on the
+activations and gradients of all later layers. The smallest of the first few parameters is watched,
+so that the digest costs next to nothing.
 """
 
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ _NEAR = 8
 
 class Contributions:
     """
-    Watches the gradient of one parameter before it is reduced. Nothing is watched until the first
-    call of `digest`.
+    Notes the gradients of one parameter before they are reduced. Notes nothing until the first call
+    of `digest`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Contributions:
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """
-        Watch one of these parameters from now on, and no earlier one.
+        Watch one of `parameters` from now on. Stop watching the parameter of an earlier call.
         """
         self.let_go()
         near = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)][:_NEAR]
@@ -58,8 +58,9 @@ class Contributions:
 
     def digest(self) -> int | None:
         """
-        Return the digest (XXH3-64) of the gradients since the last call, one for each backward.
-        None: there were none.
+        Return one digest (XXH3-64) of all gradients that the watched parameter has got since the
+        last call: one gradient for each backward. Return None if it has got none, or if this is the
+        first call, which only begins to watch.
         """
         if not self._wanted:
             self._wanted = True
@@ -74,7 +75,7 @@ class Contributions:
 
     def forget(self) -> None:
         """
-        Forget the gradients so far, for example those of a step that is given up.
+        Drop the gradients that were noted so far, for example those of a step that is given up.
         """
         self._gradients.clear()
         self._sum.reset()
@@ -90,7 +91,7 @@ class Contributions:
         self._handle = parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
 
     def _note(self, gradient: Tensor) -> None:
-        # a copy is needed in any case: the reduction writes into the memory of the gradient
+        # note a copy, because the all-reduce overwrites the memory of the gradient
         self._empty = False
         kept = self._copy
         if (

@@ -33,8 +33,8 @@ _CPU = "cpu"
 _GLOO = "gloo"
 
 ABORT_LIMIT = 10.0
-"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds,
-but can hang, and then the process has to be replaced."""
+"""Seconds within which all groups of a process must be aborted. NCCL's abort takes milliseconds. It
+can hang, and then the process must be replaced."""
 
 _ANSWER = 0.1
 """Seconds within which a device must answer whether it has work to do. A device that does not
@@ -106,7 +106,7 @@ class Devices:
         answers: list[bool] = []
 
         def ask() -> None:
-            with suppress(RuntimeError):  # a broken device raises in the training loop too
+            with suppress(RuntimeError):  # the training loop raises the error, too
                 answers.append(
                     all(self._module.current_stream(place).query() for place in self.places)
                 )
@@ -162,7 +162,9 @@ def devices_of(tensors: Iterable[Tensor]) -> Devices:
     if not kinds:
         return Devices()
     if len(kinds) > 1:
-        raise UsageError(f"the model is on devices of several kinds: {', '.join(kinds)}")
+        raise UsageError(
+            f"the model is on devices of several kinds: {', '.join(kinds)}. Move it to one of them"
+        )
     refused = unusable(kinds[0])
     if refused:
         raise UsageError(f"the model {refused}")
@@ -203,8 +205,8 @@ def host_memory(place: torch.device, size: int) -> memoryview:
     """
     Return writable host memory of `size` bytes, to which the device `place` copies fast.
 
-    The memory is pinned. It is allocated while `place` is the current device: otherwise each
-    process would open a context on the first device of the node.
+    If `place` is not the CPU, the memory is pinned. It is allocated while `place` is the current
+    device: otherwise each process would open a context on the first device of the node.
     """
     if place.type == _CPU:
         return memoryview(bytearray(size))
@@ -228,20 +230,20 @@ def _pinned(place: torch.device, shape: Sequence[int], dtype: torch.dtype) -> Te
 
 def copy_to_host(copies: Iterable[tuple[Tensor, Tensor]], devices: Devices) -> None:
     """
-    Copy each first tensor into the second one, which is in host memory. Returns when all are
-    copied. May be called on a thread of its own.
+    For each pair in `copies`, copy the first tensor into the second, which is in host memory.
+    Return when all copies are complete. Can be called on any thread.
 
-    On a device the copies have streams of their own, so that they do not wait for work that the
-    training thread puts into its streams meanwhile. The devices must have done all work on which
-    the content of the tensors depends.
+    Copies from a device use separate streams, so that they do not wait for work that the training
+    thread puts into its own streams meanwhile. Before the call, the devices must have done all work
+    on which the content of the tensors depends.
     """
     pairs = list(copies)
     if not pairs:
         return
     with torch.no_grad(), ExitStack() as streams:
         own = [streams.enter_context(torch.Stream(place)) for place in devices._elsewhere]
-        # One call, without the interpreter's lock: after each single call the thread would have to
-        # wait until the training thread gives the lock up.
+        # Copy all tensors in one call, which releases Python's global lock. With many calls, this
+        # thread would wait after each call until the training thread releases the lock.
         torch._foreach_copy_([host for _, host in pairs], [t for t, _ in pairs], non_blocking=True)
         for stream in own:
             stream.synchronize()
@@ -313,7 +315,7 @@ def groups() -> list[dist.ProcessGroup]:
 
 def abort(aborted: Iterable[dist.ProcessGroup], devices: Devices) -> None:
     """
-    Abort the groups `aborted`, in their order. Return when all of them are aborted, which may take
+    Abort the groups `aborted`, in this order. Return when all of them are aborted, which may take
     seconds.
 
     With NCCL the aborts must be inside one NCCL group call. Otherwise they can wait for each other
@@ -387,9 +389,9 @@ def sequence(devices: Devices) -> Mapping[dist.ProcessGroup, int] | None:
     Return how many collectives each group has begun on the devices. Messages to single ranks do not
     count. Return None if a backend does not count its collectives.
 
-    The number comes from the group's backend for the devices. The group itself, if it has two
-    backends, may return the number for gloo: torch's `_new_process_group_helper` handles only nccl
-    and backends of packages.
+    The numbers come from each group's backend for the devices. A group that has two backends may
+    itself return the number of its gloo backend: torch's `_new_process_group_helper` selects the
+    right backend only for nccl and for backends of packages.
     """
     try:
         return {

@@ -26,7 +26,7 @@ SUFFIX = "_extra_state"
 
 class ExtraStates:
     """
-    The extra states of a model's modules: reads them, and restores them.
+    Reads and restores the extra states of a model's modules.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class ExtraStates:
             return
         if not isinstance(noted, dict):
             raise MalformedMessage(
-                "the rank-local state has extra states of modules that cannot be read"
+                "the extra states of modules in the rank-local state must be a dict, by module name"
             )
         for name, told in noted.items():
             if name in self._modules:

@@ -44,8 +44,9 @@ def adopt_make(
     Take charge of the factory function in `parts`, which makes the user's objects. Return the
     training state.
 
-    `contributing` is the function that `tft_watch` received. Raises `UsageError` for arguments that
-    the adaptor cannot handle.
+    `contributing` is called at the end of each forward pass, when this rank is about to contribute
+    to the all-reduces of the step (see the hook `tft_watch`). Raises `UsageError` for arguments
+    that the adaptor cannot handle.
     """
     _check_make(parts, wrap)
     maker = FactoryMaker(parts["make"], contributing)
@@ -69,7 +70,8 @@ def _check_make(
 
 class FactoryMaker:
     """
-    The objects that the user's factory makes. Implements `tft_pytorch.state_store.Maker`.
+    Calls the user's factory, and gives access to the objects that the factory has made. Implements
+    `tft_pytorch.state_store.Maker`.
     """
 
     lasting = False
@@ -120,7 +122,7 @@ class FactoryMaker:
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         if self._parts is None:
             raise OrderRefused("make has not been called yet, so this rank has no state to send")
-        held = self._parts.held(self.wrappers.layouts())  # always reads all shards
+        held = self._parts.held(self.wrappers.layouts())  # `held` cannot read one shard alone
         found = dict(zip(self._shards, held, strict=True))
         return {shard: found[shard] for shard in shards}
 
@@ -143,10 +145,10 @@ class FactoryMaker:
         return filled(meta, tensors)
 
     def beside(self, shard: str) -> bytes:
-        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
+        raise UsageError("with make=, tft writes the checkpoint itself: do not pass save and load")
 
     def replaced(self, shard: str, beside: bytes) -> None:
-        raise UsageError("with make=, tft writes the checkpoint, not functions of the script")
+        raise UsageError("with make=, tft writes the checkpoint itself: do not pass save and load")
 
     # ------------------------------------------------------------ groups
 
@@ -195,7 +197,7 @@ def _pretended(rank: int, world: int) -> Iterator[None]:
     Provide a default process group within the `with` block. Its collectives complete at once and
     send nothing.
     """
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # also registers the backend
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers backend `fake`
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     try:

@@ -19,7 +19,7 @@ _NETWORK: tuple[tuple[type[BaseException], str], ...] = (
     (RuntimeError, r"gloo/transport/|tcp/(pair|unbound_buffer)\.cc"),
     (RuntimeError, r"Connection closed by peer \["),
     (RuntimeError, r"Timed out waiting \d+ms for (recv|send) operation"),
-    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff` that C++ raised again
+    (RuntimeError, r"wait for other ranks .* was cancelled"),  # `CalledOff`, raised again by C++
     (RuntimeError, r"Gloo connectFullMesh failed|Application timeout caused pair closure"),
 )  # fmt: skip
 """Exceptions that mean a broken connection. Their messages must be compared, because gloo raises
@@ -52,5 +52,5 @@ def waiting(frame: FrameType) -> bool:
     """
     caller: FrameType | None = frame
     while caller is not None and caller.f_code.co_filename == threading.__file__:
-        caller = caller.f_back  # a wait in `threading` is a wait of its caller
+        caller = caller.f_back  # the caller decides: every kind of wait uses `threading`
     return caller is not None and any(place.search(caller.f_code.co_filename) for place in _WAITING)

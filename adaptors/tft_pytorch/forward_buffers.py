@@ -27,8 +27,8 @@ INLINE = 224 * 1024
 The most bytes of buffers that are stored in the rank-local state itself. Only buffers that are
 stored there outlive the process.
 
-The slot for the rank-local state has 256 KiB. The rest of the slot is for the RNG (5 KiB) and the
-user's data position. ResNet-50 needs 208 KiB.
+The shared memory for the rank-local state has 256 KiB. The rest of it is for the RNG (5 KiB) and
+the user's data position. ResNet-50 has 208 KiB of moving buffers.
 """
 
 _KEPT = 4
@@ -123,7 +123,7 @@ class RunningBuffers:
         if not self._slots:
             return None
         self._notice()
-        # At the first copy no buffer has moved yet, and any buffer may move before the next copy.
+        # Copy all buffers at first: it is not known yet which of them move.
         indices = sorted(self._moving) if self._begun else range(len(self._slots))
         present = self._present(indices)
         if not present:
@@ -147,7 +147,8 @@ class RunningBuffers:
         Return a new copy of the buffers at the end of a step. `copy` was made when the update
         window of the same step closed.
 
-        If the content of `copy` was too large and stayed in the process, return `copy` unchanged.
+        Return `copy` unchanged if it is None, or if its content was too large and stayed in the
+        process.
         """
         if not isinstance(copy, dict) or "bytes" not in copy:
             return copy
@@ -155,15 +156,15 @@ class RunningBuffers:
 
     def own(self, names_of_tensors: Iterable[str]) -> dict[str, bool]:
         """
-        Return which of these names of a shard's tensors are buffers of the model, and for each
-        whether it moves.
+        Return those of `names_of_tensors` (the names of a shard's tensors) that name a buffer of
+        the model. The value is True if the buffer moves, else False.
 
         A buffer moves if this rank has seen it change in the forward pass. Then its content belongs
-        to this rank alone. A tensor in `others`, such as a moving average, may have the name of a
-        buffer. Then the tensor moves if the buffer does.
+        to this rank alone. A tensor of another object of the user, such as a moving average, may
+        have the name of a buffer. Then the tensor moves if the buffer does.
 
-        Buffers that do not move are in the result too, because a new process has not seen any
-        change.
+        Buffers with the value False are in the result too, because another rank may know that they
+        move. For example, the process of this rank may be too new to have seen a change.
         """
         found: dict[str, bool] = {}
         names = set(self._names)
@@ -183,13 +184,17 @@ class RunningBuffers:
         Restore the content to which `copy` refers. `copy` was made in this process, or in the
         earlier process of this rank.
 
-        If the content was too large and stayed in the earlier process, the present content is used.
-        It came with the shard. Raises `MalformedMessage` if `copy` cannot be read.
+        If the content was too large and stayed in the earlier process, it is lost. Then keep the
+        present content, which has come from another rank together with the shard. Raises
+        `MalformedMessage` if `copy` cannot be read.
         """
         if copy is not None and (
             not isinstance(copy, dict) or not {"at", "bytes", "kept"} >= copy.keys()
         ):
-            raise MalformedMessage("the rank-local state has buffers that cannot be read")
+            raise MalformedMessage(
+                "the buffers in the rank-local state must be a dict with the key `at` and either "
+                "`bytes` or `kept`"
+            )
         at = () if copy is None else copy["at"]
         if self._slots:
             self._restore_still(at)
@@ -236,8 +241,8 @@ class RunningBuffers:
 
     def _restore_still(self, moving: Collection[int]) -> None:
         """
-        Restore each buffer that has changed for the first time, since the last call of `rest`.
-        Leave out the buffers in `moving`, which are restored elsewhere.
+        Restore each buffer that had never changed before the last call of `rest`, but has changed
+        since. Leave out the buffers in `moving`, which `restore` itself restores.
         """
         for index, seen in enumerate(self._seen):
             if not self._still or index in moving or index not in self._still:
@@ -310,7 +315,7 @@ def _write(present: list[tuple[int, Tensor]], content: bytes) -> None:
         at += tensor.nbytes
         if len(part) != tensor.nbytes:
             raise MalformedMessage(
-                "the rank-local state has fewer bytes than the buffers of the model"
+                "the buffers in the rank-local state have fewer bytes than those of the model"
             )
         if part:
             source = torch.frombuffer(part, dtype=torch.uint8)

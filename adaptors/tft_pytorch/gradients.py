@@ -2,9 +2,9 @@
 Notes which parameters have a gradient at the end of a step, and restores these gradients as zeros.
 
 A script may set its gradients to zero (`zero_grad(set_to_none=False)`), or drop them. Optimizers
-apply weight decay to a parameter with a zero gradient, even if the next step does not use it. They
-skip a parameter without a gradient. So when a step is computed again, the same parameters must have
-a gradient at its beginning.
+apply weight decay to a parameter with a zero gradient, even if the step does not use the parameter.
+They skip a parameter without a gradient. So when a step is computed again, the same parameters must
+have a gradient at its beginning.
 """
 
 from collections.abc import Iterable
@@ -48,8 +48,8 @@ class Gradients:
     @property
     def noted(self) -> bytes | None:
         """
-        The kind of gradient of each parameter at the end of the last inspected step: none, dense or
-        sparse, one byte each. None if no parameter had a gradient.
+        The kind of gradient (none, dense or sparse) that each parameter had at the end of the last
+        inspected step, as one byte for each parameter. None if no parameter had a gradient.
         """
         return self._noted
 
@@ -72,8 +72,9 @@ class Gradients:
 
     def put_back(self, noted: object) -> None:
         """
-        Set the gradients for the beginning of the next step. A parameter gets zeros if it has a
-        gradient in `noted`, else None.
+        Set the gradients for the beginning of the next step. `noted` is a result of the property
+        `noted`. The gradient of a parameter becomes zeros if the parameter had a gradient then,
+        else None.
 
         The present gradients are always dropped, because the backward may have been interrupted
         while it added to them. Raises `MalformedMessage` if `noted` cannot be read.
@@ -81,7 +82,9 @@ class Gradients:
         if noted is not None and (
             not isinstance(noted, bytes) or not {_NONE, _DENSE, _SPARSE}.issuperset(noted)
         ):
-            raise MalformedMessage("the rank-local state has gradients that cannot be read")
+            raise MalformedMessage(
+                "the gradients in the rank-local state must be bytes, each of them 0, 1 or 2"
+            )
         # the lengths differ if the script was changed before it was resumed
         fits = isinstance(noted, bytes) and len(noted) == len(self._parameters)
         kinds = noted if isinstance(noted, bytes) and fits else bytes(len(self._parameters))

@@ -48,8 +48,8 @@ are added for each group."""
 _FREEING_MORE = 0.005
 
 _FEW = 32
-"""The most ranks that use an all-reduce as their barrier. Measured with 2 to 16 ranks on two cores:
-an all-reduce takes 0.4 to 1 of the time of a barrier."""
+"""The most ranks that use an all-reduce as their barrier. It was measured with 2 to 16 ranks on two
+cores: an all-reduce takes 0.4 to 1.0 times as long as a barrier."""
 
 _CUT_AGAIN = 0.02
 """Seconds between two cuts of all connections while a group is being formed, because new
@@ -70,7 +70,7 @@ class Groups:
         self._left: threading.Event | None = None
         self._abandoned = False
         self._excepthook = sys.excepthook
-        self._token = torch.zeros(1, device="cpu")  # the script may have another default device
+        self._token = torch.zeros(1, device="cpu")  # the script may have set another default
         self._devices = Devices()
         self._meeting: dist.ProcessGroup | None = None
         """The gloo group of the pre-update barrier, if the other groups are on an asynchronous
@@ -82,18 +82,21 @@ class Groups:
         """The number of collectives of each group, and of messages of this process, that had begun
         at the last successful call of `synchronize`. All of them were complete then."""
         self._told = False
-        """True if the warning about an untested kind of device was printed."""
+        """True if `device.tell_unseen` was called, so that it prints its warning only once."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
 
     def meet(self, refuses: bool | None = None) -> bool:
         """
-        Wait until all ranks have called this method: the pre-update barrier. Return whether some
-        rank passes `refuses` True. None: no rank can refuse anything.
+        Wait until all ranks have called this method: the pre-update barrier. Return True if some
+        rank refuses the update of the step.
 
-        Up to `_FEW` ranks use an all-reduce, whose ring is faster than the many messages of a
-        barrier. More ranks use a barrier, whose few rounds are faster than a long ring, unless they
-        can refuse.
+        `refuses` is True if this rank refuses the update. It is None on all ranks if no rank can
+        refuse: then return False.
+
+        Ranks that can refuse use an all-reduce of `refuses`. Otherwise, up to `_FEW` ranks use an
+        all-reduce, whose ring is faster than the many messages of a barrier. More ranks use a
+        barrier, whose few rounds are faster than a long ring.
         """
         group = self._meeting or distributed_c10d._get_default_group()
         if refuses is not None:
@@ -114,8 +117,8 @@ class Groups:
         Called with `closing=True` before an update window closes, and before a step ends.
 
         Raises `CalledOff` if a collective in this work may have been aborted, because its result is
-        then wrong. With `closing=True`, only collectives that have begun since the last call are
-        considered.
+        then wrong. Raises `DistBackendError` if a communicator reports an error. With
+        `closing=True`, neither is checked if no collective has begun since the last call.
         """
         self._devices.synchronize()
         begun = device.sequence(self._devices), watched.messages()
@@ -267,7 +270,7 @@ class Groups:
         try:
             device.abort(groups, self._devices)
         finally:
-            with self._lock:  # the connections of groups that were formed meanwhile must stay
+            with self._lock:  # do not cut the connections of groups that were formed meanwhile
                 if self._spared is spared:
                     cut(spared, port)
 
@@ -276,9 +279,10 @@ class Groups:
         Drop all process groups. Groups of an asynchronous device are aborted first. The connections
         of gloo are cut, for two reasons.
 
-        Otherwise a pending operation would delay the destructor of its group until its time limit.
-        And a connection that a child process has inherited would stay open after the group is
-        freed, so the other ranks would not see that the group has ended.
+        First, a pending operation would otherwise delay the destructor of its group until the time
+        limit of the operation. Second, a child process may have inherited a connection. Without the
+        cut, this connection would stay open after the group is freed, so the other ranks would not
+        see that the group has ended.
 
         Raises `OrderRefused` if the groups of a device cannot be aborted.
         """
@@ -302,7 +306,7 @@ class Groups:
                 self._meeting = None
             self._begun = None
             _free(groups)
-        sys.excepthook = self._excepthook  # torch wraps the hook again for each default group
+        sys.excepthook = self._excepthook  # torch wraps it once for each default group
 
 
 def _drop_unfinished_backward() -> None:

@@ -61,8 +61,8 @@ State = TypeVar("State", bound=TorchState)
 
 class TorchHooks(Generic[State]):
     """
-    Hooks of an adaptor, as methods. The main module of an adaptor assigns these methods to
-    module-level names, as it does with the methods of `StateHooks`.
+    Implements hooks of an adaptor as methods. The main module of an adaptor assigns these methods
+    to module-level names, as it does with the methods of `StateHooks`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TorchHooks(Generic[State]):
 
     @hookimpl
     def tft_begun(self) -> str | None:
-        import torch.distributed as dist  # late import, because importing torch takes seconds
+        import torch.distributed as dist
 
         return "a process group (init_process_group)" if dist.is_initialized() else None
 
@@ -182,7 +182,7 @@ class TorchHooks(Generic[State]):
     def device_waits(self) -> bool:
         """
         Return whether the device of this rank has work to do, such as a collective that waits for
-        other ranks. If it has, the script waits too, at the line that reads a result of the device.
+        other ranks. The script then waits too, as soon as it reads a result from the device.
         """
         state = self._hooks.adopted
         return state is not None and state.devices.asynchronous and not state.devices.idle()

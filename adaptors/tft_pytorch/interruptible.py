@@ -221,7 +221,7 @@ class _Collective(dist.Work):
     def _ended(self, within: timedelta) -> bool:
         try:
             return self._native.wait(within)
-        except RuntimeError:  # the slice ended, or the operation failed and raises again
+        except RuntimeError:  # the slice is over, or the operation failed: `_outcome` raises why
             return self._native.is_completed()
 
     def _outcome(self) -> bool:
@@ -257,8 +257,8 @@ class _Blocking(_Collective):
 
     There are two kinds of such operations. The first is a message to or from a single rank: if a
     wait for it exceeds a time limit, gloo ends the whole group. The second is a reduce-scatter:
-    gloo carries it out as all-reduces, and the waiting thread then copies the result. So gloo's
-    wait can be called only once.
+    gloo carries it out as all-reduces, and the wait itself then copies the result. So gloo's wait
+    can be called only once for each operation.
     """
 
     def __init__(self, native: dist.Work, waits: _Waits) -> None:
@@ -287,7 +287,7 @@ class _Blocking(_Collective):
             # tensors, so it needs the modes of the thread that started the operation.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 self._native.wait()  # does a part of the operation, so it may be called only once
-        except Exception as error:  # noqa: BLE001  # raised again in the waiting thread
+        except Exception as error:  # noqa: BLE001  # `_outcome` raises it in the waiting thread
             self._error = error
         finally:
             self._over.set()
@@ -300,7 +300,7 @@ def _interruptible(name: str, work: type[_Collective]) -> Callable[..., dist.Wor
     def operation(self: InterruptibleGloo, *args: Any, **kwargs: Any) -> dist.Work:
         try:
             native = getattr(self._plain, name)(*args, **kwargs)
-        except RuntimeError as error:  # other exceptions mean wrong arguments
+        except RuntimeError as error:  # others mean wrong arguments, not a fault
             _tell(error)
             raise
         return work(native, self._waits)

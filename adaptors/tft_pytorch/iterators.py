@@ -18,8 +18,8 @@ from tft.errors import UsageError
 
 _LARGEST_SEED = 2**31
 _PRIME = 1_000_003
-"""A number larger than the number of batches in an epoch, so that no two epochs use the same seed
-for a batch."""
+"""A number larger than the number of batches in an epoch. So the seeds for the batches of an epoch
+differ from those of the next epoch."""
 
 
 class Source(Protocol):
@@ -82,7 +82,7 @@ class Batches:
 
     def __len__(self) -> int:
         """
-        The number of batches in an epoch.
+        Return the number of batches in an epoch.
         """
         return len(self._loader)
 
@@ -113,7 +113,7 @@ class Batches:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """
-        Go to a position that `state_dict` has returned, here or in another process.
+        Go to the position `state`, which `state_dict` has returned in this or another process.
         """
         self._seed, self.epoch, self._taken = state["seed"], state["epoch"], state["taken"]
         self._iterator = None
@@ -154,7 +154,7 @@ class Prefetcher:
         self._ahead: list[Any] = []
         """The batch that was read ahead; empty if there is none."""
         self._before: Any = None
-        """The position of the source before it returned that batch."""
+        """The position of the source before it returned the batch that was read ahead."""
 
     def next(self) -> Any:  # Any: a batch of the source, of any type
         """
@@ -188,7 +188,7 @@ class Prefetcher:
 
     def load_state_dict(self, state: Any) -> None:
         """
-        Go to a position that `state_dict` has returned. A batch that was read ahead is dropped.
+        Go to the position `state`, a result of `state_dict`. Drop the batch that was read ahead.
         """
         self._ahead.clear()
         self._source.load_state_dict(state)
@@ -216,7 +216,8 @@ class _Numbered:
 
     def begin(self, seed: int, first: int) -> None:
         """
-        Begin the next iteration at the batch with the number `first`.
+        Begin the next iteration at the batch with the number `first`, and yield `seed` with each
+        batch.
         """
         self.seed, self._first = seed, first
 
@@ -228,7 +229,8 @@ class _Numbered:
 
 class _Seeded(Dataset[Any]):
     """
-    A dataset that seeds the random generators of the worker process before each batch.
+    A dataset that seeds the random generators of the loader's worker process before it reads the
+    items of a batch.
     """
 
     def __init__(self, dataset: Any) -> None:  # Any: the user's own dataset, of any class
@@ -236,7 +238,7 @@ class _Seeded(Dataset[Any]):
 
     def __getitems__(self, batch: tuple[int, int, Sequence[Any]]) -> list[Any]:
         seed, number, indices = batch
-        if get_worker_info() is not None:  # in the rank's own process, seed nothing
+        if get_worker_info() is not None:  # seed only in worker processes of the loader, not here
             mixed = (seed * _PRIME + number) % _LARGEST_SEED
             torch.manual_seed(mixed)
             random.seed(mixed)
@@ -254,7 +256,9 @@ def _check(loader: "DataLoader[Any]") -> None:
             "StatefulDataLoader, or an object of your own with state_dict and load_state_dict"
         )
     if loader.batch_sampler is None:
-        raise UsageError("Batches needs a DataLoader that makes batches: batch_size is None")
+        raise UsageError(
+            "Batches needs a DataLoader that makes batches, but batch_size is None: set batch_size"
+        )
     if not len(loader):
         raise UsageError("the loader has no batch: its dataset is smaller than one batch")
     if loader.persistent_workers:

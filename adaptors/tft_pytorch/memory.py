@@ -34,8 +34,8 @@ class Room:
     buffer: Buffer
     tensor: torch.Tensor
     staging: torch.Tensor | None
-    """The separate tensor whose memory is written, if the memory of `tensor` itself cannot be. Else
-    None."""
+    """The separate tensor into whose memory the content arrives, if it cannot arrive in the memory
+    of `tensor` itself. None if it can."""
 
     def keep(self) -> None:
         """
@@ -123,10 +123,11 @@ def offered(name: str, tensor: torch.Tensor) -> Buffer | DeviceBuffer:
 
 def writable(name: str, tensor: torch.Tensor) -> Room:
     """
-    Reserve memory for the tensor's content in row-major order.
+    Return memory for the content of `tensor` in row-major order: the tensor's own memory if it is
+    contiguous in host memory, else new memory.
     """
     staging = None
-    if not in_place(tensor):  # reserve memory only: the content will be overwritten
+    if not in_place(tensor):  # do not copy the old content, because it will be overwritten
         staging = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     view = flat_bytes(tensor if staging is None else staging)
     return Room(buffer=Buffer(name=name, view=view), tensor=tensor, staging=staging)

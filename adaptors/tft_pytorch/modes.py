@@ -35,8 +35,8 @@ class Modes:
         """The noted modes, one for each module: True if the module trains."""
         self._given: bytearray | None = None
         self._counts = False
-        """True if the modes that came from another rank are to be used, instead of the modes that
-        this rank has noted."""
+        """True if `put_back` must restore the modes that came from another rank, instead of the
+        modes that it is given."""
 
     def watch(self, *models: nn.Module) -> None:
         """
@@ -62,7 +62,7 @@ class Modes:
             found = list(map(_TRAINING, self._fields))
             if (
                 found != self._found or self._noted is None
-            ):  # compare lists, which is faster than comparing bytes
+            ):  # compare the lists, because making `bytes` of a list in every step takes longer
                 self._found, self._noted = found, bytes(found) or None
             self._counts = False
         return self._noted
@@ -75,7 +75,7 @@ class Modes:
 
     def set(self, modes: bytes) -> None:
         """
-        Set the modes that `present` returned.
+        Set the modes of the modules to `modes`, which is a result of `present`.
         """
         for module, training in zip(self._modules, modes, strict=True):
             if module.training != bool(training):
@@ -115,18 +115,20 @@ class Modes:
 
     def put_back(self, noted: object) -> None:
         """
-        Restore the modes `noted`. If modes of another rank have arrived (see `taken`), restore
-        those instead.
+        Restore the modes `noted`, a result of the method `noted`. If modes of another rank have
+        arrived (see `taken`), restore the modes of that rank instead.
 
         Do nothing if the modes are None, or if their number is not the number of modules. Raises
-        `MalformedMessage` if `noted` cannot be read.
+        `MalformedMessage` if `noted` is neither bytes nor None.
         """
         if self._counts and self._given is not None:
             noted = bytes(self._given)
         if noted is None:
             return
         if not isinstance(noted, bytes):
-            raise MalformedMessage("the rank-local state has modes of modules that cannot be read")
+            raise MalformedMessage(
+                "the modes of modules in the rank-local state must be bytes, one for each module"
+            )
         if len(noted) != len(self._modules):
             return  # the script was changed before it was resumed: keep the modes that it sets
         self.set(noted)

@@ -1,7 +1,7 @@
 """
 The names of a model's parameters and buffers, without the words that wrappers add.
 
-They are the names in torch's own `get_state_dict`: without the `module.` that each DDP adds to the
+The names are those in torch's own `get_state_dict`: without the `module.` that each DDP adds to the
 names inside it, and without the `_orig_mod.` that `torch.compile` adds. So a checkpoint can be
 loaded into a model that has no such wrapper.
 """
@@ -41,7 +41,7 @@ def own_names(model: nn.Module) -> Callable[[str], str]:
 def _added_by(module: nn.Module) -> Iterator[str]:
     if isinstance(module, DDP):
         yield "module"
-    elif _COMPILED in module._modules:  # `isinstance` would import torch._dynamo: 1 s
+    elif _COMPILED in module._modules:  # the class is in torch._dynamo: 1 s to import
         yield _COMPILED
 
 

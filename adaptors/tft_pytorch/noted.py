@@ -41,7 +41,7 @@ class Settings:
         Note the settings of these optimizers and of `scheduler` (or None) from now on.
         """
         self._optimizers, self._scheduler = optimizers, scheduler
-        self._scheduled = {}  # drop the old scheduler's state, which refers to its optimizer
+        self._scheduled = {}  # the state of the old scheduler may refer to the old optimizer
         self._tells = _is_plain(scheduler)
         self._containers = [k for k, v in self._told().items() if isinstance(v, _CONTAINERS)]
         self.forget()
@@ -77,7 +77,7 @@ class Settings:
         if noted is None:
             return
         present = [group for each in self._optimizers for group in each.param_groups]
-        for group, before in zip(present, noted, strict=False):  # keep groups that were added
+        for group, before in zip(present, noted, strict=False):  # the script may have added groups
             _put_back(group, before)
         if self._scheduler is None or self._told() == self._scheduled:
             return
@@ -110,8 +110,8 @@ def _is_plain(scheduler: object) -> bool:
     Return whether the state of `scheduler` can be read from its attributes, without a call of its
     `state_dict`.
 
-    This is so for torch's schedulers that inherit the common `state_dict`, and for a `LambdaLR`
-    whose `lr_lambdas` are all plain functions.
+    The result is True for torch's schedulers that inherit the common `state_dict`, and for a
+    `LambdaLR` whose `lr_lambdas` are all plain functions.
     """
     kind: Any = type(scheduler)  # Any: only torch's classes have a `state_dict`
     if isinstance(scheduler, LambdaLR) and kind.state_dict is LambdaLR.state_dict:

@@ -1,5 +1,6 @@
 """
-Reads and writes the part of an optimizer's state that is in a shard.
+Reads the part of an optimizer's state that belongs to a shard, and puts such a part into the
+optimizer.
 
 The state refers to parameters by name, as in torch's own
 `torch.distributed.checkpoint.state_dict.get_state_dict`.
@@ -33,9 +34,10 @@ class OptimizerPart(Protocol):
 
     def masters(self) -> Mapping[str, Tensor]:
         """
-        Return the masters (32-bit copies of 16-bit parameters), by parameter name. When the shard
-        moves to another rank, a master is sent instead of its parameter, which is rounded from the
-        master.
+        Return the masters (32-bit copies of 16-bit parameters), by parameter name.
+
+        When the shard moves to another rank, the master is sent instead of the parameter. The
+        receiving rank rounds the parameter from the master.
         """
 
     def settle(self, state: State) -> None:
@@ -64,7 +66,8 @@ class Whole:
         strange = kept.keys() - {name for group in groups for name in group["params"]}
         if strange:
             raise UsageError(
-                f"the optimizer has state that belongs to none of its parameters: {strange}"
+                f"the optimizer has state that belongs to none of its parameters: {strange}. Keep "
+                "it in optimizer.state[parameter] or in a parameter group"
             )
         return {"state": _ordered(kept, groups), "param_groups": groups}
 
@@ -116,7 +119,8 @@ class Settings:
 
 class Share:
     """
-    The optimizer state of this rank's share of a `ReplicaOptimizer`."""
+    The optimizer state of this rank's share of a `ReplicaOptimizer`: of the parameters that this
+    rank owns, which means that it updates them."""
 
     def __init__(self, model: nn.Module, optimizer: ReplicaOptimizer) -> None:
         names = parameter_names(model)
@@ -144,7 +148,8 @@ class Share:
 
     def settle(self, state: State) -> None:
         """
-        Put the state into the optimizer, and round the parameters from the masters.
+        Put `state` into the optimizer, and set the owned 16-bit parameters to their rounded
+        masters.
         """
         kept = self._optimizer.state
         kept.clear()

@@ -15,10 +15,11 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Plain, expect
 
 _SETTINGS = "optim.param_groups."
-"""The prefix of the names of those tensors that are settings of parameter groups, such as a
-learning rate."""
+"""The prefix of the names of tensors that are settings of parameter groups. An example is a
+learning rate that is a tensor."""
 _COPIES = count(1)
-"""Numbers that are the address of no tensor: each is given to one copy."""
+"""Yields a new number for each temporary copy of a tensor, in place of a memory address. The
+numbers are so small that no tensor has such an address."""
 
 
 def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str]:
@@ -26,10 +27,11 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
     Return the digests of a shard by part (XXH3-128, hexadecimal). `payload` is in the form of
     `tft_give`.
 
-    The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), the scheduler
-    and the others by their names. The part `description` has the rest. Each module buffer that is
-    named in `own` is a separate part, whose name begins with `UNSLICED`. If its value in `own` is
-    True, its digest is an empty text, because its content differs between ranks.
+    The parts are `model`, `master`, `optim`, `settings` (of the parameter groups), and one part for
+    the scheduler and for each of the user's other objects, under its name. The part `description`
+    has all other plain values. Each module buffer that is named in `own` is a separate part, whose
+    name begins with `UNSLICED`. If the value of the buffer in `own` is True, its content differs
+    between ranks, so its digest is an empty text.
     """
     heads = plain_parts(payload.meta)
 
@@ -47,7 +49,8 @@ def shard_parts(payload: ShardPayload, own: Mapping[str, bool]) -> dict[str, str
 
 def plain_parts(meta: bytes) -> dict[str, bytes]:
     """
-    Return the plain values of a shard by part, packed. `meta` is the description of the shard.
+    Return the plain values of a shard, packed, by the name of their part. `meta` is the description
+    of the shard.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     optimizer, others = dict(told.pop("optimizer")["dict"]), told.pop("others")
@@ -67,8 +70,11 @@ def slice_content(
     meta: bytes, tensors: Mapping[str, Tensor], own: Mapping[str, bool]
 ) -> SliceContent:
     """
-    Return what ranks compare of a shard in slices. `meta` is its description. Tensors in `own` are
-    left out: whether such a buffer belongs to one rank alone is not known on all ranks alike.
+    Return the content of a shard that its holders compare with each other, slice by slice.
+
+    `meta` is the description of the shard, `tensors` are its tensors by name. Module buffers, which
+    are named in `own`, are left out. Some of them differ between ranks, and the ranks do not agree
+    on which: each rank knows only the buffers that it has seen change.
     """
     kept = {name: tensor for name, tensor in tensors.items() if name not in own}
     return SliceContent(
@@ -82,7 +88,7 @@ def _place(tensor: Tensor) -> int:
     """
     Return a number that changes if the content of the tensor is offered from other memory.
     """
-    # what is not contiguous is offered as a copy, a new one each time
+    # a tensor that is not contiguous is offered as a copy, and each copy is in other memory
     return tensor.data_ptr() if tensor.is_contiguous() else next(_COPIES)
 
 

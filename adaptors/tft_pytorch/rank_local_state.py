@@ -1,10 +1,11 @@
 """
-The rank-local state. It consists of the random state of a rank, its data position, and those module
-buffers and extra states that its forward pass changes. It also has the modes of the modules, and
-says which parameters have gradients at the end of a step.
+Captures and restores the rank-local state. It consists of the random state of a rank, its data
+position, and the module buffers and extra states that its forward pass changes. It also has the
+modes of the modules, and says which parameters have gradients at the end of a step.
 
-The rank-local state is captured when an update window opens, and again when the window closes. So a
-capture must cost next to nothing: 3 us for torch's generator and a small data position.
+The rank-local state is captured several times in each step: before the last all-reduce, when the
+update window opens, and when the window closes. So a capture must cost next to nothing. It takes
+3 us for torch's generator and a small data position.
 """
 
 import random
@@ -30,18 +31,17 @@ from tft_pytorch.tensor_metadata import dtype_name
 from tft_pytorch.trees import Disassembly, expect, put_together
 
 _TREE = "tft.tree"
-"""The key under which the packed state has a data position that contains tensors, in its plain
-form."""
+"""A data position that contains tensors is packed as a dict. Under this key the dict has the plain
+form of the position."""
 
 _FLAT = frozenset({int, str, type(None)})
 """Types of values for which Python's `==` suffices to compare data positions: two equal values of
 one of these types are always packed to the same bytes."""
 
 RNGS = ("torch", "python", "numpy")
-"""The random generators that can be kept. torch's generator is always kept. Those of Python and
-numpy are kept if the user names them because training draws from them. A generator is read in full
-whenever an update window opens or closes. This takes 8 us for Python's generator and 26 us for
-numpy's."""
+"""The random generators that can be kept. torch's generator is always kept. The generators of
+Python and numpy are kept only if the user names them, because every capture reads a kept generator
+in full. This takes 8 us for Python's generator and 26 us for numpy's."""
 
 
 class RankLocalState:
@@ -73,13 +73,14 @@ class RankLocalState:
         self._devices = devices_of(_tensors(model))
         self._bytes_at = (c_char * self._generator.get_state().numel()).from_address
         self._before: dict[str, object] = {}
-        """The last captured state all of whose values cannot be changed in place."""
+        """The last captured state that has only values which cannot be changed in place."""
         self._before_packed = b""
         """The state in `_before`, packed."""
         self.running = RunningBuffers(model)
         self.extra = ExtraStates()
         self.modes = Modes()
-        """`extra` and `modes` know no module until their `watch` is called."""
+        """Notes the modes of the modules. Like `extra`, it has no modules until its `watch` is
+        called."""
         self.gradients = Gradients()
         self.gradients.watch(model.parameters())
 
@@ -178,7 +179,7 @@ class RankLocalState:
         if self._simple:
             try:
                 return pack(state)
-            except UsageError:  # it has tensors, or values that cannot be kept
+            except UsageError:  # the position has tensors, or values that `_apart` refuses
                 self._simple = False
         state["data"] = _apart(position)
         return pack(state)
@@ -252,8 +253,8 @@ class RankLocalState:
 
     def rewind(self) -> None:
         """
-        Undo the changes that an unfinished forward pass has made, because this rank may have to
-        give its state to another rank.
+        Undo the changes of buffers and extra states that an unfinished forward pass has made. This
+        rank may have to give its state to another rank, and must not give these changes.
         """
         self.running.rewind()
         self.extra.rewind()
@@ -281,7 +282,7 @@ class RankLocalState:
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the values of which `digests` returns the digests: the random state `rng` and the
+        Return the values from which `digests` computes its digests: the random state `rng` and the
         data position `data`.
         """
         return {
@@ -300,8 +301,8 @@ class RankLocalState:
 
     def generators(self) -> dict[str, str]:
         """
-        Return a digest of each random generator, by name, and of the data position, `data`
-        (XXH3-128, hexadecimal).
+        Return a digest (XXH3-128, hexadecimal) of each random generator, by name. The data position
+        has a digest under the name `data`.
         """
         found = self._random()
         if self._data is not None:
@@ -310,7 +311,7 @@ class RankLocalState:
 
     def _random(self) -> dict[str, object]:
         now = self._generator.get_state()
-        # read from memory directly, because numpy would take three times as long
+        # read the tensor's memory directly: the way through numpy takes three times as long
         state: dict[str, object] = {"torch": self._bytes_at(now.data_ptr()).raw}
         on_devices = self._devices.generators()
         if on_devices:

@@ -1,9 +1,8 @@
 """
-Checks, when the first update windows close, whether the training state can be moved to another
-rank.
+Checks, when some update windows close, whether the training state can be moved to another rank.
 
-Optimizers have no state before their first step, so this cannot be checked at the start. A check in
-an incident would be too late.
+Optimizers have no state before their first step, so the check is not possible at the start of the
+job. A check in an incident would be too late.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,8 @@ _DEPTH = 6
 _PLAIN = (Tensor, nn.Parameter)
 
 Look = dict[str, object]
-"""The values that were found in the attributes of an optimizer, by the path of each attribute."""
+"""The values in the attributes of an optimizer, by the path of each attribute. A tensor is
+represented by its shape and a digest."""
 
 
 class Rehearsal:

@@ -9,8 +9,8 @@ reduced gradients. So the copies of a shard stay equal, bit for bit, and nothing
 them equal.
 
 Each parameter belongs as a whole to one rank, as in torch's own `ZeroRedundancyOptimizer`. So every
-optimizer works that updates each parameter independently of the others. Its results have the same
-bits as without shards.
+optimizer works that updates each parameter independently of the other parameters. The results have
+the same bits as without shards.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,10 +38,10 @@ class ReplicaOptimizer(Optimizer):
     `param_groups` has all parameters, so that schedulers, gradient clipping and GradScaler work as
     usual. `state` has the optimizer state of this rank's share only.
 
-    16-bit parameters have masters: 32-bit copies, which are part of the shard. With Adam and 16-bit
-    gradients a rank needs `4 + 16 * copies / d` bytes for each parameter of the model. With 32-bit
-    gradients (`grad_dtype` of a parameter), which need no copy, a rank needs `6 + 12 * copies / d`
-    bytes.
+    16-bit parameters have masters: 32-bit copies, which are part of the shard. With Adam, `d` ranks
+    and 16-bit gradients, a rank needs `4 + 16 * copies / d` bytes for each parameter of the model.
+    With 32-bit gradients (`grad_dtype` of a parameter), which need no 32-bit copy, a rank needs
+    `6 + 12 * copies / d` bytes.
 
     The parameters are moved into flat buckets, one for each owner, type and device. Afterwards they
     are views of the buckets. Distributed parameters stay in their own memory, and are copied into
@@ -76,7 +76,8 @@ class ReplicaOptimizer(Optimizer):
         whole = optimizer(params, **defaults)
         if isinstance(whole, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS needs all parameters at once, so it cannot be split into shares"
+                "LBFGS needs all parameters at once, so it cannot be split into shares: use "
+                "another optimizer"
             )
         super().__init__(whole.param_groups, whole.defaults)
         every = [p for group in self.param_groups for p in group["params"]]
@@ -100,7 +101,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim = optimizer(mine, **defaults)
         self.state = self.optim.state
         self._group: dist.ProcessGroup | None = None
-        if group is not None and self.shares > 1:  # without `group`, `regroup` forms it
+        if group is not None and self.shares > 1:  # else `regroup` forms the replica group
             self._group = dist.new_group(self._members(), use_local_synchronization=True)
         self._fresh = True
         self.whole = self.shares == 1
@@ -131,7 +132,7 @@ class ReplicaOptimizer(Optimizer):
         self.optim.step()
         for parameter, master in self._masters.items():
             _give_back(parameter, master)
-        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps there
+        set_groups(self.param_groups, self.optim.param_groups)  # some optimizers count steps here
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch declares this return type
@@ -139,15 +140,15 @@ class ReplicaOptimizer(Optimizer):
         Raise `UsageError`, because this rank has only its share of the state.
         """
         raise UsageError(
-            "a ReplicaOptimizer has only this rank's share of the state: tft saves all shares as "
-            "one checkpoint, which plain torch can read"
+            "a ReplicaOptimizer has only this rank's share of the state, so do not call its "
+            "state_dict(): tft saves all shares as one checkpoint, which plain torch can read"
         )
 
     # Any: the type that torch's class declares
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """
-        Load this rank's share from the state of an optimizer that has the whole state, in the form
-        of that optimizer's `state_dict`.
+        Load this rank's share of the optimizer state `state_dict`, which must be the `state_dict`
+        of an ordinary optimizer with the state of all parameters.
 
         Raises `UsageError` if the parameter groups of the state have other numbers of parameters.
         """
@@ -230,7 +231,7 @@ class ReplicaOptimizer(Optimizer):
 
     def reread(self) -> None:
         """
-        Note that new state was loaded into the inner optimizer. Use its new state object, and copy
+        Use the state that was loaded into the inner optimizer: take its new state object, and copy
         the settings of its parameter groups to `param_groups`.
         """
         self.state = self.optim.state
@@ -241,8 +242,9 @@ class ReplicaOptimizer(Optimizer):
         Note that the script has loaded new content into the inner optimizer `optim` and into the
         masters.
 
-        Pass `everything=True` if the script has loaded the parameters of all owners. Masters and
-        parameters keep the loaded content: neither is made from the other.
+        Pass `everything=True` if the script has loaded the parameters that other ranks own, too.
+        Masters and parameters keep the loaded content: the parameters are not rounded from the
+        masters, and the masters are not copied from the parameters.
         """
         self._fresh = False
         self.whole = self.whole or everything
@@ -259,8 +261,8 @@ class ReplicaOptimizer(Optimizer):
         Form the replica groups within the default group, and copy each parameter from its owner to
         the other ranks. All ranks call this method at the same time.
 
-        The owned 16-bit parameters are first rounded from their masters, except before the first
-        step.
+        The owned 16-bit parameters are first rounded from their masters. Before the first step they
+        are not: then `settled` copies the parameters into the masters.
         """
         if not self._fresh:
             self.refresh()
@@ -351,11 +353,14 @@ def _cut(rank: int, world: int, copies: int) -> tuple[int, int]:
     """
     if copies < 2:
         raise UsageError(
-            f"copies={copies}: a share that only one rank holds is lost with that rank; a "
-            "ReplicaOptimizer keeps at least two"
+            f"copies={copies}: a share that only one rank holds is lost with that rank; give the "
+            "ReplicaOptimizer at least copies=2"
         )
     if world % copies:
-        raise UsageError(f"{world} ranks cannot be cut into {copies} replica groups of equal size")
+        raise UsageError(
+            f"{world} ranks cannot be cut into {copies} replica groups of equal size: give the "
+            "ReplicaOptimizer a value of copies that divides the number of ranks"
+        )
     shares = world // copies
     return rank % shares, shares
 

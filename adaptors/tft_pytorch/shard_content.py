@@ -18,8 +18,8 @@ from tft_pytorch.tensor_metadata import listed
 from tft_pytorch.trees import Plain, expect
 
 Span = tuple[list[int], list[int]]
-"""The position of a part in a tensor: the shape of the whole tensor, and the offset of the part in
-the whole tensor."""
+"""The position of one rank's part in a tensor: first the shape of the whole tensor, then the offset
+of the part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ def spans_of(meta: bytes) -> dict[str, Span]:
     Return the positions of those tensors of a shard that are parts of larger tensors, by name.
     `meta` is the description of the shard.
 
-    A span is the shape of the whole tensor and the offset of the part. A shard whose tensors are
-    not parts of larger tensors has no spans.
+    A position is the shape of the whole tensor and the offset of the part. The result is empty if
+    no tensor of the shard is a part of a larger tensor.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     return {name: (list(whole), list(at)) for name, (whole, at) in told.get("spans", {}).items()}

@@ -42,7 +42,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
     optimizer = expect(put_together(held.optimizer, held.tensors), dict, "the optimizer's state")
     settings: dict[str, Any] = {}
     if optimizer["param_groups"]:
-        # leave out `params` of groups without parameters here: another shard has their parameters
+        # leave out an empty `params`: the parameters of that group are in another shard
         settings["optim"] = {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "params" or value}
@@ -51,7 +51,7 @@ def written(held: ShardContent) -> dict[str, Any]:  # Any: plain values and tens
         }
     settings |= {name: put_together(tree, held.tensors) for name, tree in held.others.items()}
     settings |= held.extra
-    # find the tensors that `settings` has already, to leave them out of the result
+    # tensors that are in `settings` already must not be in the result a second time
     known, _ = flatten_state_dict(settings)
     return {name: t for name, t in held.tensors.items() if name not in known} | settings
 
@@ -107,14 +107,15 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
     Raise `OrderRefused` if the shard `found` does not fit the shard `here` of this rank.
 
     Both must have the settings of the same parameter groups, with the same parameters in each
-    group. Otherwise settings would be used for wrong parameters. Both must have the same `others`.
-    Otherwise values that the shard lacks would stay as the factory made them.
+    group. Otherwise settings would be used for wrong parameters. Both must have state of the same
+    `others`, such as a scheduler. An object without state in `found` would stay as the factory made
+    it.
     """
     theirs, ours = _settled(found), _settled(here)
     if theirs != ours:
         raise OrderRefused(
-            f"the parameter groups differ: in the received shard the groups {theirs} have "
-            f"parameters, on this rank {ours}"
+            f"the parameter groups differ: the groups {theirs} have settings in the received "
+            f"shard, but on this rank {ours} have them"
         )
     there, own = _group_numbers(found), _group_numbers(here)
     for name in sorted(there.keys() | own.keys()):
@@ -124,7 +125,8 @@ def _refuse_other_settings(found: ShardContent, here: ShardContent) -> None:
                 f"{_group(own.get(name))} on this rank"
             )
     differing = here.others.keys() - found.others.keys()
-    # Without settings, the received shard may have more objects: an average may begin empty here.
+    # A shard without settings may get state of more objects than it has now. For example, an object
+    # that keeps moving averages may have none yet on this rank.
     if ours:
         differing |= found.others.keys() - here.others.keys()
     if differing:
@@ -191,8 +193,8 @@ class Parts:
     Reads the state out of the objects that the factory made, and puts state into them. Tensors are
     identified by their names.
 
-    Create a `Parts` only while no forward pass runs. In the forward pass FSDP replaces its
-    parameters by other tensors, which are not kept.
+    Create a `Parts` only while no forward pass runs. During a forward pass FSDP replaces the
+    parameters of the model by temporary tensors, and a `Parts` would keep those.
     """
 
     def __init__(self, made: Made) -> None:
@@ -219,8 +221,8 @@ class Parts:
         which `Wrappers` has the DDPs."""
         self._replicas = made.optimizer if isinstance(made.optimizer, ReplicaOptimizer) else None
         self._dealt: frozenset[str] = frozenset()
-        """The names of the parameters that a `ReplicaOptimizer` divides into shares; `_owned` has
-        the names of those in this rank's share."""
+        """The names of the parameters that a `ReplicaOptimizer` divides into shares. `_owned` has
+        the names of the parameters in this rank's share."""
         self._owned: frozenset[str] = frozenset()
         if self._replicas is not None:
             groups = self._replicas.param_groups
@@ -264,8 +266,8 @@ class Parts:
         for group in optimizer.param_groups:
             names = [self._names[p] for p in group["params"]]
             for kind, draft in kinds.items():
-                # list only parameters of this shard: the holders of a shard may differ in their
-                # other shards
+                # List only parameters of this shard. All its holders must make the same list, but
+                # the other shards of one holder may be missing on another.
                 own_names = [name for name in names if self._kinds[name] == kind]
                 draft.groups.append({**(group if draft is first else {}), "params": own_names})
             for name in names:
@@ -433,17 +435,20 @@ def _check(made: Made) -> None:
     if replicas is not None and not replicas.made_over_group:
         raise UsageError(
             "a ReplicaOptimizer that make returns must be given the group of the ranks that have "
-            "the same parameters, group="
+            "the same parameters: pass it as the argument group"
         )
     if replicas is not None and any(p.dtype in LOW for p in made.model.parameters()):
         raise UsageError(
-            "a ReplicaOptimizer whose parameters of 16 bits have masters cannot be kept by make=; "
-            "have parameters of 32 bits, and FSDP2's MixedPrecisionPolicy compute in 16"
+            "make has returned a ReplicaOptimizer of 16-bit parameters, whose 32-bit masters tft "
+            "cannot keep here: have parameters of 32 bits, and let FSDP2's MixedPrecisionPolicy "
+            "compute in 16 bits"
         )
     check_others(made.others, {"scheduler": made.scheduler})
     known = set(made.model.parameters())
     if any(p not in known for group in made.optimizer.param_groups for p in group["params"]):
-        raise UsageError("the optimizer has parameters that do not belong to the model")
+        raise UsageError(
+            "make has returned an optimizer with parameters that do not belong to the model"
+        )
 
 
 def _part(name: str, tensor: Tensor, spans: dict[str, Span]) -> Tensor:

@@ -52,9 +52,10 @@ class Shard:
         wrappers: Wrappers | None = None,
     ) -> None:
         """
-        `holders`: the ranks that hold a copy; empty if all ranks do. `belongs` returns whether the
-        parameter or buffer with a name `model.…` is in this shard. `others`: objects with
-        `state_dict` and `load_state_dict`, such as a scheduler, by name.
+        `holders` are the ranks that hold a copy of the shard. An empty tuple means all ranks.
+        `belongs` takes the name (`model.…`) of a parameter or buffer, and returns whether it is in
+        this shard. `others` are objects with `state_dict` and `load_state_dict`, such as a
+        scheduler, by name.
         """
         self.name = name
         self.holders = holders
@@ -162,7 +163,8 @@ class Shard:
                     theirs.get(_owner(name)),
                     list(owner.shape),
                 ):
-                    # on the sending rank, both are on the same kind of device
+                    # The sending rank has this state on the same kind of device as its parameter.
+                    # So use the device of the parameter on this rank, too.
                     device = owner.device.type
                 known = _new(dtype, shape, device, owner)
             room[name] = known
@@ -174,25 +176,28 @@ class Shard:
         and the user's other objects.
         """
         told = read(meta, _FORM)
-        self.part.settle(expect(put_together(told["optimizer"], tensors), dict, "its optimizer"))
+        self.part.settle(
+            expect(put_together(told["optimizer"], tensors), dict, "the optimizer's state")
+        )
         for name, other in self.others.items():
             other.load_state_dict(put_together(told["others"][name], tensors))
         if self._wrappers is not None:
             self._wrappers.restore(told["layouts"])
 
-    # ------------------------------------------------------------ state from other ranks
+    # ------------------------------------------------------------ checkpoints of the script
 
     def beside(self) -> bytes:
         """
-        Return that state of the shard which the script cannot save itself, because it is not in the
-        user's objects: the order in which gradients are reduced. The result is packed.
+        Return, packed, the order in which the gradients are reduced. This order belongs to the
+        shard, but is not in the user's objects. So a script that saves these objects itself cannot
+        save the order.
         """
         return pack({"form": _FORM, "layouts": self._layouts()})
 
     def replaced(self, beside: bytes) -> None:
         """
         Note that the script has loaded new content of this shard into the user's objects. `beside`
-        is what `Shard.beside` returned when the script saved that content.
+        is the result of the method `beside` at the time when the script saved that content.
         """
         told = read(beside, _FORM)
         if self._wrappers is not None:

@@ -51,7 +51,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 def _cut_one(fd: int, inode: int, store_port: int) -> bool:
     try:
         close_on_exec = fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        duplicate = os.dup(fd)  # the duplicate stays the same socket
+        duplicate = os.dup(fd)  # another thread may close `fd`, but not this duplicate
     except OSError:
         return False
     with socket.socket(fileno=duplicate) as connection:

@@ -36,7 +36,8 @@ from tft_pytorch.trained import Trained
 from tft_pytorch.trees import Plain
 
 _LASTING = ("master.", "optim.state.")
-"""Tensors with these names, and parameters, change only within update windows."""
+"""Tensors whose names begin with one of these texts change only within update windows. Parameters
+do so, too."""
 
 
 class Maker(Protocol):
@@ -45,7 +46,7 @@ class Maker(Protocol):
     """
 
     wrappers: Wrappers
-    """The DDP instances over the present process groups, and their bucket layouts."""
+    """The DDPs over the present process groups, and the bucket layout of each."""
 
     @property
     def made(self) -> Made | None:
@@ -73,14 +74,14 @@ class Maker(Protocol):
     def learn(self, rank: int, world: int, learned: Callable[[nn.Module], None]) -> None:
         """
         Find out which shards exist. If the maker has to make trial objects for this purpose, it
-        calls `learned` with the trial model. Raises `UsageError` if the objects were made for
-        another rank or world size.
+        calls `learned` with the trial model. Raises `UsageError` if the user's objects were made
+        for another rank or world size.
         """
 
     def contents(self, shards: Collection[str]) -> dict[str, ShardContent]:
         """
-        Return the present content of these shards by name. Raises `OrderRefused` if the objects do
-        not exist yet.
+        Return the present content of these shards by name. Raises `OrderRefused` if the user's
+        objects do not exist yet.
         """
 
     def written(self, shard: str, content: ShardContent) -> Mapping[str, Any]:
@@ -128,8 +129,8 @@ class Maker(Protocol):
 
     def build(self, kept: Mapping[str, ShardContent]) -> Any:  # Any: the user's own objects
         """
-        Make the wrapper, or all of the user's objects, over the present process groups, with the
-        content `kept` in them. Return the made objects.
+        Make the wrapper, or all of the user's objects, over the present process groups, and return
+        what was made. `kept` has the content for objects that are made anew, by shard.
         """
 
 
@@ -196,14 +197,15 @@ class StateStore:
 
     def capture(self, *, closing: bool = False) -> bytes:
         """
-        Return the rank-local state at the beginning or, with `closing=True`, at the end of an
-        update window.
+        Return the present rank-local state, packed. Pass `closing=True` when an update window
+        closes. Other calls come before the last all-reduce of a step, and when a window opens.
 
-        At the end also note how gradients are reduced, and check that the state can be moved to
-        another rank. Raises `UsageError` if the state cannot be moved.
+        With `closing=True`, also note how gradients are reduced, and check that the state can be
+        moved to another rank. Raises `UsageError` if the state cannot be moved, or if the script
+        has changed which parameters are trained.
         """
         if closing:
-            self._trained.closing()  # before `note`, which counts the trained parameters
+            self._trained.closing()  # must come before `note`, which counts trained parameters
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()
@@ -211,8 +213,8 @@ class StateStore:
 
     def end_step(self, *, tail: bool = True) -> bytes | None:
         """
-        Note the settings that the next step may change. Return the rank-local state again if it has
-        changed since the update window closed, else None.
+        Note the settings that the next step may change, such as learning rates. Return the
+        rank-local state again if it has changed since the update window closed, else None.
 
         Pass `tail=True` if the loop has marked the end of the tail of the step. Pass `tail=False`
         if the update window has just closed, and the tail has not run yet.
@@ -239,8 +241,9 @@ class StateStore:
         Restore a captured rank-local state. Gradients that the script keeps as zeros are set to
         zero, all others are dropped.
 
-        Each `GradScaler` also forgets how far it has come in the interrupted step. The numbers of
-        that step are dropped, with those of the backward passes that free and build wrappers.
+        Each `GradScaler` also forgets how far it has come in the interrupted step. The noted losses
+        and norms are dropped. They are of the interrupted step, or of backward passes that tft ran
+        to free and to build wrappers.
         """
         step_numbers.watch.forget()
         self._local_state.rollback(local_state)
@@ -256,8 +259,11 @@ class StateStore:
     def watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
         """
         Begin to note the numbers of each step. Return whether the gradients carry a refusal to all
-        ranks: a process sees its losses before the backward pass, no `GradScaler` takes gradients
-        that are not finite for an overflow, and every rank has all gradients.
+        ranks. A rank that refuses a loss makes its gradients NaN, and the all-reduces spread them.
+
+        The result is True under three conditions. The losses are on the CPU, so they are known
+        before the backward pass. No `GradScaler` is in use, which would take NaN for an overflow.
+        Every rank has the whole model, so the NaN reaches every rank.
         """
         maker = self._maker
         step_numbers.watch.begin(refuse, lambda: maker.made)
@@ -309,7 +315,7 @@ class StateStore:
         if not self._maker.lasting and self._maker.made is not None:
             self._watch(self._maker.made)
         self._kept = {}
-        self._local_state.running.rest()  # the constructor of DDP writes to all buffers
+        self._local_state.running.rest()  # ignore that DDP's constructor has written to all buffers
         return built
 
     def _detach(self) -> None:
@@ -395,7 +401,7 @@ class StateStore:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_pytorch.checkpoints import write  # late: takes 1 s (see preload.py)
+        from tft_pytorch.checkpoints import write  # imported late: this takes 1 s
 
         content = self.content(shard)
         return write(directory, shard, content.meta(), self._maker.written(shard, content))
@@ -447,7 +453,7 @@ class StateStore:
 
     def in_use(self) -> dict[str, ShardInUse]:
         """
-        Return all shards of this rank as they are now, to be copied.
+        Return the present content of all shards of this rank, by name, for a copy in host memory.
         """
         made = self._maker.made
         parameters = {} if made is None else named_parameters(made.model)
@@ -464,7 +470,8 @@ class StateStore:
 
     def restore(self, step: int) -> None:
         """
-        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        Restore the state at the end of `step` from its copy in host memory. Raises `OrderRefused`
+        if there is no such copy, or if it does not fit the user's objects.
         """
         self.backups.put_back(step, self._maker.shards(), self._maker.room, self._settle)
         self._local_state.modes.forget()
@@ -502,8 +509,8 @@ class StateStore:
 
     def slices(self, shard: str) -> SliceContent:
         """
-        Return the content of a shard that the other holders of the shard have, too, while the job
-        trains.
+        Return the content of a shard that is equal on all holders of the shard. The holders compare
+        it while the job trains.
         """
         content = self.content(shard)
         own = self._local_state.running.own(content.tensors)
@@ -511,8 +518,8 @@ class StateStore:
 
     def contribution(self) -> int | None:
         """
-        Return a digest of what this rank contributed to the gradients of the last step. None: it is
-        not known.
+        Return a digest of what this rank contributed to the gradients of the last step. Return None
+        if the contribution is not known.
         """
         return self._contributions.digest()
 
@@ -556,7 +563,7 @@ class StateStore:
 
 def others_of(made: Made) -> dict[str, Any]:  # Any: the user's own objects, of any class
     """
-    Return the scheduler, if there is one, and the others by name.
+    Return the scheduler, if there is one, and the user's other objects, by name.
     """
     scheduler = {} if made.scheduler is None else {"scheduler": made.scheduler}
     return {**scheduler, **made.others}

@@ -1,11 +1,11 @@
 """
-The numbers of a step: the losses from which its backward passes begin, and the norm of the reduced
-gradients.
+Notes the numbers of each step, for plugins that look for NaN, Inf or spikes. The numbers are the
+losses from which the backward passes begin, and the norm of the reduced gradients.
 
-torch has no hook for either. So this module replaces functions of torch while numbers are
-watched: the one that begins a backward pass, and the one with which `clip_grad_norm_` computes the
-norm. A script that clips its gradients thus computes the norm once, not twice. A `GradScaler` that
-tft does not know is refused when it scales its first loss.
+torch has no hook for either. So this module replaces two functions of torch when it begins to note
+numbers: the function that begins a backward pass, and the function with which `clip_grad_norm_`
+computes the norm. So if a script clips its gradients, their norm is computed once, not twice. It
+also replaces `GradScaler.scale`, to refuse a `GradScaler` that the script has not handed to tft.
 """
 
 import threading
@@ -28,8 +28,8 @@ torch lacks it, the norm is computed after the gradients were clipped."""
 
 class Watch:
     """
-    Notes the numbers of the present step. All methods but `forget` are called on the training
-    thread.
+    Notes the numbers of the present step. All methods except `forget` are called on the training
+    thread only.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,9 @@ class Watch:
 
     def begin(self, refuse: Callable[[float], bool], made: Callable[[], Made | None]) -> None:
         """
-        Note numbers from now on. `refuse` is that of `tft_watch_numbers`. `made` returns the
-        objects of the user, or None while they do not exist.
+        Note numbers from now on. `refuse` takes a loss, and returns True if no rank may apply the
+        update (see the hook `tft_watch_numbers`). `made` returns the objects of the user, or None
+        while they do not exist.
         """
         self._refuse, self._made, self._thread = refuse, made, threading.get_ident()
         if not self._native:
@@ -61,20 +62,20 @@ class Watch:
         """
         self._model: nn.Module | None = None
         self._parameters: list[nn.Parameter] = []
-        """The parameters of this model."""
+        """The parameters of `_model`, the model whose gradients were read last."""
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._losses: list[float] = []
         self._pending: list[Tensor] = []
-        """Losses on a device, which are read when the device has done its work."""
+        """Losses on a device. `take` reads them, when the device has done its work."""
         self._own: list[float] = []
         self._norm: Tensor | None = None
         """The norm of all gradients before they were clipped."""
 
     def own(self, gradient: Tensor) -> None:
         """
-        Note a gradient that this rank has computed alone, before it is reduced.
+        Note the norm of `gradient`, which this rank has computed alone. It is not reduced yet.
         """
         if self._refuse is not None and gradient.layout == torch.strided:
             self._own.append(torch.linalg.vector_norm(gradient).item())
@@ -100,7 +101,7 @@ class Watch:
 
     def _backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **named: Any) -> Any:
         if threading.get_ident() == self._thread and grad_tensors is None:
-            self._norm = None  # of the gradients before this pass
+            self._norm = None  # a norm noted before is of the gradients without this pass
             found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             losses = [each for each in found if isinstance(each, Tensor) and each.numel() == 1]
             refused = [self._begins(loss.detach()) for loss in losses]
@@ -131,14 +132,15 @@ class Watch:
             return False
         made = self._made()
         scaler = None if made is None else scaler_of(made)
-        # a GradScaler would take NaN for its own overflow, so the barrier carries the refusal
+        # A GradScaler would take NaN for an overflow of its scale. So with a GradScaler, the
+        # pre-update barrier tells all ranks of the refusal.
         return self._see(loss, scaler) and scaler is None
 
     def _see(self, loss: Tensor, scaler: GradScaler | None) -> bool:
         value = loss.item()
         if scaler is not None:
             if value in (float("inf"), float("-inf")):
-                return False  # the scale was too large: that is for the GradScaler
+                return False  # an overflow of the scale, which the GradScaler handles itself
             value /= scaler.get_scale()
         self._losses.append(value)
         return self._refuse is not None and self._refuse(value)
@@ -151,17 +153,17 @@ class Watch:
                 self._norm = _local(found).detach()
                 return found
             if {id(each) for each in tensors} & {id(each) for each in self._gradients()}:
-                self._norm = self._norm_of_all()  # a part of them is about to be clipped
+                self._norm = self._norm_of_all()  # now, because some are about to be clipped
         return self._native["norm"](tensors, norm_type, *args, **named)
 
     # ---------------------------------------------------------------- gradients
 
     def _are_all(self, tensors: Sequence[Tensor]) -> bool:
         """
-        Return whether `tensors` are all gradients.
+        Return whether `tensors` are the gradients of all parameters that have one, in their order.
         """
         known = self._parameters
-        if known and len(tensors) == len(known):  # with all others between the first and the last
+        if known and len(tensors) == len(known):  # then it suffices to compare first and last
             return tensors[0] is known[0].grad and tensors[-1] is known[-1].grad
         gradients = self._gradients()
         return len(tensors) == len(gradients) and all(
@@ -172,7 +174,7 @@ class Watch:
         made = self._made()
         if made is None:
             return []
-        if made.model is not self._model:  # to walk through the modules takes 100 us
+        if made.model is not self._model:  # list them only once, because this takes 100 us
             self._model, self._parameters = made.model, list(made.model.parameters())
         return [grad for each in self._parameters if (grad := each.grad) is not None]
 
@@ -193,7 +195,7 @@ class Watch:
 
 
 watch = Watch()
-"""The numbers of this process."""
+"""The object that notes the numbers of this process."""
 
 
 def scaler_of(made: Made) -> GradScaler | None:
@@ -208,8 +210,10 @@ def scaler_of(made: Made) -> GradScaler | None:
 
 def _unscaled(norm: float, made: Made | None, scaler: GradScaler | None) -> float | None:
     """
-    Return the norm of the gradients without the scale of a `GradScaler`. None: the gradients have
-    overflowed, and the `GradScaler` is about to leave the update out on all ranks.
+    Return the norm of the gradients without the scale of a `GradScaler`.
+
+    Return None if a `GradScaler` is in use and the gradients have overflowed. The `GradScaler` then
+    skips the update on all ranks.
     """
     if scaler is None or made is None:
         return norm

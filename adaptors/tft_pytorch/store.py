@@ -1,5 +1,6 @@
 """
-The rendezvous store, and the store that torchrun serves for the processes it starts.
+Serves the rendezvous store of tft, and connects to the store that torchrun serves for the processes
+that it starts.
 
 The rendezvous store runs in a process of its own. No rank hosts it, so it survives the loss of any
 rank.
@@ -19,8 +20,8 @@ _ANSWER = timedelta(minutes=1)
 """The time limit for an answer of torchrun's store, which exists before the training processes
 start."""
 _PATIENCE = timedelta(hours=1)
-"""The time limit for a value that another process stores, because that process first runs its
-script up to `tft.init`. `tft run` has the same limit for nodes to join."""
+"""The time limit for a value that another process stores. It is long because that process first
+runs its script up to `tft.init`. `tft run` has the same limit for nodes to join."""
 
 
 def serve(host: str, port: int, opened: Callable[[int], None]) -> None:

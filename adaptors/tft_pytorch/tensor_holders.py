@@ -79,8 +79,8 @@ class TensorHolders:
         for name in sorted(self._of, key=lambda name: -name.count(".")):
             self._called.setdefault(".".join(_bare(name.split("."))), []).append(name)
         found_first = list(dict.fromkeys(self._of.values())) or [self.everything]
-        # The order is the same on all ranks. So all holders of a shard put the same content into
-        # it, in the same order.
+        # `_of` has the same order on all ranks, and `sorted` keeps it for shards with equally many
+        # holders. So all holders of a shard put the same content into it, in the same order.
         self.all: list[Holders] = sorted(found_first, key=lambda holders: -len(holders))
         """The holders of each shard of this rank. The shard with the most holders comes first."""
 
@@ -116,7 +116,8 @@ class TensorHolders:
 
     def beside(self, module: str) -> Holders:
         """
-        Return the holders of the shard in which the extra state of a module is stored.
+        Return the holders of the shard in which checkpoints store the extra state
+        (`get_extra_state`) of the module named `module`.
         """
         common = self._common(_beside(f"{module}.", self._parameters))
         return self.within(common) or self.all[0]
@@ -139,9 +140,10 @@ class TensorHolders:
 
 def named_after(holders: Holders) -> str:
     """
-    Return the part of a shard's name that identifies its holders.
+    Return the part of a shard's name that identifies the shard's holders.
 
-    Up to 16 ranks are listed. For more ranks, it is the first rank and a digest of all ranks.
+    The result lists up to 16 ranks. For more ranks, it has the first rank and a digest of all
+    ranks.
     """
     if len(holders) <= _SPELT_OUT:
         return "+".join(map(str, holders))

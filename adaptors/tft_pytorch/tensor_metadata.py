@@ -16,7 +16,7 @@ from tft_pytorch.trees import expect
 
 def dtype_name(dtype: torch.dtype) -> str:
     """
-    Return the name of a type as an attribute of `torch`, such as `float32`.
+    Return the name that a type has in the module `torch`, such as `float32`.
     """
     return str(dtype).removeprefix("torch.")
 
@@ -33,8 +33,8 @@ def listed(tensors: Mapping[str, Tensor]) -> list[list[object]]:
 
 def read(meta: bytes, form: int) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     """
-    Unpack the description `meta` of a shard. Raises `MalformedMessage` if its version is not
-    `form`.
+    Unpack the description `meta` of a shard, and return it. Raises `MalformedMessage` if the
+    version of the description is not `form`.
     """
     told = expect(unpack(meta), dict, "the description of a shard")
     if told.get("form") != form:

@@ -1,8 +1,9 @@
 """
 Checks that the set of trained parameters (`requires_grad`) does not change during training.
 
-The wrapper is built for these parameters. After an incident it is built again, in processes that
-start as the script does. So the trained parameters must stay the same during the whole training.
+A wrapper such as DDP is built for the trained parameters. After an incident it is built again. A
+replacement process then has the trained parameters with which the script begins. So the set of
+trained parameters must stay the same during the whole training.
 """
 
 from collections.abc import Mapping
@@ -62,7 +63,8 @@ class Trained:
         """
         Set `requires_grad` of all parameters to the noted values.
 
-        A script that changes `requires_grad` within a step may have been interrupted in that step.
+        This is needed if a script changes `requires_grad` for a part of a step, and was interrupted
+        in that part.
         """
         for parameter, flag in zip(self._parameters, self._flags, strict=True):
             if parameter.requires_grad != flag:

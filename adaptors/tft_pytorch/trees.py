@@ -110,7 +110,8 @@ def put_together(plain: object, tensors: Mapping[str, torch.Tensor]) -> object:
 
 def expect(value: object, shape: type[_Shape], what: str) -> _Shape:
     """
-    Return `value` if it is of the type `shape`. Raises `MalformedMessage` if it is not.
+    Return `value` if it is of the type `shape`. Otherwise raise `MalformedMessage`, in which `what`
+    names the value.
     """
     if not isinstance(value, shape):
         raise MalformedMessage(f"{what} is a {type(value).__name__}, not a {shape.__name__}")

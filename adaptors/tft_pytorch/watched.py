@@ -1,8 +1,8 @@
 """
-Watches the collectives that this process enters, and counts its messages to single ranks.
+Reports each collective that this process enters, and counts its messages to and from single ranks.
 
-torch has no hook for this. So this module replaces methods of torch's process groups, and of groups
-that are written in Python. This works for groups of every backend.
+torch has no hook for either. So this module replaces methods of torch's class `ProcessGroup`, and
+of its subclasses in Python. This works for groups of every backend.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class _Watch:
 
     def watch(self, entered: Callable[[], None] | None) -> None:
         """
-        Call `entered` whenever a collective is about to begin. If `entered` is None, report no
-        collectives.
+        Call `entered` whenever a collective, or a message to or from a single rank, is about to
+        begin. If `entered` is None, report nothing.
         """
         self._entered = entered
         self._replace()
@@ -77,7 +77,8 @@ _watch = _Watch()
 
 def watch(entered: Callable[[], None] | None) -> None:
     """
-    Call `entered` from now on whenever a collective is about to be entered from Python.
+    Call `entered` from now on whenever Python code of this process is about to begin a collective,
+    or a message to or from a single rank.
 
     If `entered` is None, stop these calls.
     """
@@ -93,6 +94,9 @@ def count_messages() -> None:
 
 def messages() -> int:
     """
-    Return the number of messages that have begun since `count_messages` was called.
+    Return the number of messages to and from single ranks that this process has begun.
+
+    After `count_messages` was called, every message is counted. Of the messages before that call,
+    some may be missing.
     """
     return _watch.messages
