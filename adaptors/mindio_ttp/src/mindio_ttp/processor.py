@@ -475,10 +475,10 @@ class Processor:
         program = self.program
         if not program.step_is_known:
             raise Refused(
-                f"{call}: all ranks were brought to the end of step {program.repaired_to}, and "
-                "this program was not told: register a function with "
-                "tft_register_rollback_handler, or ask tft_get_repair_step before going on. "
-                "Otherwise its data would not belong to the step"
+                f"{call}: all ranks were set to the end of step {program.repaired_to}, but this "
+                "program does not know that, so its data would belong to another step: register a "
+                "function with tft_register_rollback_handler, or call tft_get_repair_step before "
+                "training continues"
             )
 
     def _force_stop(self) -> RuntimeError:

@@ -210,9 +210,9 @@ class Program:
         """
         if self.base is None:
             raise OrderRefused(
-                "no step of this program was completed since it was started, so its step is not "
-                "known: before that nothing can be repaired or saved, and nothing is lost. "
-                "tft_report_load_ckpt_step says it for a program that goes on from a checkpoint"
+                "this program has not completed a step since it was started, so tft does not know "
+                "its step, and cannot repair or save its state yet. If the program continues from "
+                "a checkpoint, call tft_report_load_ckpt_step with the step of the checkpoint"
             )
         return step + self.base
 
@@ -598,8 +598,8 @@ class Program:
         first = self.program_step(0)
         if self.loaded < first:
             raise OrderRefused(
-                f"the program has loaded a checkpoint of step {self.loaded}, and it began this job "
-                f"at step {first}: the job does not know of any earlier one"
+                f"the program has loaded a checkpoint of step {self.loaded}, but it began this job "
+                f"at step {first}, and tft cannot go back beyond the beginning of the job"
             )
         return self.loaded - first
 
@@ -645,8 +645,8 @@ class Program:
         """
         if not attempt:
             raise OrderRefused(
-                "the order asks for a further copy of a part, but a program for MindIO saves each "
-                "part only once"
+                "tft asked for a second copy of a part of the checkpoint, but a program for MindIO "
+                "saves each part only once"
             )
         name = f"mindio-{self.rank}.json"
         if self._saved == (directory, attempt):
