@@ -526,8 +526,8 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func()`, which waits for the device.
 
-    This version never calls the function, because programs report the end of an update only when
-    the device has completed the update.
+    The function is not called by this version, because programs report the end of an update only
+    when the device has completed the update.
     """
     register("stream_sync", func, ctx)
 
