@@ -34,7 +34,8 @@ class ModelTrain(Protocol):
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return whether MindSpore has saved the checkpoint under `directory`.
+        Return True if MindSpore itself has saved the state of the checkpoint `directory`, and not
+        tft. The script itself then loads this state.
         """
 
 

@@ -33,7 +33,8 @@ def tft_register_exception_handler(
     `fault_handle` is a function that takes the text of the error and returns the name of the error.
     """
     call = "tft_register_exception_handler"
-    pattern = checks.text(call, "fault_pattern", fault_pattern)  # an empty text matches every error
+    # an empty pattern is refused too, because it would match every error
+    pattern = checks.text(call, "fault_pattern", fault_pattern)
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
         raise Refused(f"{call}: fault_type must be one of {names}, not {fault_type!r}")

@@ -263,7 +263,8 @@ class Negotiator:
     @hookimpl
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Store the function `report`, which sends the controller messages that it has not asked for.
+        Store `report`, the function by which this plugin can send a message to the controller at
+        any time. tft calls this hook when the controller of this process begins to lead.
         """
         self.report = report
 

@@ -422,8 +422,8 @@ class Program:
                 if peer in joined and joined[peer]["column"] != each["column"]:
                     raise OrderRefused(
                         f"rank {rank} would leave together with ranks {each['column']}, but rank "
-                        f"{peer} with {joined[peer]['column']}: with enable_zit all groups must "
-                        "have the same layout"
+                        f"{peer} would leave together with {joined[peer]['column']}: with "
+                        "enable_zit all groups must have the same layout"
                     )
         why = agreed_base({rank: each["base"] for rank, each in joined.items()})
         if why:

@@ -321,8 +321,8 @@ def get_mindio_export_version() -> str | None:
 
 def get_device() -> int | None:
     """
-    Return the device that was current when the process called `tft_init_processor`. Return None
-    without a device.
+    Return the number of the device that was current when the process called `tft_init_processor`,
+    or else when training began. Return None if the process uses no device.
     """
     return processor.device
 
