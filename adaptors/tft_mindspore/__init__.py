@@ -3,8 +3,8 @@ The adaptor for MindSpore: data-parallel training in PyNative mode. The user may
 that only some ranks hold. Training scripts import the public names of the adaptor from this
 package.
 
-The modules that read the environment or the names of files also run where MindSpore is not
-installed. So this module imports MindSpore and numpy only when they are needed.
+Some modules of the package only read the environment or the names of files. They also run where
+MindSpore is not installed. So this module imports MindSpore and numpy only when they are needed.
 """
 
 from importlib import import_module
@@ -24,7 +24,7 @@ _OFFERED = {
     "Group": "groups", "GroupBroken": "groups", "Part": "state", "Rows": "datasets",
     "TrainFaultTolerance": "callback",
 }  # fmt: skip
-"""The public names for scripts, each with the module that defines the name."""
+"""Maps each public name for scripts to the module of this package that defines it."""
 
 
 def __getattr__(name: str) -> Any:  # Any: classes and functions
@@ -35,7 +35,7 @@ def __getattr__(name: str) -> Any:  # Any: classes and functions
 
 def group() -> "Group":
     """
-    Return the group of all ranks that was formed last. Use it as in `group().mean(gradients)`.
+    Return the present process group of all ranks, for calls such as `group().mean(gradients)`.
 
     Call this function again in every step, because an incident replaces the group. Raises
     `GroupBroken` if no group exists.

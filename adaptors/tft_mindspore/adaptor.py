@@ -101,7 +101,7 @@ def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
     from tft_mindspore.step_numbers import watch
 
     watch.begin()
-    return True  # where some ranks average without the others, the barrier runs anyway
+    return True  # all ranks judge the same averages; if only some average, the barrier tells all
 
 
 @hookimpl

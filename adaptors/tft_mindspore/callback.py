@@ -1,13 +1,13 @@
 """
 The callback `TrainFaultTolerance` for `Model.train`, which is MindSpore's own loop.
 
-The callback retries steps, and saves and names checkpoints, as MindSpore's callback does. This
-adaptor sends state between ranks and reduces the gradients.
-
 MindSpore's own callback works on Ascend devices only. It stops, cleans and repairs devices, and
 uses a kernel to count the ranks that have begun an update. The class in this module derives from
-MindSpore's callback, so that `Model.train` recognises it, and does the same work in Python. No
-function of MindSpore is replaced.
+MindSpore's callback, so that `Model.train` recognises the class. It works on every device.
+
+As with MindSpore's callback, steps are repeated after a fault, and last checkpoints are saved and
+named. Other modules of this adaptor send state between ranks and reduce the gradients. No function
+of MindSpore is replaced.
 """
 
 import json
@@ -32,16 +32,16 @@ from tft_mindspore.state import Part, named_parameters
 _ADAPTOR = "mindspore"
 _NEEDED = ("TTP", "UCE", "HCCE", "ARF")
 _ANYWHERE = ("127.0.0.1", 30051)
-"""The controller address to pass to MindIO's interface if the environment names no controller. Then
-the address is not used, because a process that a tft agent has started knows the real address
-already."""
+"""The controller address to pass to MindIO's interface if the environment names no controller. A
+process that a tft agent has started does not use it, because it knows the real address. Otherwise
+the address is used, and all ranks must run on this machine."""
 
 _STEP_FINISH = "STEP FINISH"
 _ARF_FINISH = "ARF FINISH"
 _FORCE_STOP = "ForceStopError"
 _CONNECTION = "HCCEError"
-"""This word and the three words above are texts in errors. By them `Model.train` recognises the
-kind of an error."""
+"""Like the three constants above, a text in the message of an error: `Model.train` searches the
+message for these texts to find out the kind of the error."""
 
 
 class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # MindSpore is untyped
@@ -63,13 +63,15 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         Join the job. Raises `UsageError` for a setup that tft cannot handle.
 
-        `ckpt_save_path` is the directory for last checkpoints. Without `prefix` these have
-        MindSpore's names. With `prefix` they have the layout of MindSpore Transformers,
+        `ckpt_save_path` is the directory for last checkpoints. Without `prefix`, their files have
+        MindSpore's names. With `prefix`, they have the names of MindSpore Transformers, such as
         `rank_0/PREFIX_rank_0-5_1.ckpt`. `ranks` are the ranks that hold the same state as this
-        rank, including this rank; None means all ranks. `monitor_config` is that of MindSpore
-        Transformers: with `TRE:1`, an update with a norm of the gradients above
-        `global_norm_spike_threshold` is refused. `others` are arguments of MindSpore's
-        callback, such as `ckpt_save_fn` and `initial_step`.
+        rank, including this rank; None means all ranks.
+
+        `monitor_config` has the same keys as in MindSpore Transformers. If `MS_ENABLE_TFT` has
+        `TRE:1`, an update is refused when the norm of its gradients is above
+        `global_norm_spike_threshold`. `others` are arguments of MindSpore's callback, such as
+        `ckpt_save_fn` and `initial_step`.
         """
         self._ranks = None if ranks is None else tuple(sorted(ranks))
         self._prefix = prefix
@@ -77,7 +79,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._position = _Position(int(others.get("initial_step", 0)))
         self._adopted = self._entered = self._retried = False
         self.strategies: tuple[str, ...] = ()
-        """The strategies that the environment enables, by tft's names."""
+        """The strategies that the environment enables, by tft's names, such as `recover`."""
         if prefix is not None:
             if ckpt_save_path is None or "ckpt_save_fn" in others:
                 raise UsageError(
@@ -141,8 +143,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         Register the functions that save and rename checkpoints. MindSpore's constructor calls this
         method.
 
-        The adaptor itself stops ranks, cleans up, repairs state and forms groups. So no functions
-        are registered for that.
+        MindSpore's callback also registers functions that stop a rank, clean it, repair its state
+        and form groups. The adaptor itself does this work, so they are not registered here.
         """
         self.tft.tft_register_save_ckpt_handler(stock._save_checkpoint_on_failure, self)
         self.tft.tft_register_rename_handler(stock._rename_save_result, self)
@@ -150,12 +152,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
     @classmethod
     def get_optimizer_wrapper(cls, origin_opt_cls: type) -> type:
         """
-        Return a subclass of the optimizer class `origin_opt_cls` that averages the gradients and
-        opens an update window for its update.
+        Return a subclass of the optimizer class `origin_opt_cls`. Before each update, the subclass
+        averages the gradients over all ranks that hold the same state, and opens an update window.
 
-        The average is over all ranks that hold the same state. Both are done in the optimizer's
-        `__call__`, which is Python code in PyNative mode. MindSpore still compiles the computation
-        of the update, and its result has the same bits.
+        The subclass overrides `__call__`, which is Python code in PyNative mode. MindSpore still
+        compiles the computation of the update (`construct`), so the update has the same bits as
+        that of `origin_opt_cls`.
         """
         return _marked(origin_opt_cls)
 
@@ -168,11 +170,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         super().on_train_begin(run_context)
         told = self.cb_params
-        told.setdefault("net_outputs", None)  # MindSpore reads it also where nothing was computed
+        # MindSpore reads `net_outputs` even if no step has been computed
+        told.setdefault("net_outputs", None)
         if not self._adopted:
             self._adopt(told)
         if self._retried:
-            # MindSpore restarts this counter at the epoch in which it continues
+            # MindSpore has set this counter back to the start of the epoch in which it continues
             told.cur_step_num = self._position.step - self.initial_step
 
     def on_train_step_begin(self, run_context: train.RunContext) -> None:
@@ -189,6 +192,12 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         self._position.step = told.cur_step_num + self.initial_step
 
     def _enter(self) -> None:
+        """
+        Tell tft that this rank enters its training loop, and wait for the other ranks.
+
+        Raises a `RuntimeError` that `Model.train` recognises if training continues at another step.
+        Raises `UsageError` if `initial_step` and the first epoch do not belong together.
+        """
         self._entered = True
         before, batches = self._epochs_before(self.cb_params), self.cb_params.batch_num
         if self.cb_params.cur_epoch_num != before + 1 and not self._retried:
@@ -206,11 +215,11 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def update(self, gradients: Sequence[Any], write: Callable[[tuple[Any, ...]], Any]) -> Any:
         """
-        Average the gradients, open the update window, and run `write`, which is one update of the
-        optimizer. Return its result.
+        Average the gradients, open the update window, and call `write` with the averages. `write`
+        makes one update of the optimizer. Return its result.
 
-        Any: gradients and result are Tensors. If this rank must leave the loop, raise a
-        `RuntimeError` that `Model.train` recognises.
+        Gradients and result are Tensors, which have no type for the type checker. Raises a
+        `RuntimeError` that `Model.train` recognises if this rank must leave the loop.
         """
         try:
             group = groups().present
@@ -228,10 +237,10 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def _left_by(self, broken: GroupBroken) -> RuntimeError:
         """
-        Return the error that tells `Model.train` why the group broke.
+        Return the error that tells `Model.train` why the process group no longer works.
 
-        If tft itself has cut the connections (`Group.shut`), the error is a forced stop. Otherwise
-        a connection was lost, which is a fault.
+        If tft itself has closed the connections (`Group.shut`), the error is a forced stop.
+        Otherwise a connection was lost, and the error says so, because this is a fault.
         """
         try:
             cut = groups().present.broken
@@ -244,8 +253,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         True if `Model.train` enters its loop again after an incident.
 
-        If only last checkpoints are enabled, `Model.train` treats every error that leaves its loop
-        as an unknown fault of this rank.
+        It does so if `retry` or `recover` is enabled. Otherwise `Model.train` treats every error
+        that leaves its loop as an unknown fault of this rank, and ends.
         """
         return "retry" in self.strategies or "recover" in self.strategies
 
@@ -276,7 +285,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         Close the update window and let tft interrupt the training. MindSpore calls this at the end
         of each step.
         """
-        if not self._hosted.in_window():  # a step without an update needs a window too
+        if not self._hosted.in_window():  # tft expects a window also in a step without an update
             self._open()
         step = self.cur_step_num + self.initial_step
         self.tft.tft_end_updating_os(step)
@@ -301,7 +310,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         data = self.cb_params.train_dataset
         done = self._position.step
         size = data.get_dataset_size()
-        # Otherwise MindSpore would draw the data in the order of the first epoch.
+        # Set the position, because MindSpore would draw the data in the order of the first epoch.
         data.set_init_step(done if done < self._epochs * size else 0)
 
     def end(self, run_context: train.RunContext) -> None:
@@ -321,13 +330,13 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         if not isinstance(optimizer, _Marks):
             name = type(optimizer).__name__
             raise UsageError(
-                f"the optimizer must say when it changes the state: make it with "
+                f"the optimizer must tell tft when it changes the state: make it with "
                 f"TrainFaultTolerance.get_optimizer_wrapper({name})(...), not with {name}(...)"
             )
         if told.loss_scale_mananger and told.loss_scale_mananger.get_drop_overflow_update():
             raise UsageError(
-                "a loss scale that drops updates would drop them only on some ranks: set "
-                "drop_overflow_update=False"
+                "the loss scale manager drops an update when gradients overflow, but would do so "
+                "only on some ranks: set drop_overflow_update=False"
             )
         rank, world = self._session.rank, self._session.world
         ranks = self._ranks or tuple(range(world))
@@ -371,7 +380,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
         """
         at = self._hosted.program_step(step)
         batches = int(self.cb_params.batch_num)
-        # overwrite the numbers that MindSpore recorded in this rank's last step, which may differ
+        # MindSpore names the checkpoint by these numbers. Set them, because on this rank they may
+        # be those of another step than the saved one.
         self.cur_step_num, self.cur_epoch_num = at, (at - 1) // batches + 1
         self.global_step = self._get_optim(self.cb_params).global_step
         self._hosted.save(at, [self._session.rank])
@@ -382,8 +392,9 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> list[str]:
         """
-        Let MindSpore give its checkpoint the final name. Called when all ranks have saved. Only the
-        first call does this. `files` are the notes that `save` wrote.
+        Let MindSpore give its checkpoint the final name. Called when all ranks have saved. Later
+        calls for the same `directory` do nothing. `files` are the names of the files that `save`
+        has written. Return no names, because no further file is written there.
         """
         mark = directory / "named"
         notes = [directory / name for name in files if name.endswith(_NOTE)]
@@ -394,8 +405,8 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return whether MindSpore has saved the checkpoint under `directory`, so that the directory
-        has only a note.
+        Return True if `directory` has no state, but only the small file that `save` writes after
+        MindSpore has saved the state elsewhere.
 
         Raises `OrderRefused` if the script continues from another step than that of the checkpoint.
         """
@@ -429,6 +440,7 @@ class TrainFaultTolerance(train.TrainFaultTolerance):  # type: ignore[misc]  # M
 
 
 _NOTE = ".saved.json"
+"""The end of the name of the small file that says: MindSpore has saved this shard elsewhere."""
 
 
 def _check_enabled(asked: environment.Environment) -> None:
@@ -453,9 +465,10 @@ def _check_enabled(asked: environment.Environment) -> None:
 
 def _settle_norms(asked: environment.Environment, monitor: Mapping[str, object]) -> None:
     """
-    Have norms of the gradients refused if TRE is enabled.
+    If the environment enables TRE, set the largest allowed norm of the gradients to the threshold
+    in `monitor`.
 
-    Raises `UsageError` if only one of TRE and the check of the norm is asked for.
+    Raises `UsageError` if TRE is enabled without a threshold, or a threshold is given without TRE.
     """
     limit = environment.norm_limit(monitor, "monitor_config")
     if (limit is None) == ("TRE" in asked.features):
@@ -470,8 +483,8 @@ def _settle_norms(asked: environment.Environment, monitor: Mapping[str, object])
 
 class _Position:
     """
-    The data position of a script that trains with `Model.train`: the number of steps for which
-    `Model.train` has drawn data. The steps have the numbers of the script.
+    The data position of a script that trains with `Model.train`: the number of steps for which data
+    was drawn. Steps of earlier runs of the script are counted too.
     """
 
     def __init__(self, step: int) -> None:
@@ -492,8 +505,8 @@ class _Position:
 
 class _Marks:
     """
-    The base class of all optimizer classes that `get_optimizer_wrapper` returns. They let the
-    callback reduce their gradients and open their update windows.
+    The base class of all optimizer classes that `get_optimizer_wrapper` returns. Such an optimizer
+    calls the callback before each update.
     """
 
     _callback: TrainFaultTolerance | None = None
@@ -519,8 +532,8 @@ def _marked(origin: type) -> type:
             callback = self._callback
             if callback is None:
                 raise UsageError(
-                    "an optimizer that marks its updates needs Model.train with the callback "
-                    "TrainFaultTolerance of tft_mindspore"
+                    "an optimizer class from TrainFaultTolerance.get_optimizer_wrapper works only "
+                    "in Model.train with the callback TrainFaultTolerance of tft_mindspore"
                 )
             step = super().__call__
             return callback.update(gradients, lambda summed: step(summed, *args, **kwargs))

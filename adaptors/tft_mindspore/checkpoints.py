@@ -1,8 +1,10 @@
 """
 Stores a shard as a checkpoint in MindSpore's own format. `mindspore.load_checkpoint` can read the
-file `SHARD.ckpt`. The file `SHARD.plain` next to it has the values that are no parameters.
+file `SHARD.ckpt`. The file `SHARD.plain` next to it has the values of the shard that are not
+parameters.
 
-The files have the name of the shard, not the names that `layout.py` gives to the files of a rank.
+Here SHARD is the name of the shard. The files of MindSpore Transformers, one for each rank, have
+other names: see `layout.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,14 +47,17 @@ def load(directory: Path, shard: Shard) -> None:
 
     path = directory / f"{shard.name}.ckpt"
     try:
-        # no file was written if the shard has no elements
+        # `save` has written no .ckpt file if all parameters of the shard are empty
         found = load_checkpoint(str(path)) if _solid(_contents(shard)) else {}
         plain = unpack((directory / f"{shard.name}.plain").read_bytes())
     except (OSError, ValueError, TypeError, RuntimeError, TftError) as error:
         why = str(error).partition("\n")[0]
         raise CheckpointCorrupt(f"{path} cannot be read as a checkpoint: {why}") from error
     if not isinstance(plain, dict):
-        raise CheckpointCorrupt(f"{path.with_suffix('.plain')} has no dict of settings")
+        raise CheckpointCorrupt(
+            f"{path.with_suffix('.plain')} does not contain a dict: it is damaged, or tft did not "
+            "write it"
+        )
     contents: dict[str, Array] = {}
     for name, parameter in shard.parameters.items():
         here = content(parameter)
@@ -92,11 +97,12 @@ def _write(
     path, beside = directory / f"{shard}.ckpt", directory / f"{shard}.plain"
     solid = _solid(contents)
     for left in (path, beside):
-        left.unlink(missing_ok=True)  # MindSpore makes its files read-only
+        # remove files of an earlier attempt: MindSpore makes them read-only
+        left.unlink(missing_ok=True)
     written = [beside]
     if solid:
         told = [{"name": name, "data": Tensor(numpy.asarray(a))} for name, a in solid.items()]
-        # MindSpore's own checkpoints have the entry `step_num` too.
+        # Add the entry `step_num`, as MindSpore does in its own checkpoints.
         save_checkpoint(told, str(path), append_dict={"step_num": step})
         written = [path, beside]
     beside.write_bytes(pack(dict(plain)))

@@ -15,16 +15,17 @@ class Rows:
 
     After a rollback a new iterator begins at the restored position (`set_init_step`), and shuffles
     the epoch as before. For this, the script must set the seed of the dataset
-    (`mindspore.dataset.config.set_seed`, or `mindspore.set_seed`). And the result of a user's
-    function in the dataset must depend only on the row that the function gets.
+    (`mindspore.dataset.config.set_seed`, or `mindspore.set_seed`). If the dataset calls a function
+    of the user, the result of this function must depend only on the row that it gets.
     """
 
     def __init__(self, dataset: Any, epochs: int, *, output_numpy: bool = False) -> None:
         """
-        Begin at the first batch of `dataset`, which is to be read `epochs` times.
+        Set the position to the first batch of `dataset`. `next` reads the dataset `epochs` times.
 
-        `dataset` is a dataset of mindspore.dataset with all its operations, such as batching.
-        Raises `UsageError` for any other object, or if `epochs` is less than 1.
+        `dataset` is a dataset of mindspore.dataset with all its operations, such as batching. With
+        `output_numpy`, batches have numpy arrays instead of Tensors. Raises `UsageError` for any
+        other object, or if `epochs` is less than 1.
         """
         if not hasattr(dataset, "set_init_step") or epochs < 1:
             raise UsageError(
@@ -55,13 +56,14 @@ class Rows:
 
     def state_dict(self) -> dict[str, int]:
         """
-        Return the number of batches that were drawn.
+        Return the position in the data: the number of batches that were drawn or left out.
         """
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """
-        Continue after the number of batches in `state`. The next batch comes from a new iterator.
+        Set the position in the data to that in `state`, which `state_dict` has returned. If it is
+        another position than the present one, the next batch comes from a new iterator.
         """
         if state["position"] != self._position:
             self._position = state["position"]

@@ -6,8 +6,8 @@ The variables are read before MindSpore is imported. For some common mistakes in
 MindSpore aborts the interpreter. For other mistakes it silently enables no feature.
 
 MindSpore reads `MS_ENABLE_TFT` in two ways. In one place it splits the value into items. Everywhere
-else it searches the text for `TTP:1` and the like, and spaces and case matter. This module replaces
-the value by a normal form, which has the same meaning in both ways.
+else it searches the value for texts such as `TTP:1`, and then spaces and upper or lower case
+matter. This module replaces the value by a normal form, which has the same meaning in both ways.
 """
 
 import json
@@ -32,9 +32,11 @@ _FOR_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 _AVAILABILITY = "HIGH_AVAILABILITY"
 
 _NUMERICS = "TFT_NUMERICS"
-"""The settings of the plugin that judges the numbers of steps, as `tft run --numerics` sets them."""
+"""The variable with the settings of the plugin `tft_numerics`, which judges the loss and the norm
+of the gradients of each step. `tft run --numerics` sets it."""
 CHECKS, THRESHOLD = "check_for_global_norm", "global_norm_spike_threshold"
-"""The keys of `monitor_config`, as MindSpore Transformers names them."""
+"""The keys of `monitor_config` in a YAML file of MindSpore Transformers: the first switches the
+check of the norm of the gradients on, and the second is the largest allowed norm."""
 
 _IMPLIES_TTP = ("UCE", "ARF")
 """The features that also switch on TTP: if such a feature cannot repair a fault, the job saves a
@@ -91,8 +93,8 @@ class Environment:
     @property
     def normal(self) -> str:
         """
-        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. Empty if no
-        feature is on.
+        The value of `MS_ENABLE_TFT` in a normal form, which MindSpore cannot misread. Empty if the
+        variable contains no feature that is on, and no unknown item.
         """
         items = [f"{key}:{value}" for key, value in self.features.items()]
         items.extend(self.unknown)
@@ -186,8 +188,8 @@ def settle() -> Environment:
 def norm_limit(monitor: Mapping[str, object], where: str) -> float | None:
     """
     Return the largest norm of the gradients that a `monitor_config` of MindSpore Transformers
-    allows, or None if it does not check the norm. `where` is the place of the mapping, for
-    messages.
+    allows. Return None if the check of the norm is off. `monitor` is the content of
+    `monitor_config`, and `where` is its place in the file, for messages.
 
     Raises `UsageError` for a value that cannot be used.
     """
@@ -208,10 +210,11 @@ def norm_limit(monitor: Mapping[str, object], where: str) -> float | None:
 
 def refuse_norms(limit: float) -> None:
     """
-    Let the plugin `tft_numerics` of this process refuse updates with a larger norm of the
-    gradients. Settings of `tft run --numerics` stay as they are, a limit among them.
+    Set the plugin `tft_numerics` of this process to refuse updates whose gradients have a norm
+    larger than `limit`. Other settings of the plugin are kept. If `tft run --numerics` has set a
+    limit, that limit is kept too.
 
-    Call it before the process joins the job.
+    Call this function before the process joins the job.
     """
     asked = json.loads(os.environ.get(_NUMERICS) or '{"mode": "refuse", "spike": 0.0}')
     if asked.get("limit") is None:
@@ -223,8 +226,8 @@ def place() -> tuple[int, int]:
     Return the rank of this process and the number of ranks, from the variables that msrun or a tft
     agent has set.
 
-    Also sets `RANK_ID` and `RANK_SIZE` to these values, because MindSpore reads them if its own
-    collectives are not initialised. Raises `UsageError` if the environment does not name a rank.
+    Also set `RANK_ID` and `RANK_SIZE` to these values, because MindSpore reads these variables if
+    its own collectives are not initialised. Raises `UsageError` if the environment names no rank.
     """
     for rank, world in (("MS_NODE_ID", "MS_WORKER_NUM"), ("RANK", "WORLD_SIZE")):
         told = os.environ.get(rank, ""), os.environ.get(world, "")
@@ -264,7 +267,7 @@ def _features(text: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 def _items(text: str) -> list[str]:
     """
-    Return the items between the braces. The braces may be missing.
+    Return the items between the braces of a value of `MS_ENABLE_TFT`. The braces may be missing.
 
     Both commas and spaces separate items, because MindSpore's search finds items with either
     separator.

@@ -12,10 +12,11 @@ from tft_mindspore.groups import GroupBroken
 
 def classify(error: BaseException) -> FaultKind | None:
     """
-    Return the kind of fault that caused `error`. Return None if no known fault did.
+    Return `network` if `error` is a broken connection to another rank. Return None for any other
+    exception.
 
-    MindSpore raises a RuntimeError for every error of a device, so the messages are compared with
-    the table of device faults.
+    Device errors are not classified here: MindSpore raises a `RuntimeError` for all of them, and
+    tft recognises their messages by its own table of device faults.
     """
     return "network" if isinstance(error, GroupBroken) else None
 

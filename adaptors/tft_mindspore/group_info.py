@@ -1,7 +1,7 @@
 """
-Reads and writes MindSpore's `group_info.pb`. The file names the groups in which a rank
-communicates, and the ranks that hold the same state as this rank. MindSpore writes one file for
-each rank if `GROUP_INFO_FILE` is set. MindSpore's `restore_group_info_list` reads the file.
+Reads and writes the file `group_info.pb` of MindSpore. The file of a rank names the groups in which
+the rank communicates, and the ranks that hold the same state as this rank. MindSpore writes such a
+file for each rank if `GROUP_INFO_FILE` is set. Its function `restore_group_info_list` reads them.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,13 @@ class GroupInfo:
     replicas: tuple[int, ...]
     """The ranks that hold the same state. The rank for which the file was written is among them."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """The groups by name, each with the ranks that communicate in it."""
+    """The process groups by name, each with the ranks that communicate in the group."""
 
 
 def read_group_info(file: Path) -> GroupInfo:
     """
-    Read a `group_info.pb`. Raises `UsageError` if the file is not a valid one, with the reason.
+    Return the content of a `group_info.pb`. Raises `UsageError`, with the reason, if the file
+    cannot be read or is not valid.
     """
     message, broken = _messages()
     try:
@@ -79,8 +80,8 @@ def write_group_info(file: Path, info: GroupInfo) -> None:
 @cache
 def _messages() -> tuple[Any, type[Exception]]:  # Any: a class that protobuf makes at run time
     """
-    Return the protobuf class of the file's content, and the exception that the class raises for
-    other content.
+    Return the protobuf class of the content of a `group_info.pb`, and the exception that the class
+    raises when it parses other content.
 
     Raises `UsageError` if protobuf is not installed.
     """

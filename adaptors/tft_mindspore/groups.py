@@ -6,8 +6,8 @@ MindSpore's own collectives on CPU cannot be repaired within a process. After a 
 failed, its group cannot be used again, and a new group in the same process returns wrong numbers.
 So gradients are reduced over the connections of this module. An all-reduce adds up the arrays in
 the order of the ranks, not in the order of arrival. So every rank gets the same bits, and gets the
-same bits again after an incident. A call of `shut` on any thread interrupts the training thread
-wherever it waits in this group.
+same bits again after an incident. A call of `Group.shut` on any thread interrupts the training
+thread wherever that thread waits in this group.
 
 This module starts no thread. It computes with numpy arrays. It imports MindSpore only if the caller
 passes Tensors, to return Tensors.
@@ -68,9 +68,9 @@ class GroupBroken(ConnectionError):
 
 class Group:
     """
-    The group of all ranks. After each incident a new group replaces it.
+    The process group of all ranks. `Groups.form` makes a new group after each incident.
 
-    `Groups.form` makes it. Its methods are called on the training thread, except `shut`.
+    The methods are called on the training thread. `shut` may be called on any thread.
     """
 
     def __init__(self, name: str, rank: int, world: int, contributing: Callable[[], None]) -> None:
@@ -139,8 +139,9 @@ class Group:
         self, arrays: Sequence[Any], root: int, ranks: Sequence[int] | None = None
     ) -> list[Any]:
         """
-        Send the arrays of the rank `root` to all ranks, or to `ranks`, and return them. The other
-        ranks pass arrays of the same sizes and types as `arrays`.
+        Send the `arrays` of the rank `root` to all ranks, or to `ranks`. Return the arrays of
+        `root`. All other ranks must pass arrays of the same sizes and types. Raises `GroupBroken`
+        if a rank is lost, and `UsageError` if this rank or `root` is not among `ranks`.
         """
         members = self._members(ranks)
         if root not in members:
@@ -195,8 +196,8 @@ class Group:
 
     def agree(self, refuses: bool) -> bool:
         """
-        Wait until all ranks have called this method. Return whether one of them passes `refuses`
-        True.
+        Wait until all ranks have called this method. Return True if at least one of them has passed
+        `refuses=True`.
         """
         members = self._members(None)
         return bool(self._sum(numpy.array([refuses], numpy.float32), members)[0] > 0)
@@ -207,7 +208,8 @@ class Group:
         members = list(range(self.world)) if ranks is None else sorted(set(ranks))
         if self.rank not in members or not 0 <= members[0] <= members[-1] < self.world:
             raise UsageError(
-                f"rank {self.rank} of {self.world} cannot take part among the ranks {members}"
+                f"rank {self.rank} of {self.world} has called a collective of the ranks {members}: "
+                "`ranks` must contain the calling rank, and only ranks of the group"
             )
         return members
 
@@ -262,9 +264,9 @@ class Group:
         taking: Mapping[int, memoryview],
     ) -> None:
         """
-        Send one message to each rank of `giving` and receive one from each rank of `taking`.
-        Sending and receiving overlap. Otherwise two ranks that both send first would wait for each
-        other for ever.
+        Send one message to each rank of `giving`, and receive one message from each rank of
+        `taking`. `what` is the name of the operation. Sending and receiving overlap: two ranks that
+        both sent a whole message first would wait for each other for ever.
         """
         if self._broken:
             raise self._cut_off()
@@ -304,6 +306,10 @@ class Group:
         return GroupBroken(f"the group {self.name!r} was interrupted: an incident is being handled")
 
     def _send(self, rank: int, views: list[memoryview]) -> None:
+        """
+        Send as many bytes of `views` to a rank as its connection accepts now. Remove these bytes
+        from `views`.
+        """
         try:
             sent = self._peers[rank].sendmsg(views)
         except BlockingIOError:
@@ -317,8 +323,8 @@ class Group:
 
     def _receive(self, rank: int, incoming: "_Incoming | None") -> None:
         if incoming is None or not incoming.room_left:
-            # No message is expected. Peek at the data, to distinguish an early message from the end
-            # of the connection.
+            # This rank expects no message now. Peek at the next byte without removing it: if there
+            # is a byte, the peer has sent its next message early; if not, it has closed.
             incoming = None
         try:
             if incoming is None:
@@ -391,6 +397,10 @@ class Group:
                 self._wake = -1
 
     def _kept(self, connection: socket.socket) -> socket.socket:
+        """
+        Add a socket to those that `shut` interrupts, and return it. Raises `GroupBroken` if `shut`
+        was called already.
+        """
         with self._lock:
             if self._broken:
                 connection.close()
@@ -404,6 +414,10 @@ class Group:
         connection.close()
 
     def _reach_store(self, host: str, port: int) -> socket.socket:
+        """
+        Connect to the rendezvous store. Try again until `STORE_TIMEOUT`, because a store that has
+        died is started again.
+        """
         until = time.monotonic() + STORE_TIMEOUT
         while True:
             try:
@@ -466,7 +480,7 @@ class Group:
         self._wait(listener, select.POLLIN)
         try:
             connection, _ = listener.accept()
-        except BlockingIOError:  # the other end has given up
+        except BlockingIOError:  # the other end has closed the connection again
             return
         self._kept(connection)
         connection.setblocking(False)
@@ -495,7 +509,7 @@ class Group:
 
 class _Incoming:
     """
-    A message of which some or all bytes have yet to arrive.
+    A message that is being received: first its header, then its content.
     """
 
     def __init__(self, what: bytes, turn: int, room: memoryview) -> None:
@@ -508,9 +522,9 @@ class _Incoming:
 
     def came(self, count: int, rank: int) -> None:
         """
-        Note that `count` further bytes have arrived from `rank`.
+        Record that `count` further bytes have arrived from `rank`.
 
-        Raises `UsageError` if the message is not the one that this rank expects.
+        Raises `UsageError` if the header shows that this is not the message that this rank expects.
         """
         self.room_left = self.room_left[count:]
         if self._in_header and not self.room_left:
@@ -544,7 +558,7 @@ class Groups:
     @property
     def present(self) -> Group:
         """
-        The group that was formed last. Raises `GroupBroken` if no group exists.
+        The group that was formed last. Raises `GroupBroken` if there is no group at present.
         """
         group = self._group
         if group is None or not self._formed:
@@ -595,6 +609,10 @@ def _nothing() -> None:
 
 
 def _interest(views: list[memoryview] | None, incoming: _Incoming | None) -> int:
+    """
+    Return the events for which to poll a connection: POLLOUT if `views` are left to send, POLLIN if
+    bytes of `incoming` are left to receive. Return 0 if nothing is left.
+    """
     wanted = select.POLLOUT if views else 0
     if incoming is not None and incoming.room_left:
         wanted |= select.POLLIN
@@ -619,13 +637,14 @@ def _added(parts: Mapping[int, Array], members: Sequence[int]) -> Array:
 
 def _plain(array: Any) -> Array:  # Any: a numpy array or a MindSpore Tensor
     plain = array if isinstance(array, numpy.ndarray) else array.asnumpy()
-    return numpy.asarray(plain, order="C")  # `ascontiguousarray` makes a scalar 1-D
+    # not `numpy.ascontiguousarray`, which would turn a scalar into an array of one dimension
+    return numpy.asarray(plain, order="C")
 
 
 def _like(given: Any, found: Array) -> Any:  # Any: a numpy array or a MindSpore Tensor
     if isinstance(given, numpy.ndarray):
         return found
-    from mindspore import Tensor  # the caller has imported it already
+    from mindspore import Tensor  # costs nothing: the caller, who passes Tensors, has imported it
 
     return Tensor(found)
 

@@ -3,13 +3,14 @@ Decides where the checkpoints of a MindSpore job are stored, in the directory la
 Transformers. Also decides which ranks write a checkpoint, and from which checkpoint a job can
 continue:
 
-    checkpoint/rank_0/llama2_13b_rank_0-5_1.ckpt     the end of step 1 of epoch 5
+    checkpoint/rank_0/llama2_13b_rank_0-5_1.ckpt     the state at the end of step 1 of epoch 5
     checkpoint/rank_0/meta.json                      names that file, and is written after it
-    checkpoint/rank_5/llama2_13b_rank_5-5_1.ckpt     rank 1 was lost, and held the same state
+    checkpoint/rank_5/llama2_13b_rank_5-5_1.ckpt     rank 5 has written for the lost rank 1 too
     …
 
-A checkpoint with fewer files than the job has ranks is a last checkpoint: one rank of each group of
-replicas has written a file. The other ranks of the group continue from the file of that rank.
+A last checkpoint has fewer files than the job has ranks: of the ranks that hold the same state,
+only one writes a file. When the job is resumed, all ranks that held this state continue from that
+file.
 
 This module does not import MindSpore. The caller passes a function that writes the content of a
 file, such as `lambda path: mindspore.save_checkpoint(cell, str(path))`.
@@ -50,10 +51,10 @@ def savers(
 ) -> tuple[int, ...]:
     """
     Return the ranks that write a last checkpoint: from each group of ranks with the same state, the
-    lowest rank that is not in `gone`.
+    lowest rank that is not lost. `gone` contains the lost ranks.
 
-    With `everyone=True`, return all ranks that are not in `gone`. Raises `OrderRefused` if all
-    ranks of a group are in `gone`.
+    With `everyone=True`, return all ranks that are not lost. Raises `OrderRefused` if all ranks of
+    a group are lost.
     """
     left = [[rank for rank in sorted(group) if rank not in gone] for group in groups]
     for group, there in zip(groups, left, strict=True):
@@ -92,7 +93,8 @@ class Series:
         """
         Return the name of the file for the end of a step.
 
-        With a sink size of 1, MindSpore numbers every step as an epoch that has one step.
+        `step` counts within the epoch. With a `sink_size` of 1, MindSpore treats every step as an
+        epoch with one step.
         """
         return Name(prefix=self.prefix, rank=self.rank, again=self.again, epoch=epoch, step=step)
 
@@ -143,7 +145,7 @@ def open_series(root: Path, rank: int, prefix: str) -> Series:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """
-    A checkpoint from which all ranks can continue.
+    A checkpoint that `find` has found: all ranks can continue from it.
     """
 
     epoch: int
@@ -182,7 +184,7 @@ def resumption(recipe: Recipe, asked: Environment) -> Found | None:
         if named is None:
             raise UsageError(
                 f"resume_training is {recipe.resume_file!r}; expected is True, or the name of a "
-                f"file as {Name(prefix=recipe.prefix or 'CKP', rank=0, epoch=5, step=1)}"
+                f"file such as {Name(prefix=recipe.prefix or 'CKP', rank=0, epoch=5, step=1)}"
             )
         only = named.at
     return find(
@@ -246,11 +248,13 @@ def find(
 
 def _believed(root: Path, rank: int) -> Iterator[tuple[tuple[int, int], Path]]:
     """
-    Yield the complete files of a rank, each with epoch and step.
+    Yield the files of a rank that can be relied on, the oldest first. Each comes with its epoch and
+    step.
 
-    First come the file that `meta.json` names, and the files that the rank wrote before that file,
-    without files of later steps. A later file of the same run is left out: it may be incomplete, if
-    the run ended before the file was recorded in `meta.json`. Files of later runs come last.
+    These are the file that `meta.json` names, and older files with the same prefix that are not of
+    a later step. A file that is newer than `meta.json` says is left out: the run may have ended
+    before the file was complete. Files that `damage` reports are left out too. Nothing is yielded
+    if `meta.json` is missing or names no file of the rank.
     """
     directory = directory_of(root, rank)
     noted = rank_files.read_meta(directory)
@@ -268,8 +272,9 @@ def _covered(
     groups: Groups, held: Mapping[int, Mapping[tuple[int, int], Path]], at: tuple[int, int]
 ) -> dict[int, Path] | None:
     """
-    Return the file from which each rank continues at epoch and step `at`. A rank that has not
-    written a file gets the file of another rank of its group. Return None if a group has no file.
+    Return the file from which each rank continues at epoch and step `at`. `held` has the files of
+    each rank. A rank that has not written a file gets the file of another rank of its group. Return
+    None if no rank of some group has written a file.
     """
     files: dict[int, Path] = {}
     for group in groups:
@@ -282,7 +287,8 @@ def _covered(
 
 def _check_world(root: Path, ranks: Sequence[int]) -> None:
     """
-    Raise `UsageError` if a rank that is not in `ranks` has files under `root`.
+    Raise `UsageError` if there are files under `root` of a rank that is not in `ranks`, because the
+    checkpoint then belongs to a job with other ranks.
     """
     before, behind = _DIRECTORY.split("{}")
     for directory in sorted(root.glob(f"{before}*{behind}")):

@@ -96,11 +96,11 @@ def room(parameter: Parameter) -> Array:
 
 def put(contents: Mapping[str, Array], parameters: Mapping[str, Parameter]) -> None:
     """
-    Write each array in `contents` into the parameter of the same name. Return when all of them are
-    written.
+    Write each array in `contents` into the parameter of the same name. Return when MindSpore has
+    carried out all these copies.
     """
     from mindspore import Tensor  # late: only training processes need MindSpore
-    from mindspore.common.api import _no_grad  # no public function does this
+    from mindspore.common.api import _no_grad  # MindSpore has no public function for this
 
     with _no_grad():  # otherwise `copy_` fails after an interrupted forward pass
         for name, array in contents.items():
@@ -114,8 +114,8 @@ def drop_unfinished_backward() -> None:
     """
     Make MindSpore stop recording a forward pass that an exception has interrupted.
 
-    Otherwise MindSpore would treat all later computations as a part of that forward pass, and would
-    keep them in memory.
+    Without this call, MindSpore would record all later computations as a part of that forward pass,
+    and would keep their results in memory.
     """
     from mindspore.common.api import _pynative_executor
 
@@ -125,8 +125,8 @@ def drop_unfinished_backward() -> None:
 
 def digest(told: object, parameters: Mapping[str, Parameter]) -> str:
     """
-    Return the digest (XXH3-128, hexadecimal) of plain values and of parameters with their names and
-    types.
+    Return one digest (XXH3-128, hexadecimal) of the plain values `told` and of `parameters`, with
+    their names, types, shapes and content.
     """
     sum_ = xxhash.xxh3_128(pack(told))
     for name, parameter in parameters.items():

@@ -1,7 +1,7 @@
 """
 Reads from a YAML file of MindSpore Transformers which ranks of a job hold the same state, and where
-the checkpoints are. Other parts of the file are ignored. This module raises an error, which names
-the key, for a setting with which tft cannot protect the job.
+the checkpoints are. The rest of the file is ignored. If tft cannot protect a job with some setting,
+this module raises an error that names the key of the setting.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,19 +15,19 @@ from tft.spi import Parallelism
 from tft_mindspore import environment
 
 _SIZES = ("model_parallel", "pipeline_stage", "context_parallel", "expert_parallel")
-"""The keys of `parallel_config` that may be missing. A missing key has the value 1."""
+"""The keys in `parallel_config` for the sizes besides `data_parallel`. A missing key means 1."""
 _WHOLE_GROUP = -1
-"""The default value of `optimizer_weight_shard_size`: the optimizer is cut over the whole
-data-parallel group."""
+"""The default value of `optimizer_weight_shard_size`: each rank of a data-parallel group holds
+another part of the optimizer state."""
 _THRESHOLD_KB = 64
-"""The default value of `parallel_optimizer_threshold`."""
+"""The default value of `parallel_optimizer_threshold`, in KB."""
 _SHARD_SIZE = "parallel.parallel_optimizer_config.optimizer_weight_shard_size"
 _WORLD = 1_000_000
 """The largest number of ranks that is accepted. A larger number must be a typing error."""
 _FEW = 8
 """The most allowed values of a setting that a message lists."""
 _WHOLE_EPOCH = -1
-"""The value of `sink_size` with which MindSpore runs a whole epoch as one unit."""
+"""The value of `sink_size` with which MindSpore runs all steps of an epoch as one unit."""
 _MONITOR = "CheckpointMonitor"
 """The callback of MindSpore Transformers that writes checkpoints."""
 
@@ -35,7 +35,8 @@ _MONITOR = "CheckpointMonitor"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """
-    The sizes of the parallelism in a job in which at least two ranks hold each part of the state.
+    The sizes of the parallelism of a job. In a usable job, at least two ranks hold each part of the
+    state.
     """
 
     dp: int
@@ -75,10 +76,10 @@ class Sizes:
         Return the groups of ranks that hold exactly the same state. Each rank of a group can
         continue from a checkpoint file of another rank of the group.
 
-        In the order of rank numbers, the tensor-parallel index changes fastest, then the index in
-        the data-parallel group, then the pipeline stage. Within a data-parallel group, every
-        `ep`-th rank has the same experts. Of these ranks, every `shards`-th rank has the same
-        shard, of the experts and of the dense parameters.
+        When ranks are counted up, the tensor-parallel index changes fastest, then the index in the
+        data-parallel group, then the pipeline stage. Within a data-parallel group, every `ep`-th
+        rank has the same experts. Of these ranks, every `shards`-th rank has the same shard of the
+        experts and of the dense parameters.
         """
         return tuple(
             tuple(
@@ -116,7 +117,8 @@ class Recipe:
     strategy_file: Path | None = None
     """The file in which this job records how it cuts its parameters."""
     monitor_config: Mapping[str, object] = field(default_factory=dict)
-    """What the norm of the gradients is checked against, for the callback. Empty: it is not."""
+    """The settings by which the callback `TrainFaultTolerance` checks the norm of the gradients.
+    Empty if the norm is not checked."""
 
     @property
     def checkpoints(self) -> Path:
@@ -152,7 +154,8 @@ def read_recipe(file: Path) -> Recipe:
 
 def _monitor(document: "_Section", file: Path) -> Mapping[str, object]:
     """
-    Return the keys of `monitor_config` that check the norm of the gradients.
+    Return the settings in `monitor_config` that are for the check of the norm of the gradients.
+    Return an empty mapping if this check is off.
     """
     section = document.section("monitor_config")
     if section is None:
@@ -187,14 +190,14 @@ class _Section:
 
     def values(self, keys: Iterable[str]) -> dict[str, object]:
         """
-        Return the values under those of `keys` that are there.
+        Return the values under `keys`. Leave out keys that are missing.
         """
         return {key: self._content[key] for key in keys if key in self._content}
 
     def number(self, key: str, least: int = 1, besides: int | None = None) -> int | None:
         """
-        Return the whole number under `key`. Return None if the key is missing. Raises `UsageError`
-        if the value is not a whole number of `least` or more, and is not `besides`.
+        Return the whole number under `key`. Return None if the key is missing. The value must be at
+        least `least`, or equal to `besides`. Raises `UsageError` for another value.
         """
         if key not in self._content:
             return None
@@ -229,15 +232,15 @@ class _Section:
 
     def name_or_flag(self, key: str) -> str | bool:
         """
-        Return the value under `key`, which must be a text, True or False. Raises `UsageError` for
-        another value.
+        Return the value under `key`, which must be a text, True or False. Return False if the key
+        is missing or the text is empty. Raises `UsageError` for another value.
         """
         return self.text(key) or False if self._is_text(key) else self.flag(key)
 
     def path(self, key: str) -> Path | None:
         """
-        Return the path under `key`. Return None if there is no path. Raises `UsageError` if the
-        value is no text.
+        Return the path under `key`. Return None if the key is missing or its text is empty. Raises
+        `UsageError` if the value is no text.
         """
         found = self.text(key)
         return None if found is None else Path(found)
@@ -260,8 +263,8 @@ class _Section:
 
     def refused(self, key: str, why: str) -> UsageError:
         """
-        Return the error for a key whose value tft cannot support. `why` is the reason for the
-        message.
+        Return the error for a key whose value tft cannot support. `why` is the part of the message
+        that says what is expected instead, and why.
         """
         return UsageError(f"{self._file}: {self._path(key)} is {self._content[key]!r}; {why}")
 
@@ -285,8 +288,9 @@ def _is_cut(sizes: _Section, parallel: _Section | None) -> bool:
     """
     Return whether the optimizer is divided among ranks (parallel optimizer).
 
-    Older files have this setting in the section with the sizes. Return True if either setting is
-    on, because this assumes fewer copies of the state.
+    `sizes` is the section `parallel_config`, in which older files have this setting as
+    `optimizer_shard`. If either setting is on, return True: then fewer ranks hold the same state,
+    which is the safe assumption.
     """
     older = sizes.flag("optimizer_shard")
     return (parallel is not None and parallel.flag("enable_parallel_optimizer")) or older
@@ -322,10 +326,10 @@ def _sizes(file: Path, document: _Section, parallel: _Section | None) -> Sizes:
 
 def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
     """
-    Return the sizes with the number of shards into which the optimizer is cut.
+    Return `whole` with the number of shards into which the optimizer state is cut.
 
-    Raises `UsageError` if the optimizer is cut over the whole data-parallel group. Then each rank
-    has a different shard, and no rank has a replica.
+    Raises `UsageError` if the optimizer state is cut over the whole data-parallel group. Then each
+    rank has a different shard, and no rank has a replica.
     """
     config = None if parallel is None else parallel.section("parallel_optimizer_config")
     shards, threshold = None, None
@@ -347,8 +351,8 @@ def _cut(file: Path, whole: Sizes, parallel: _Section | None) -> Sizes:
 
 def _without_replica(file: Path, sizes: Sizes, alone: str, ways: list[str]) -> UsageError:
     """
-    Return the error for sizes with which only one rank holds a part of the state. `alone` describes
-    the problem, and `ways` are settings that would solve it.
+    Return the error for sizes with which some part of the state is held by only one rank. `alone`
+    describes this problem, and `ways` are settings that would solve it, for the message.
     """
     if sizes.shards > 1 and _held_twice(sizes.group, sizes.ep):
         ways = [*ways, "parallel.enable_parallel_optimizer to False"]
@@ -384,8 +388,8 @@ def _fewer(sizes: Sizes) -> list[str]:
 
 def _twice_as_many(whole: Sizes) -> str:
     """
-    Return the smallest setting with two shards and two copies of each shard, as a text for a
-    message.
+    Return, as a text for a message, the smallest `data_parallel` with which two shards of the
+    optimizer state have two copies each.
     """
     enough = _enough(replace(whole, shards=2))
     return f"parallel_config.data_parallel to {enough} and {_SHARD_SIZE} to 2"
@@ -439,7 +443,7 @@ def _resumption(document: _Section, load: Path | None) -> tuple[bool, str | None
     named = document.name_or_flag("resume_training")
     if named and load is None:
         raise document.refused(
-            "resume_training", "a load_checkpoint is expected with it, to go on from"
+            "resume_training", "a load_checkpoint from which to continue is expected with it"
         )
     return bool(named), named if isinstance(named, str) else None
 
@@ -472,7 +476,7 @@ def _parsed(file: Path) -> Mapping[Any, Any]:  # Any: YAML may have any keys and
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # PyYAML raises ValueError for an impossible date, such as 2026-13-32.
+        # ValueError: PyYAML raises it for an impossible date, such as 2026-13-32
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file} is {_short(content)}; expected is a mapping with parallel_config")

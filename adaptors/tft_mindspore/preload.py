@@ -1,6 +1,6 @@
 """
-Imports MindSpore before training begins. The other ranks wait while a replacement starts, so a
-replacement must not spend its start on imports.
+Imports MindSpore in the fork server, before any rank needs it. All other ranks wait while the new
+process of a lost rank starts, so that process must not spend time on imports.
 """
 
 import importlib.util
@@ -10,10 +10,11 @@ from tft.errors import UsageError
 
 def preload() -> None:
     """
-    Import MindSpore, which takes 2 s and more. Raises `UsageError` if it is not installed.
+    Import MindSpore, which takes at least 2 s. Raises `UsageError` if MindSpore is not installed.
 
-    Processes can be forked after this import: MindSpore starts no thread before its first
-    operation, and a process that was forked before that operation computes the same losses.
+    Processes can be forked after this import, because MindSpore starts no thread before its first
+    operation. A process that is forked before that operation computes the same losses as a process
+    that is not forked.
     """
     if importlib.util.find_spec("mindspore") is None:
         raise UsageError(

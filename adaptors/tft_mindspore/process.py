@@ -1,6 +1,6 @@
 """
-The objects of which each process has only one: the process groups, and the callback for
-`Model.train`. The adaptor's hooks and the callback share them.
+The objects that exist once in each process: the process groups, and the callback for `Model.train`.
+The adaptor's hooks and the callback both use these objects.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,24 @@ class ModelTrain(Protocol):
     """
 
     strategies: tuple[str, ...]
-    """The strategies that the environment enables, by tft's names."""
+    """The strategies that the environment enables, by tft's names, such as `recover`."""
 
     def save(self, directory: Path, shard: str, step: int) -> Sequence[str]:
         """
-        Let MindSpore save the state to its own checkpoint. Return the names of the files under
-        `directory`.
+        Let MindSpore save the state to its own checkpoint, in the directory that the script has
+        chosen. Return the names of the files that this method itself has written under `directory`.
         """
 
     def rename(self, directory: Path, files: Sequence[str], step: int) -> Sequence[str]:
         """
-        Let MindSpore give its checkpoint the final name.
+        Let MindSpore give its checkpoint the final name, when all ranks have saved. `files` are the
+        names that `save` has returned on the ranks. Return the names of further written files.
         """
 
     def has_saved(self, directory: Path, shard: str) -> bool:
         """
-        Return whether MindSpore has saved the checkpoint under `directory`.
+        Return True if MindSpore itself has saved the state of the checkpoint `directory`, and not
+        tft. The script itself then loads this state.
         """
 
 
@@ -42,7 +44,7 @@ _model_train: ModelTrain | None = None
 
 def trained_by_model(callback: ModelTrain) -> None:
     """
-    Set the callback of a script that trains with `Model.train`.
+    Set the callback that `model_train` returns. A script that trains with `Model.train` has one.
     """
     global _model_train
     _model_train = callback
@@ -51,8 +53,7 @@ def trained_by_model(callback: ModelTrain) -> None:
 def model_train() -> ModelTrain | None:
     """
     Return the callback of a script that trains with `Model.train`. Return None if the script has
-    its own training loop. The callback knows which strategies are enabled, and writes last
-    checkpoints.
+    its own training loop.
     """
     return _model_train
 
@@ -60,7 +61,7 @@ def model_train() -> ModelTrain | None:
 @cache
 def groups() -> "Groups":
     """
-    Return the object that forms the process groups.
+    Return the one object of this process that forms the process groups.
     """
     from tft_mindspore.groups import Groups
 

@@ -1,11 +1,12 @@
 """
 The names of the checkpoint files that each rank of a MindSpore job writes. This module also checks
-whether a file is complete, and moves a written file to its final place.
+whether a file is complete, and moves a written file to its final place. Examples for rank 4:
 
-    rank_4/llama2_13b_rank_4-5_1.ckpt     after step 1 of epoch 5, named by MindSpore Transformers
-    rank_4/llama2_13b_rank_4_1-7_1.ckpt   the same of a later run, which found such files there
-    rank_4/checkpoint-2_1875.ckpt         named by MindSpore itself; also under ckpt_dir4/
-    rank_4/meta.json                      names the newest of these files; written after it
+    rank_4/llama2_13b_rank_4-5_1.ckpt     step 1 of epoch 5, named by MindSpore Transformers
+    rank_4/llama2_13b_rank_4_1-7_1.ckpt   step 1 of epoch 7, written by a second run: hence the _1
+    rank_4/checkpoint-2_1875.ckpt         step 1875 of epoch 2, named by MindSpore itself
+    ckpt_dir4/checkpoint-2_1875.ckpt      the same file in the directory of older guides
+    rank_4/meta.json                      names the newest checkpoint file, and is written after it
 
 This module imports no framework: the caller passes a function that writes the content of a file.
 """
@@ -23,8 +24,8 @@ from tft.spi import sync
 
 META = "meta.json"
 DIRECTORIES = ("rank_{}", "ckpt_dir{}")
-"""The possible names of the directory of a rank: in MindSpore Transformers, and in older guides of
-MindSpore."""
+"""The possible names of the directory of a rank. MindSpore Transformers uses the first name, and
+older guides of MindSpore use the second."""
 
 _NUMBER = r"0|[1-9][0-9]*"  # no leading zeros, because MindSpore writes none
 _NAME = re.compile(
@@ -32,11 +33,11 @@ _NAME = re.compile(
     rf"-(?P<epoch>{_NUMBER})_(?P<step>{_NUMBER})\.(?P<kind>ckpt|safetensors)"
 )
 _BLOCK = 4 * 2**20
-"""The number of bytes to read at a time: enough for few calls, and little memory compared with the
-state."""
+"""The number of bytes of a file to read at a time. It is large enough for few calls, and small
+compared with the training state in memory."""
 _PARAMETER = 0x0A
-"""The byte with which each parameter in a .ckpt file begins. In protobuf it means field 1, whose
-length follows."""
+"""The byte with which each parameter in a .ckpt file begins. In protobuf this byte announces the
+field 1, and the length of the field follows."""
 _CHECKSUM = b"crc_num"
 _CHECKSUM_BYTES = len(_CHECKSUM) + 10
 """The size in bytes of the checksum that MindSpore appends to a .ckpt file on request. It consists
@@ -53,7 +54,8 @@ class Name:
 
     prefix: str
     rank: int | None = None
-    """None if only the directory, not the name, says to which rank the file belongs."""
+    """The rank to which the file belongs. None if the name of the file has no rank; then the name
+    of its directory has one."""
     again: int = 0
     """The number of earlier runs that have written files with the same prefix into the
     directory."""
@@ -78,7 +80,8 @@ class Name:
     @property
     def age(self) -> tuple[int, int, int]:
         """
-        Return a value by which the files of a rank can be sorted: a later file has a higher value.
+        Return a value by which the files of a rank can be sorted: a newer file has a higher value.
+        The number of the run comes first, then epoch and step.
         """
         return self.again, self.epoch, self.step
 
@@ -126,8 +129,8 @@ def newest(directory: Path, rank: int) -> Name | None:
     Return the name of the newest checkpoint file in the directory of a rank. Return None if the
     directory has no checkpoint files.
 
-    The newest file is the file that `meta.json` names. If that file does not exist, it is the
-    newest file of the newest run.
+    If `meta.json` names a file that exists, return the name of this file. Otherwise return the name
+    of the file with the highest epoch and step of the newest run.
     """
     there = list(names(directory, rank))
     noted = read_meta(directory)
@@ -155,7 +158,8 @@ def read_meta(directory: Path) -> Name | None:
 
 def write_meta(directory: Path, name: Name) -> None:
     """
-    Record `name` in `meta.json` as the newest file of its rank. The file must already exist.
+    Record `name` in `meta.json` as the newest file of the rank with this directory. The file must
+    already exist.
     """
     noted = {"last_epoch": name.epoch, "last_step": name.step, "last_ckpt_file": str(name)}
     put(directory / META, lambda draft: draft.write_text(json.dumps(noted)))
@@ -169,8 +173,8 @@ def put(path: Path, write: Callable[[Path], object]) -> None:
     Let the function `write` write a file into a temporary directory, sync the file, and move the
     file to `path`. The directory of `path` is created if necessary.
 
-    The temporary path that `write` gets ends in the final file name, because MindSpore appends
-    `.ckpt` to a name without it.
+    The temporary path that `write` gets ends in the final file name. MindSpore would change another
+    name, because it appends `.ckpt` to a name without this ending.
     """
     beside = path.with_name(f".{path.name}.partial")
     new = not path.parent.exists()
@@ -196,7 +200,8 @@ def damage(path: Path, *, thoroughly: bool = False) -> str:
     Return, as a sentence, what is wrong with the file. Return an empty string if the file looks
     complete.
 
-    With `thoroughly=True`, also read the whole file and verify its checksum, if it has one.
+    With `thoroughly=True`, also read a whole .ckpt file and verify its checksum, if the file has a
+    checksum.
     """
     try:
         with path.open("rb") as file:
@@ -214,8 +219,9 @@ def _size(file: BinaryIO) -> int:
 
 def _of_ckpt(file: BinaryIO) -> str:
     """
-    Check that a .ckpt file is complete: a sequence of parameters, each with its length, that ends
-    at the end of the file. Return a text that says what is wrong, or an empty string.
+    Check that a .ckpt file is complete. It must be a sequence of parameters, each with its length,
+    and the last parameter must end at the end of the file. Return what is wrong, as a text, or an
+    empty string if the file is complete.
     """
     size = _size(file)
     if not size:
@@ -272,8 +278,9 @@ def _of_checksum(file: BinaryIO) -> str:
 
 def _of_safetensors(file: BinaryIO) -> str:
     """
-    Check that a .safetensors file is complete. Its header begins with the length of the header, and
-    has the end of the last tensor. Return a text that says what is wrong, or an empty string.
+    Check that a .safetensors file is complete: its header says at which byte each tensor ends, and
+    the last tensor must end at the end of the file. Return what is wrong, as a text, or an empty
+    string if the file is complete.
     """
     size = _size(file)
     if not size:

@@ -2,8 +2,8 @@
 The rank-local state of a rank: its random state, its data position, and the running statistics that
 its forward pass changes in the network.
 
-The state is captured when an update window opens and when it closes, so a capture must be cheap. It
-takes 10 us for MindSpore's generator and a small data position.
+The state is captured (copied) when an update window opens and when the window closes, so a capture
+must be cheap. A capture takes 10 us for MindSpore's generator and a small data position.
 """
 
 import random
@@ -18,15 +18,15 @@ from tft.spi import pack, unpack
 from tft_mindspore.memory import Array, Parameter, content, put
 
 RNGS = ("mindspore", "python", "numpy")
-"""The random generators that can be kept. MindSpore's generator is always kept. Those of Python and
-numpy are kept if the user names them because training draws from them. Each is then read in full
-whenever an update window opens or closes."""
+"""The random generators whose state can be captured. MindSpore's generator is always captured.
+Those of Python and numpy are captured if the user names them, which is necessary if training draws
+from them. Each capture copies the whole state of a generator."""
 
 INLINE = 224 * 1024
 """
-The most bytes of running statistics that are stored in the rank-local state. The slot for the
-rank-local state has 256 KiB. The rest of the slot is for the random generators (5 KiB) and the
-user's data position. ResNet-50 needs 208 KiB.
+The most bytes of running statistics that a model may have. They are stored in the rank-local state,
+for which each rank has 256 KiB of shared memory. The rest of this memory is for the random
+generators (5 KiB) and the user's data position. ResNet-50 needs 208 KiB.
 """
 
 
@@ -51,8 +51,9 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state, packed. Pass `closing=True` when a step is complete:
-        `rewind` then restores the running statistics of this call.
+        Return the present rank-local state as bytes. Pass `closing=True` when an update window
+        closes, because a step is then complete: `rewind` restores the running statistics of that
+        capture.
         """
         state: dict[str, object] = self._random()
         if self._running:
@@ -87,8 +88,9 @@ class RankLocalState:
 
     def rewind(self) -> None:
         """
-        Undo the changes of an unfinished forward pass to the running statistics. This rank may have
-        to send its state to another rank, so the state must be that of a complete step.
+        Undo the changes that an unfinished forward pass has made to the running statistics. This
+        rank may have to send its state to another rank, so the state must be that of a complete
+        step.
         """
         self._run_from(self._settled)
 
@@ -142,7 +144,8 @@ class RankLocalState:
 
     def owned(self, parameters: Mapping[str, Parameter]) -> list[str]:
         """
-        Return the names of those `parameters` that differ on each rank: the running statistics.
+        Return the names of those `parameters` that are running statistics. Each rank has its own
+        values of them.
         """
         own = {id(each) for each in self._running.values()}
         return [name for name, each in parameters.items() if id(each) in own]
@@ -171,8 +174,8 @@ def _running(model: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of Min
     """
     Return the running statistics of the model's normalization layers, by name.
 
-    They change outside every update window, and differently on each rank. Raises `UsageError` if
-    they are too large to be kept.
+    Running statistics change in the forward pass, and differently on each rank. So they belong to
+    the rank-local state. Raises `UsageError` if they have more than `INLINE` bytes.
     """
     found: dict[str, Parameter] = {}
     for _, cell in model.cells_and_names():
@@ -183,7 +186,8 @@ def _running(model: Any) -> dict[str, Parameter]:  # Any: an untyped Cell of Min
     size = sum(content(parameter).nbytes for parameter in found.values())
     if size > INLINE:
         raise UsageError(
-            f"the norms of the model keep {size} bytes of running statistics, which each rank has "
-            f"for itself, and {INLINE} can be kept: use a norm without them (LayerNorm, GroupNorm)"
+            f"the normalization layers of the model have {size} bytes of running statistics, but "
+            f"tft can keep only {INLINE} bytes of them for each rank: use layers without running "
+            "statistics, such as LayerNorm or GroupNorm"
         )
     return found

@@ -30,7 +30,7 @@ from tft_mindspore.rank_files import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """
-    The newest checkpoint file of a rank that held the same state as the lost rank.
+    The newest checkpoint file of one rank. This rank held the same state as the lost rank.
     """
 
     rank: int
@@ -47,12 +47,12 @@ class _Source:
     @property
     def counted_on(self) -> bool:
         """
-        True if `meta.json` names this file. Then MindSpore Transformers wrote it, and its epoch
-        numbers can be compared between runs.
+        True if `meta.json` names this file. Then MindSpore Transformers wrote the file.
 
-        MindSpore Transformers continues to count epochs in the next run. A rank that did not save
-        in a run has no file of that run. MindSpore itself counts epochs from the beginning in each
-        run, and all ranks save.
+        MindSpore Transformers continues the count of epochs in the next run. So the file with the
+        higher epoch and step is newer, even if the files are of different runs. MindSpore itself
+        counts epochs from 1 in each run, and writes a file for all ranks. So the number of the run
+        must be compared before the epoch.
         """
         return read_meta(self.directory) == self.name
 
@@ -62,13 +62,14 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
     Copy the newest checkpoint file of a rank that held the same state (a replica) to the place
     where the rank `lost` has its checkpoint file.
 
-    The directory `path` has one directory for each rank. `group_info` is a group_info.pb of the
-    lost rank or of a replica. If it belongs to a replica, the group_info.pb of the lost rank is
-    written too, unless the lost rank has a complete one. With `replace`, the copy is made even if
-    the lost rank has a complete checkpoint file that is as new. Returns 0.
+    The directory `path` has one directory for each rank. `group_info` is the path of the
+    group_info.pb of the lost rank or of a replica. If it belongs to a replica, the group_info.pb of
+    the lost rank is written too, unless the lost rank has a complete one. With `replace`, the copy
+    is made even if the lost rank has a complete checkpoint file that is as new. Returns 0.
 
-    Raises `UsageError` or `CheckpointCorrupt` before anything is changed. If the second write
-    fails, `UsageError` is raised, and the first written file remains.
+    Raises `UsageError` or `CheckpointCorrupt` for files that cannot be used, before anything is
+    changed. Raises `UsageError` if a file cannot be written; files that were written before that
+    remain.
     """
     info = _group_info(group_info, lost)
     others = [rank for rank in sorted(info.replicas) if rank != lost]
@@ -87,13 +88,13 @@ def recover(path: Path, group_info: Path, lost: int, replace: bool) -> int:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
     size, digest = _digest(target)
     click.echo(
-        f"{target}: that of rank {source.rank}, which held the same as rank {lost}; "
+        f"{target}: copied from rank {source.rank}, which held the same state as rank {lost}; "
         f"{size} bytes with digest {digest}"
     )
     own = _own_group_info(group_info, lost, others)
     if own is not None and not _is_whole(own):
         _write_group_info(own, info, lost)
-        click.echo(f"{own}: that of rank {lost}, made of {group_info}")
+        click.echo(f"{own}: written for rank {lost} from {group_info}")
     return 0
 
 
@@ -101,8 +102,9 @@ def _own_group_info(group_info: Path, lost: int, others: Sequence[int]) -> Path 
     """
     Return the path of the group_info.pb of the lost rank, derived from the path `group_info`.
 
-    In the last path component that names the directory of a replica, the rank is replaced by the
-    lost rank. Return None if no component names a replica.
+    A component of the path, such as `rank_4`, names the rank to which the file belongs. If this is
+    a replica, return the path with the lost rank in its place. If several components name a
+    replica, the last one is changed. Return None if no component names a replica.
     """
     forms = "|".join(form.format("") for form in DIRECTORIES)
     named = re.compile(rf"(?<![A-Za-z0-9])({forms})({'|'.join(map(str, others))})(?![A-Za-z0-9])")
@@ -126,7 +128,8 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
     """
     Write the group_info.pb of the lost rank.
 
-    It has the same replicas as `info`, and those groups of `info` that contain the lost rank.
+    `info` is the content of the group_info.pb of a replica. The written file has the same replicas,
+    and those groups of `info` that contain the lost rank.
 
     Raises `UsageError` if the file cannot be written.
     """
@@ -139,7 +142,8 @@ def _write_group_info(own: Path, info: GroupInfo, lost: int) -> None:
 
 def _check_lost(place: Path, lost: int, source: _Source, name: Name) -> None:
     """
-    Raise `UsageError` if the lost rank has a complete checkpoint file that is as new as `source`.
+    Raise `UsageError` if the rank `lost` is not lost: it has a complete checkpoint file that is as
+    new as that of `source`. `place` is the directory of the rank.
     """
     for own in names(place, lost):
         as_new = own.at >= name.at if source.counted_on else own.age >= name.age
@@ -181,7 +185,7 @@ def _form(path: Path, lost: int, others: Sequence[int]) -> str:
     ]
     if len(forms) == 1:
         return forms[0]
-    ranks = f"{_ranks(others)}, which held the same as rank {lost}"
+    ranks = f"{_ranks(others)}, which held the same state as rank {lost}"
     if forms:
         named = " and as ".join(form.format("R") for form in forms)
         raise UsageError(f"{path} has two directories each for {ranks}: as {named}")
@@ -227,6 +231,9 @@ def _source(path: Path, form: str, lost: int, others: Sequence[int]) -> _Source:
 
 
 def _copy(source: Path, target: Path) -> None:
+    """
+    Copy a file to `target`. Raises `CheckpointCorrupt` if the copy differs from the source.
+    """
     size, digest = _digest(source)
 
     def write(draft: Path) -> None:
@@ -277,10 +284,10 @@ def recover_command() -> click.Command:
             click.Option(
                 ["--replace"],
                 is_flag=True,
-                help="Replace the checkpoint of the rank even if it is complete and as new.",
+                help="Replace the checkpoint of the rank even if it is complete and not older.",
             ),
         ],
         help="Replace the lost checkpoint of a rank of a MindSpore job by a copy from a rank "
         "that held the same state, and write its group_info.pb if it has none. PATH has a "
-        "directory rank_R or ckpt_dirR for each.",
+        "directory rank_R or ckpt_dirR for each rank R.",
     )

@@ -1,6 +1,6 @@
 """
-The state that several ranks hold: the parameters of network and optimizer by name, each in one
-shard.
+The state that several ranks hold alike: the parameters of network and optimizer. Each parameter
+belongs to one shard.
 
 In MindSpore nearly all of this state consists of parameters: weights, moments, the step, the
 learning rate, the powers of the betas. Two parts of the state are plain values instead: settings in
@@ -26,10 +26,12 @@ from tft_mindspore.memory import (
 )
 
 DENSE = "dense"
-"""The name of the shard that all ranks hold."""
+"""The name of the shard that all ranks hold. It has all state that the user has not put into a
+shard of some ranks."""
 
 _FORM = 1
-"""The version of a shard's description. A description of another version is refused."""
+"""The version of the format in which a shard is described to the rank that receives it. A
+description of another version is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,8 @@ def is_setting(name: str) -> bool:
 
 class Shard:
     """
-    One shard of this rank: reads its content and writes received content."""
+    One shard of this rank. Its methods read the content of the shard, and write received content
+    into the parameters."""
 
     def __init__(
         self,
@@ -115,8 +118,8 @@ class Shard:
 
     def meta(self) -> bytes:
         """
-        Return the description of the shard, packed: the plain values, and for each parameter the
-        data that is needed to reserve memory for it.
+        Return the description of the shard as bytes. It has the plain values of the shard, and the
+        name, type, shape and size of each parameter, so that a receiver can reserve memory.
         """
         return pack(
             {
@@ -128,7 +131,8 @@ class Shard:
 
     def plain(self) -> dict[str, Any]:  # Any: values of various plain types
         """
-        Return the values of the shard that are no parameters, such as settings of the optimizer.
+        Return the values of the shard that are not parameters: the plain settings of the optimizer
+        and the state of objects such as a scheduler.
         """
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         others = {name: other.state_dict() for name, other in self._others.items()}
@@ -179,9 +183,9 @@ class Shard:
         groups = [] if self._optimizer is None else group_values(self._optimizer)[1]
         if len(plain["groups"]) != len(groups) or plain["others"].keys() != self._others.keys():
             raise OrderRefused(
-                f"the received shard {self.name!r} has {len(plain['groups'])} groups of settings "
-                f"and the others {sorted(plain['others'])}; this rank has {len(groups)} and "
-                f"{sorted(self._others)}"
+                f"the received shard {self.name!r} has {len(plain['groups'])} parameter groups of "
+                f"the optimizer and the state of the objects {sorted(plain['others'])}; this rank "
+                f"has {len(groups)} parameter groups and the objects {sorted(self._others)}"
             )
         put(contents, self.parameters)
         for number, values in enumerate(plain["groups"]):

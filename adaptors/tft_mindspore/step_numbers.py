@@ -1,5 +1,6 @@
 """
-The numbers of a step: the norm of what the ranks have averaged in it, which are the gradients.
+Records the numbers by which a step is judged: the norms of the gradients, before and after they are
+averaged over the ranks.
 """
 
 import math
@@ -16,7 +17,7 @@ Array = NDArray[Any]  # Any: gradients have several types
 
 class Watch:
     """
-    Notes the numbers of the present step. Used on the training thread.
+    Records the norms of the gradients of the present step. Used on the training thread only.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class Watch:
 
     def begin(self) -> None:
         """
-        Note numbers from now on.
+        Start recording. Before this call, `averaged` records nothing.
         """
         self._watching = True
 
@@ -38,7 +39,9 @@ class Watch:
 
     def averaged(self, own: Sequence[Array], means: Sequence[Array]) -> None:
         """
-        Note what this rank has given to an average, and the result. Integers are not gradients.
+        Record the norm of `own`, the arrays that this rank has passed to an average, and of
+        `means`, the averages. If all averages are integers or booleans, they are not gradients, and
+        nothing is recorded.
         """
         if self._watching and any(_is_real(each) for each in means):
             self._own.append(math.sqrt(_squares(own)))
@@ -46,7 +49,8 @@ class Watch:
 
     def take(self) -> Numbers:
         """
-        Return the numbers of the present step, and forget them.
+        Return the norms of the present step, and begin to record the next step. The norm of the
+        averages is None if nothing was averaged.
         """
         norm = None if self._squares is None else math.sqrt(self._squares)
         numbers = Numbers(norm=norm, own=tuple(self._own))
@@ -55,7 +59,7 @@ class Watch:
 
 
 watch = Watch()
-"""The numbers of this process."""
+"""The recorder of this process."""
 
 
 def _is_real(array: Array) -> bool:
@@ -64,8 +68,8 @@ def _is_real(array: Array) -> bool:
 
 def _squares(arrays: Sequence[Array]) -> float:
     """
-    Return the sum of the squares of all elements, NaN or Inf where one is not finite or they
-    overflow.
+    Return the sum of the squares of all elements in the arrays of real numbers. The sum is NaN or
+    Inf if an element is not finite, or if the sum overflows.
     """
     total = 0.0
     for array in arrays:

@@ -2,9 +2,9 @@
 The rendezvous store: a separate process through which the ranks of a group learn the addresses of
 the other ranks.
 
-A group is formed when all its members have connected. Then each member gets the addresses of all
-members, and a token by which the members recognise each other. After that the store forgets the
-group, so it may end and be started again.
+A group is formed when all its members have connected to the store. Then each member gets the
+addresses of all members, and a token by which the members recognise each other. After that the
+store forgets the group, so the store process may end and be started again without harm.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from tft.errors import AddressTaken, MalformedMessage
 
 _LINE = 64 * 1024
-"""The most bytes in the line that a member sends, which has the name of a group, a rank, the number
-of members and a port."""
+"""The most bytes in the request of a member, which is one line with the name of a group, a rank,
+the number of members and a port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,10 @@ class Asked:
                 "world size and a port"
             ) from error
         if not 0 <= asked.rank < asked.world:
-            raise MalformedMessage(f"a group of {asked.world} has no rank {asked.rank}")
+            raise MalformedMessage(
+                f"a group of {asked.world} ranks, which are counted from 0, has no rank "
+                f"{asked.rank}"
+            )
         return asked
 
 

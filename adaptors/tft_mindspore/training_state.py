@@ -1,6 +1,7 @@
 """
-The training state of this process. This module checks the user's objects at `session.adopt`, and
-works on these objects between incidents and during incidents.
+The training state of this process: the model, the optimizer and the other objects that the user
+passes to `session.adopt`. This module checks these objects, captures and restores their state, and
+sends it to other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,8 @@ class Adopted:
 
     def begin(self) -> None:
         """
-        Make the descriptions of all shards once. This raises an error now, not in an incident, if
-        state cannot be moved to another rank.
+        Make the descriptions of all shards once, as a test. If some state cannot be moved to
+        another rank, this raises an error when training begins, and not during an incident.
         """
         for shard in self._shards.values():
             shard.meta()
@@ -131,16 +132,16 @@ class Adopted:
 
     def clear(self) -> None:
         """
-        Drop what MindSpore has recorded of an unfinished forward pass, and undo the changes of that
-        pass, because this rank may have to send its state to another rank.
+        Drop MindSpore's record of an unfinished forward pass, and undo the changes that this pass
+        has made to the running statistics. Then this rank can send its state to another rank.
         """
         drop_unfinished_backward()
         self._local_state.rewind()
 
     def rebuild(self) -> Any:  # Any: the user's factory may return any object
         """
-        Return the object that the training loop calls: the result of the user's factory, or the
-        model.
+        Return the object that the training loop calls: the result of the user's function `wrap`.
+        Return the model if the user has passed no such function.
         """
         return self._model if self._wrap is None else self._wrap()
 
@@ -148,10 +149,10 @@ class Adopted:
 
     def shards(self, rank: int, world: int) -> list[ShardCopies]:
         """
-        Return the shards of this rank, each with all ranks that hold it.
+        Return the shards of this rank, each with all ranks that hold the shard.
 
-        Raises `UsageError` if the user has named ranks that the job does not have, or has not named
-        this rank, as holders of a part of the state.
+        Raises `UsageError` if the holders that the user has named for a shard include a rank that
+        the job does not have, or do not include this rank.
         """
         for shard in self._shards.values():
             if shard.ranks and (rank not in shard.ranks or shard.ranks[-1] >= world):
@@ -180,7 +181,8 @@ class Adopted:
 
     def taken(self, shard: str, meta: bytes) -> None:
         """
-        Put the received shard into use. The content of all its buffers has arrived.
+        Put the received shard into use. The content of all buffers that `take` has returned must
+        have arrived.
         """
         self._shard(shard).taken(meta)
         self._local_state.forget()
@@ -206,11 +208,12 @@ class Adopted:
 
     def compare(self, shard: str) -> dict[str, str]:
         """
-        Return the digests of a shard by part, for comparison with the other holders of the shard.
+        Return the digests of the parts of a shard, for comparison with the other holders of the
+        shard. A part that may differ between ranks has an empty digest.
         """
         parameters = self._shard(shard).parameters
-        # leave out settings too: only some ranks may have begun the step in which a script sets
-        # them
+        # Do not compare settings such as the learning rate: a script may change them in a step
+        # that only some ranks have begun.
         own = [*self._local_state.owned(parameters), *(n for n in parameters if is_setting(n))]
         parts = part_digests(self.give(shard), dict.fromkeys(own, True))
         return {**parts, "description": ""}
@@ -246,7 +249,8 @@ class Adopted:
 
 def _of_the_optimizer(optimizer: Cell, weights: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the optimizer's own parameters, such as moments, without the parameters that it trains.
+    Return the optimizer's own parameters, such as moments. Leave out the model's parameters, which
+    the optimizer trains.
 
     Raises `UsageError` if the optimizer trains parameters that the model does not have, or if model
     and optimizer have different parameters with the same name.
@@ -292,7 +296,7 @@ def _check(parts: Mapping[str, Any]) -> None:  # Any: the user's own objects, of
     if begun() is not None:
         raise UsageError(
             "MindSpore's own process groups cannot be formed again in a process, so the loss of "
-            "one rank would end the others: remove mindspore.communication.init from the script, "
+            "one rank would end all ranks: remove mindspore.communication.init from the script, "
             "and all-reduce gradients with tft_mindspore.group()"
         )
     for _, cell in model.cells_and_names():

@@ -153,7 +153,7 @@ def test_the_documented_examples_give_the_documented_replicas(
         ),
         (
             {"resume_training": "resume_training: True"},
-            "resume_training is True; a load_checkpoint is expected with it, to go on from",
+            "resume_training is True; a load_checkpoint from which to continue is expected with it",
         ),
         (
             {"integrated_save": "integrated_save: True"},

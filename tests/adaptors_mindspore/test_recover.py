@@ -73,8 +73,8 @@ def test_a_lost_checkpoint_is_copied_from_its_replica(
     assert read_meta(place) == Name(prefix="llama2_13b", rank=0, epoch=5, step=1)
     said = capsys.readouterr().out
     assert said.startswith(
-        f"{place}/llama2_13b_rank_0-5_1.ckpt: that of rank 4, which held the same as rank 0; "
-        f"{len(content(4))} bytes with digest "
+        f"{place}/llama2_13b_rank_0-5_1.ckpt: copied from rank 4, which held the same "
+        f"state as rank 0; {len(content(4))} bytes with digest "
     )
 
 
@@ -122,7 +122,7 @@ def test_the_lost_rank_gets_a_group_info_file(
     groups = {name: GROUPS[name] for name in ("world", "pair")}
     assert read_group_info(own) == GroupInfo(replicas=(0, 4), groups=groups)
     said = capsys.readouterr().out.splitlines()
-    assert said[1:] == [f"{own}: that of rank 0, made of {info}"]
+    assert said[1:] == [f"{own}: written for rank 0 from {info}"]
 
 
 def test_a_whole_group_info_file_is_kept(job: Path) -> None:
@@ -174,8 +174,8 @@ def test_a_whole_checkpoint_is_only_replaced_on_request(job: Path) -> None:
     """When the rank has a whole file of the replica's step, then the command is refused, unless the
     option to replace is given."""
     assert refused(job, lost=4) == (
-        "DIR has no directory of rank 0, which held the same as rank 4; expected is rank_0 or "
-        "ckpt_dir0"
+        "DIR has no directory of rank 0, which held the same state as rank 4; expected is "
+        "rank_0 or ckpt_dir0"
     )
     place = job / "rank_0" / "llama2_13b_rank_0-5_1.ckpt"
     place.parent.mkdir()
@@ -276,8 +276,8 @@ def test_directories_of_both_layouts_are_refused(job: Path) -> None:
     """When there are directories of both layouts, then the command is refused."""
     (job / "ckpt_dir4").mkdir()
     assert refused(job) == (
-        "DIR has two directories each for rank 4, which held the same as rank 0: as rank_R and as "
-        "ckpt_dirR"
+        "DIR has two directories each for rank 4, which held the same state as rank 0: as rank_R "
+        "and as ckpt_dirR"
     )
 
 
@@ -325,7 +325,7 @@ def test_the_command_exits_0_on_recovery_and_2_on_refusal(job: Path) -> None:
     arguments = ("--group-info", job / "group_info.pb", "--lost", "0", job)
     done = tft(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "that of rank 4" in done.stdout
+    assert "copied from rank 4" in done.stdout
     again = tft(*arguments)
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.startswith("tft: rank 0 is not lost: ")

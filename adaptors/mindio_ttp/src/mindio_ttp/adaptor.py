@@ -119,7 +119,7 @@ def tft_quiesce() -> None:
 
 @hookimpl
 def tft_waiting(frame: FrameType) -> bool:
-    return True  # a program may wait for other ranks anywhere
+    return True  # tft does not know the program's code, which may wait for other ranks anywhere
 
 
 @hookimpl
@@ -161,4 +161,4 @@ def tft_reload() -> Callable[[int | None], int] | None:
 
 @hookimpl
 def tft_classify(error: BaseException) -> FaultKind | None:
-    return None  # the program itself reports the kinds of its errors
+    return None  # the program itself reports the kind of each error, with `tft_report_error`

@@ -22,9 +22,11 @@ log = logs.get_logger()
 LEAST_BITS = 3072
 """The least number of bits of an RSA key."""
 LEAST_CURVE_BITS = 256
-"""The least number of bits of an elliptic-curve key. It is as strong as an RSA key with the least
-number of bits. MindIO requires 3072 bits for both kinds, and so accepts no elliptic-curve key."""
+"""The least number of bits of an elliptic-curve key. A key of this length is as strong as an RSA
+key of `LEAST_BITS`. MindIO requires 3072 bits for both kinds, and so accepts no elliptic-curve
+key."""
 LONGEST_CHAIN = 8
+"""The most certificates in a chain from the certificate of this process to a self-signed one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,7 @@ class PrivateKey:
     """
 
     content: bytes = field(repr=False)
-    """The private key without its password, in DER form. Equal keys have equal bytes in this
-    form."""
+    """The private key, not encrypted, in DER form. Equal keys have equal bytes in this form."""
     public: bytes
     """The public key that belongs to the private key, in DER form."""
 
@@ -47,14 +48,18 @@ class Identity:
     """
 
     certificate: Path
+    """The file with the certificate of this process."""
     trusted: tuple[Path, ...]
+    """The files with the trusted certificates."""
     revoked: tuple[Path, ...] = ()
+    """The files with lists of revoked certificates."""
 
     def check(self, key: PrivateKey) -> int:
         """
-        Check the certificate. Return for how many days it is still valid.
+        Check the certificate of this process. Return for how many more days it is valid. `key` is
+        the private key of this process.
 
-        Raises `Refused`, with the name of the file, if the certificate is not valid.
+        Raises `Refused`, with the name of the file, if a check fails.
         """
         mine = _certificates(self.certificate)[0]
         now = datetime.now(UTC)
@@ -120,9 +125,10 @@ def private_key(text: str, password: str | None) -> PrivateKey:
         except TypeError:
             if password is None:
                 raise
-            key = serialization.load_pem_private_key(pem, None)  # the key has no password
+            # TypeError: a password was given, but the key is not encrypted
+            key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as wrong:
-        # this message has the text of the library, which never contains the key
+        # the text of the library's error may be shown: it never contains the key
         raise Refused(
             f"tlsPk of tls_info is not a private key, or its password is wrong: {wrong}"
         ) from None
@@ -173,8 +179,10 @@ def _chain(
     path: Path, mine: "Certificate", trusted: Sequence["Certificate"], now: datetime
 ) -> list["Certificate"]:
     """
-    Return the chain of certificates: `mine`, the certificate that has signed it, and so on up to a
-    self-signed certificate.
+    Return the chain of certificates: `mine`, the trusted certificate that has signed `mine`, and so
+    on up to a self-signed certificate.
+
+    Raises `Refused` if the chain is incomplete, or if a certificate in it is not valid now.
     """
     chain = [mine]
     while len(chain) < LONGEST_CHAIN:

@@ -59,7 +59,7 @@ def text(function: str, name: str, value: Any) -> str:  # Any: not yet checked
 
 def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: not yet checked
     """
-    Check that `value` can be called, and return it. Raises `TypeError` if not, as MindIO does.
+    Check that `value` can be called, and return it. If it cannot, raise `TypeError` as MindIO does.
     """
     if not callable(value):
         raise TypeError(f"{caller} takes a function, not {value!r}")
@@ -68,7 +68,8 @@ def function(caller: str, value: Any) -> Callable[..., Any]:  # Any: not yet che
 
 def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> None:
     """
-    Check that `world` is at most 100,000, and that `rank` is a rank of that world.
+    Check that `world` is a number from 1 to 100,000, and that `rank` is a number from `least` to
+    `world` - 1.
     """
     number(function, "world_size", world, 1, LARGEST_WORLD)
     number(function, "rank", rank, least, world - 1)
@@ -76,14 +77,15 @@ def rank_and_world(function: str, rank: Any, world: Any, *, least: int = 0) -> N
 
 def port(function: str, value: Any) -> int:
     """
-    Check that `value` is a port which needs no privileges and is not the last port. Return it.
+    Check that `value` is a port number from 1024 to 65534, and return it. Ports below that need
+    privileges. The last port is not allowed, because tft also uses the next port.
     """
     return number(function, "port", value, LOWEST_PORT, HIGHEST_PORT - 1)
 
 
 def address(function: str, name: str, value: Any) -> str:
     """
-    Check that `value` is an address or a host name that can be resolved. Return the address.
+    Check that `value` is an IP address or a host name that can be resolved. Return the IP address.
     """
     if not isinstance(value, str) or not value:
         raise Refused(f"{function}: {name} must be an address or a host name, but is {value!r}")
@@ -112,7 +114,8 @@ def step(function: str, value: Any, *, least: int) -> int:
 
 def error(value: Any, code: Any) -> ReportState:
     """
-    Check the value of a `ReportState` and the error code of a device. Return the state.
+    Check that `value` is the value of a `ReportState`, and that `code`, the error code of a device,
+    is a text that is not too long. Return the `ReportState`.
     """
     states = [state.value for state in ReportState]
     if isinstance(value, ReportState):
@@ -146,8 +149,9 @@ def ranks(function: str, name: str, value: Any, world: int) -> tuple[int, ...]:
 
 def groups(value: Any) -> Sequence[Mapping[str, Any]]:
     """
-    Check that `value` is a list of dicts with the keys that the argument `replica_info` needs.
-    Return it. The argument describes the groups of ranks that hold copies of optimizer state.
+    Check that `value`, the argument `replica_info` of `tft_set_optimizer_replica`, is a list of
+    dicts with the necessary keys. Return the list. Each dict describes a group of ranks that hold
+    copies of optimizer state.
     """
     call = "tft_set_optimizer_replica"
     if not isinstance(value, list) or not 1 <= len(value) <= MOST_GROUPS:

@@ -12,7 +12,8 @@ from mindio_ttp.utils.uce_utils import get_l2_hbm_error_time
 
 ERROR_CODE = re.compile(r"\bdevice error type\s*([0-9a-fA-F]+)\b", re.IGNORECASE)
 RESUMABLE = frozenset({"ARF FINISH", "STEP FINISH"})
-"""Names of errors after which the program waits only once, because the device needs no cleaning."""
+"""Names of errors after which a program for MindIO waits only once for its next action, because the
+device needs no cleaning. This package itself does not use the names."""
 OTHER = "OTHER"
 CUT_OFF = (
     *("FORCE STOP", "ForceStopError", "STEP FINISH"),
@@ -32,8 +33,8 @@ REPAIRABLE, UNREPAIRABLE = f"{HBM} can repair", f"{HBM} can't repair"
 
 def is_cut_off(said: str) -> bool:
     """
-    Return True if the text of an error says that the rank was stopped, or that its connection to
-    another rank was lost.
+    Return True if `said`, the text of an error, says that the rank was stopped, or that its
+    connection to another rank was lost.
     """
     return any(text in said for text in CUT_OFF)
 
@@ -56,12 +57,14 @@ class Patterns:
     """
     The patterns to search for in the text of an error, each with the `ReportState` of such errors.
 
-    `can_repair` takes the time of a memory error, in microseconds of the device. It returns whether
-    the lost memory can still be restored from the copies on other ranks.
+    `can_repair` takes the time of a memory error, in microseconds by the clock of the device. It
+    returns whether the lost memory can still be restored from the copies on other ranks.
     """
 
     can_repair: Callable[[int], bool]
     handles: dict[str, Handle] = field(default_factory=dict)
+    """Maps a pattern to the function that returns the name of an error with this pattern. The
+    patterns are searched for in the order of this dict."""
     types: dict[str, str] = field(default_factory=dict)
     """Maps the name of an error to the name of its `ReportState`."""
     guarded: frozenset[str] = frozenset()
@@ -121,8 +124,9 @@ class Patterns:
 
     def hbm(self, text: str) -> str:
         """
-        Return the name of an HBM error. The name says whether the lost memory can be restored from
-        the copies on other ranks.
+        Return the name of an error in the device memory (HBM): `REPAIRABLE` if the lost memory can
+        be restored from the copies on other ranks, else `UNREPAIRABLE`. `text` is the text of the
+        error. If it has no time, the result is `UNREPAIRABLE`.
         """
         time = get_l2_hbm_error_time(text)
         return REPAIRABLE if time is not None and self.can_repair(time) else UNREPAIRABLE

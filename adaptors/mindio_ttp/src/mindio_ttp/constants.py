@@ -1,5 +1,6 @@
 """
-The constants that programs and MindIO share. Source: MindIO TFT 7.3.0, `mindio_ttp.framework_ttp`.
+The constants by which programs and MindIO understand each other. Their names and values are those
+of `mindio_ttp.framework_ttp` of MindIO TFT 7.3.0.
 """
 
 from enum import Enum
@@ -7,7 +8,8 @@ from enum import Enum
 
 class Action(Enum):
     """
-    The next action of a rank, as `tft_wait_next_action` returns it."""
+    The next action of a rank, as `tft_wait_next_action` returns it: enter the training loop again,
+    or end the process."""
 
     RETRY = 0
     EXIT = 1
@@ -15,8 +17,8 @@ class Action(Enum):
 
 class OptimizerType(Enum):
     """
-    The kind of a group of ranks that hold copies. The value is the index of the group in the list
-    for `tft_set_optimizer_replica`.
+    The kind of parameters whose optimizer state a group of ranks holds: dense parameters or
+    experts. The value is the index of the group in the list for `tft_set_optimizer_replica`.
     """
 
     ATTENTION = 0
@@ -41,7 +43,8 @@ class ReportState(Enum):
 
 class RepairType(Enum):
     """
-    The role of a rank in a repair.
+    What a rank has to do in a repair, as its repair function is told: for example, send state,
+    receive state or load a checkpoint.
     """
 
     RT_SEND = 0
@@ -77,7 +80,7 @@ EXIT_WAIT_TIME = 10
 
 class PauseType(Enum):
     """
-    How training pauses: the loop waits, or an error ends the loop.
+    How training is paused: the loop waits, or the program leaves the loop with an error.
     """
 
     PAUSE = 1

@@ -71,8 +71,8 @@ def version() -> str:
 
 def release_memory() -> None:
     """
-    Free the device memory that the frames of the interrupted training loop have used, to make room
-    for received state.
+    Free the device memory of tensors that are no longer used, such as those of the interrupted
+    training loop, to make room for received state.
     """
     gc.collect()
     npu = _npu()
@@ -82,8 +82,8 @@ def release_memory() -> None:
 
 def time_now() -> int:
     """
-    Return the present time of the device in microseconds, from an event. Return 0 if the device has
-    no clock.
+    Return the present time by the clock of the device in microseconds. Return 0 if the device has
+    no clock that can be read. The time is that of an event, which this call records.
 
     Source: `get_event_time` of `uce_utils.py`, line 66.
     """

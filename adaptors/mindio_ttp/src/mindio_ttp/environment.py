@@ -1,7 +1,6 @@
 """
-Reads the environment variables of programs for MindIO, and checks their ranges (MindIO TFT 7.3.0).
-
-A value out of its range is ignored, as in MindIO, and logged.
+Reads the environment variables of programs for MindIO. The names and ranges are those of MindIO TFT
+7.3.0. As in MindIO, a value out of its range is logged, and the default is used.
 """
 
 import json
@@ -16,6 +15,7 @@ _CARRIED = "TFT_MINDIO_LAUNCHED"
 starts."""
 ORCHESTRATOR = "TFT_MINDIO_ORCHESTRATOR"
 """The variable with the path of the socket where the controller listens for an orchestrator."""
+# The variables of a launcher that an agent of tft overwrites in the processes that it starts.
 _OVERWRITTEN = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -31,8 +31,8 @@ _OVERWRITTEN = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variables:
     """
-    The values of the variables. The description of each has the range and the default in
-    parentheses.
+    The values of the variables. Each description ends with the allowed range, and then the default,
+    in parentheses.
     """
 
     mindspore: bool
@@ -63,7 +63,7 @@ class Variables:
     or ARF. Without these, MindSpore reports every error that leaves its loop as unknown, and
     ends."""
     ignored: tuple[str, ...] = ()
-    """A sentence for each value that was ignored because it is out of its range."""
+    """A sentence for each variable whose value was ignored because it is out of its range."""
 
 
 def variables(environ: Mapping[str, str] = os.environ) -> Variables:
@@ -99,8 +99,8 @@ def variables(environ: Mapping[str, str] = os.environ) -> Variables:
 
 def _enters_again(enabled: str) -> bool:
     """
-    Return whether MindSpore's `Model.train` enters its loop again after a fault. This uses the same
-    substring tests as `Model.train`.
+    Return whether MindSpore's `Model.train` enters its loop again after a fault. `enabled` is the
+    value of MS_ENABLE_TFT. It is searched for the same texts as in `Model.train`.
     """
     is_mindspores = any(item in enabled for item in ("TTP:1", "TSP:1"))
     return not is_mindspores or any(item in enabled for item in ("UCE:1", "HCCE:1", "ARF:1"))
@@ -162,15 +162,17 @@ class Place:
 
     local_rank: int
     local_world: int
+    """The number of ranks on this machine."""
     machine: int
+    """The number of this machine in the job."""
 
 
 def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os.environ) -> Place:
     """
     Read the place of this process from the variables of launchers.
 
-    If the variables are not set, `alone=True` means that all ranks are on one machine. With
-    `alone=False`, each rank is on another machine.
+    If the variables are not set, the place is computed: with `alone=True` as if all ranks were on
+    one machine, with `alone=False` as if each rank were on a machine of its own.
     """
     local_rank, local_world = (rank, world) if alone else (0, 1)
     local_rank = int(environ.get("LOCAL_RANK", local_rank))
@@ -185,7 +187,8 @@ def place(rank: int, world: int, *, alone: bool, environ: Mapping[str, str] = os
 
 def carry(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Save the launcher's variables under other names, because an agent overwrites them.
+    Save the launcher's variables in one other variable, because an agent of tft overwrites them.
+    `restore` sets them again.
     """
     kept = {name: environ[name] for name in _OVERWRITTEN if name in environ}
     environ[_CARRIED] = json.dumps(kept)
@@ -193,7 +196,8 @@ def carry(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
     """
-    Return the address of the hub that serves the rendezvous store of the program.
+    Return the address of the hub, the process of tft that serves the rendezvous store of the
+    program.
 
     Return None if the launcher serves a store, as torchrun does. Call this function before
     `restore`.
@@ -206,8 +210,8 @@ def hub(environ: Mapping[str, str] = os.environ) -> tuple[str, int] | None:
 
 def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Set the variables that torch.distributed reads for `env://` to the store at this address. No
-    rank serves this store.
+    Set the variables that torch.distributed reads for `env://`, so that it uses the store at this
+    address. Also make it serve no store in rank 0.
     """
     environ["MASTER_ADDR"], environ["MASTER_PORT"] = host, str(port)
     environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -215,8 +219,8 @@ def meet_at(host: str, port: int, environ: MutableMapping[str, str] = os.environ
 
 def restore(environ: MutableMapping[str, str] = os.environ) -> None:
     """
-    Restore the launcher's variables, so that the program meets the other ranks at the launcher's
-    address.
+    Set the launcher's variables that `carry` has saved, so that the program uses the launcher's
+    rendezvous address. Do nothing if none were saved.
     """
     if _CARRIED not in environ:
         return
@@ -236,7 +240,8 @@ def orchestrator_socket(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 def with_orchestrator(path: Path, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
-    Return the environment of a controller that must listen at `path`.
+    Return a copy of the environment for a controller that must listen for an orchestrator at
+    `path`.
     """
     return {**environ, ORCHESTRATOR: str(path)}
 
@@ -250,6 +255,6 @@ def below_tft(environ: Mapping[str, str] = os.environ) -> bool:
 
 def run_options(environ: Mapping[str, str] = os.environ) -> list[str]:
     """
-    Return the user's options for `tft run`.
+    Return the options that the user has set for `tft run` in TFT_RUN_OPTIONS.
     """
     return shlex.split(environ.get("TFT_RUN_OPTIONS", ""))

@@ -1,9 +1,10 @@
 """
 An all-gather of facts among all ranks, independent of the program's own process groups.
 
-One process, the hub, serves the all-gathers. An agent keeps it alive. Each rank sends one line of
-JSON to the hub, and gets back the lines of all ranks. The hub also serves a store of torch: it
-forwards clients that speak the protocol of torch's store.
+One process, the hub, serves the all-gathers. An agent starts the hub, and starts it again when it
+ends. Each rank sends one line of JSON to the hub, and gets back the lines of all ranks. At the same
+port the hub serves a rendezvous store of torch (TCPStore): it forwards the bytes of clients that
+speak the protocol of this store.
 """
 
 import json
@@ -21,10 +22,12 @@ from typing import Any
 from mindio_ttp import torch_groups
 
 _HUB = "hub-"
-"""The prefix of the files that have the address of the hub that all nodes use."""
+"""The beginning of the names of the files by which all nodes agree on one hub. Each file has the
+address of a hub."""
 _ANSWER = 5.0
-"""Seconds within which a hub must answer the question for its token."""
+"""Seconds within which a hub must answer the request for its token."""
 _BLOCK = 2**16
+"""The most bytes that are forwarded at a time."""
 
 Body = Mapping[str, Any]
 """The facts that a rank sends about itself. Any: JSON."""
@@ -32,8 +35,8 @@ Body = Mapping[str, Any]
 
 class Hub(socketserver.ThreadingTCPServer):
     """
-    The server of the all-gathers. It answers all ranks of an all-gather when the last rank has
-    come.
+    The server of the all-gathers. When the last rank of an all-gather has sent its facts, the hub
+    answers all ranks of it.
     """
 
     daemon_threads = True
@@ -45,8 +48,10 @@ class Hub(socketserver.ThreadingTCPServer):
         self._turn = threading.Lock()
         self._opening = threading.Lock()
         self._store: Any = None
-        """A store of torch. It is opened when a program first needs it."""
+        """A store of torch (TCPStore). None until a client of such a store first connects."""
         self.token = secrets.token_hex(16)
+        """A random text by which the hub is recognised: another process at its address has another
+        token, or none."""
         self._members: dict[str, dict[int, tuple[_Member, Body]]] = {}
 
     def gather(self, name: str, rank: int, world: int, member: "_Member", facts: Body) -> None:
@@ -75,7 +80,8 @@ class Hub(socketserver.ThreadingTCPServer):
 
     def part(self, name: str, rank: int, member: "_Member") -> None:
         """
-        Forget a rank whose connection has ended, so that its facts are not sent.
+        Remove a rank from the all-gather `name`, because its connection has ended. The all-gather
+        then waits for another process of this rank.
         """
         with self._turn:
             members = self._members.get(name, {})
@@ -89,6 +95,7 @@ class _Member(socketserver.StreamRequestHandler):
     server: Hub
 
     def handle(self) -> None:
+        # a rank sends JSON, which begins with a brace; other clients want torch's store
         if self.connection.recv(1, socket.MSG_PEEK) not in (b"{", b""):
             return self._relay()
         name, rank = "", -1
@@ -101,7 +108,7 @@ class _Member(socketserver.StreamRequestHandler):
                 name, rank = said["name"], said["rank"]
                 self.server.gather(name, rank, said["world"], self, said["facts"])
         except OSError:
-            pass  # the rank's process was killed
+            pass  # the connection was reset, because the process of the rank was killed
         finally:
             self.server.part(name, rank, self)
 
@@ -121,7 +128,7 @@ class _Member(socketserver.StreamRequestHandler):
 
     def tell(self, said: Body) -> None:
         """
-        Send a line to the member. Do nothing if the connection of the member has ended.
+        Send `said` to the rank as a line of JSON. Do nothing if its connection has ended.
         """
         with suppress(OSError):
             self.wfile.write(json.dumps(said).encode() + b"\n")
@@ -129,7 +136,7 @@ class _Member(socketserver.StreamRequestHandler):
 
 class Gathering:
     """
-    The participation of one rank in one all-gather.
+    The connection of one rank to the hub, for one all-gather.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -166,10 +173,10 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
     """
     Return the address of the hub that all ranks of a job use before their first order.
 
-    Each node may have a hub. All ranks use the newest hub that has a file in `directory`, if it
-    still answers. Otherwise they use the hub of this node, and this call writes a file with its
-    address. All nodes can read the directory. `host` and `port` are the address of the hub of this
-    node.
+    Each node may have a hub, but all ranks must use the same one. Its address is in the newest file
+    in `directory`, which all nodes can read. If there is no such file, or the hub in it no longer
+    answers, this call writes a new file with the hub of this node. `host` and `port` are the
+    address of the hub of this node.
 
     Raises `ConnectionError` if the hub of this node is needed and does not answer.
     """
@@ -189,7 +196,8 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
         beside = directory / f".{_HUB}{secrets.token_hex(8)}"
         beside.write_text(f"{host} {port} {own}")
         try:
-            os.link(beside, directory / f"{_HUB}{number}")  # atomic: only one rank succeeds
+            # `link` fails if the file exists, so only one rank writes the file of this number
+            os.link(beside, directory / f"{_HUB}{number}")
         except FileExistsError:
             continue
         finally:
@@ -199,8 +207,8 @@ def hub_of_all(directory: Path, host: str, port: int) -> tuple[str, int]:
 
 def token_of(host: str, port: int) -> str:
     """
-    Return the token that identifies the hub at this address. Return an empty text if no hub
-    answers.
+    Ask the hub at this address for its token, the random text by which a hub is recognised. Return
+    an empty text if no hub answers.
     """
     try:
         with socket.create_connection((host, port), timeout=_ANSWER) as hub:

@@ -1,5 +1,6 @@
 """
-The decorator for a training function. It calls the training function again after every incident.
+The decorator `tft_exception_handler` for a training function. The decorator calls the training
+function again after every incident.
 """
 
 import functools
@@ -32,7 +33,8 @@ def tft_register_exception_handler(
     `fault_handle` is a function that takes the text of the error and returns the name of the error.
     """
     call = "tft_register_exception_handler"
-    pattern = checks.text(call, "fault_pattern", fault_pattern)  # an empty text matches every error
+    # an empty pattern is refused too, because it would match every error
+    pattern = checks.text(call, "fault_pattern", fault_pattern)
     if checks.text(call, "fault_type", fault_type) not in ReportState.__members__:
         names = ", ".join(ReportState.__members__)
         raise Refused(f"{call}: fault_type must be one of {names}, not {fault_type!r}")
@@ -76,8 +78,9 @@ def tft_exception_handler(func: Callable[P, R]) -> Callable[P, R]:
                 _leave_if_over()
                 if processor.completed:
                     return result
-                continue  # other ranks must train earlier steps again
-            # call `report` here, where no traceback keeps the frames of the loop alive
+                continue  # `finish` has returned because the ranks must train earlier steps again
+            # Report after the `except` block: within it, the traceback would keep the frames of the
+            # training loop and their device memory alive.
             processor.report(found.state, found.code, found.said)
             processor.wait()
             device.release_memory()
@@ -96,8 +99,9 @@ def _loses_memory(error: RuntimeError) -> bool:
 
 def _found(error: RuntimeError) -> Found:
     """
-    Classify an error. Raises the exception of a handler that fails. Raises `error` itself if
-    training had not begun.
+    Classify `error` by its text, and return the result. If a function that the program has
+    registered for this fails, raise the exception of that function. If `error` is a fault and
+    training had not begun, raise `error` itself.
     """
     try:
         found = patterns.classify(error, repairs=processor.told.uce)
@@ -116,8 +120,8 @@ def _give_up(error: Exception) -> None:
     """
     Report an error after which this process cannot continue.
 
-    Before training has begun, report nothing: the process ends with the error, and the agent sees
-    the end.
+    Report nothing before training has begun, because the process then ends with the error, and the
+    agent sees that it ends.
     """
     if processor.begun:
         log.error("loop_left", state=ReportState.RS_UNKNOWN.name, exc_info=error)

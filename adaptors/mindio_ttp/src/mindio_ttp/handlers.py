@@ -1,5 +1,6 @@
 """
-Stores the functions that a program registers, and calls them with the arguments that MindIO passes.
+Stores the functions that a program registers with `tft_register_…_handler`, and calls them with the
+arguments that MindIO passes.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,8 @@ NAMES = (
 @dataclass(slots=True)
 class Handlers:
     """
-    The registered functions of one program. The last function registered under a name counts.
+    The functions that the program has registered, by name. A function that is registered later
+    replaces an earlier function of the same name.
     """
 
     mindspore: bool = False
@@ -42,11 +44,13 @@ class Handlers:
     """The torch_npu device of this process. It becomes the current device before each call, because
     functions are called on several threads."""
     _known: dict[str, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
+    """Maps a name to the registered function and to the context that was registered with it."""
     clock: Clock = field(default_factory=SystemClock)
 
     def register(self, name: str, function: Any, context: Any) -> None:  # Any: not yet checked
         """
-        Register a function of the program under `name`. Raises `TypeError` if it cannot be called.
+        Register a function of the program under `name`, with the `context` that some functions get
+        as their last argument. Raises `TypeError` if the function cannot be called.
         """
         called = checks.function(f"tft_register_{name}_handler", function)
         self._known[name] = (called, context)
@@ -59,8 +63,8 @@ class Handlers:
 
     def call(self, name: str, *told: Any) -> Any:  # Any: the program chooses the types
         """
-        Call the function `name` with the arguments `told`. Add its context if functions of this
-        name get one.
+        Call the function `name` with the arguments `told`, and return its result. If functions of
+        this name get a context, add the registered context as the last argument.
         """
         began = self.clock.now()
         try:

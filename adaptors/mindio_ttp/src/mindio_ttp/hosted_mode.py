@@ -1,10 +1,10 @@
 """
-Functions for another adaptor of tft, which knows the framework of the program and uses this package
-only as an interface.
+Functions for another adaptor of tft, such as that for MindSpore, whose programs call MindIO.
 
 That adaptor captures the state and sends it to other ranks, and the program calls `framework_ttp`
-as usual. Of the functions that the program registers, only the functions that save and rename a
-checkpoint are called, and only when the adaptor requests it.
+as usual. Of the functions that the program registers, only those are called that save or rename a
+checkpoint, end the process or decrypt a password. The adaptor decides when a checkpoint is saved
+and renamed.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def count_by(position: Callable[[], int]) -> None:
     """
     Set the function `position`, which returns the step of the program to which the state belongs.
 
-    tft calls `position` when the training loop is entered.
+    `position` is called whenever this rank enters its training loop.
     """
     processor.position = position
 
@@ -94,7 +94,7 @@ def exit_code() -> int:
 
 def program_step(step: int) -> int:
     """
-    Return the program's number for a step of tft.
+    Return the program's number for a step of the job. Raises `OrderRefused` if it is not known yet.
     """
     return processor.program.program_step(step)
 
@@ -116,8 +116,8 @@ def save(step: int, ranks: Sequence[int]) -> None:
 
 def rename(step: int) -> None:
     """
-    Call the program's function that gives the checkpoint its final name. Called when all ranks have
-    saved.
+    Call the program's function that gives the checkpoint its final name, if it has registered one.
+    Call this function when all ranks have saved.
     """
     if processor.handlers.has("rename"):
         processor.handlers.call("rename", step)

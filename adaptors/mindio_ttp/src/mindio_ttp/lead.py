@@ -1,12 +1,12 @@
 """
-Starts and finds the `tft lead` process of a job, which is its controller, on behalf of a manager of
-a cluster.
+Starts and finds the controller of a job for the manager of a cluster. The controller is a process
+that runs the command `tft lead`.
 
-There is one such process for each address and job. It outlives the manager that has started it. The
-next manager finds the process by two files in a directory of this user:
+There is one such process for each address and job. The process outlives the manager that has
+started it. The next manager finds the process by two files in a directory of this user:
 
-    NAME.lock     locked by the `tft lead` as long as it lives; the text is its pid
-    NAME          the socket of its controller
+    NAME.lock     locked by the process as long as it runs; contains its pid
+    NAME          the socket of the controller
 """
 
 import fcntl
@@ -65,8 +65,7 @@ class Lead:
 
     def lives(self) -> bool:
         """
-        Return True if a `tft lead` of this job is running. This process or another one may have
-        started it.
+        Return True if a `tft lead` of this job is running, whichever process has started it.
         """
         lock = self._take()
         if lock is None:
@@ -76,7 +75,7 @@ class Lead:
 
     def tidy(self) -> None:
         """
-        Remove the files of a `tft lead` that has ended.
+        Remove the socket and the lock file if no `tft lead` of this job is running.
         """
         lock = self._take()
         if lock is not None:
@@ -94,7 +93,8 @@ class Lead:
 
     def pid(self) -> str:
         """
-        Return the pid of the process as text for a message; "unknown" if there is none.
+        Return the pid of the `tft lead` of this job, as a text for a message. Return "unknown" if
+        the lock file has no pid.
         """
         with suppress(FileNotFoundError):
             return self._lock.read_text().strip() or "unknown"
@@ -102,7 +102,7 @@ class Lead:
 
     def _take(self) -> int | None:
         """
-        Lock the file and return its descriptor. Return None if a `tft lead` has locked the file.
+        Lock the lock file and return its descriptor. Return None if a `tft lead` has locked it.
         """
         while True:
             lock = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -119,7 +119,8 @@ class Lead:
 
 def _room() -> Path:
     """
-    Return the directory of this user for the files. Create it if it does not exist.
+    Return the directory for the sockets and lock files of this user. Create it if it does not
+    exist.
 
     Raises `Refused` if another user can open the directory, because a user who can open the socket
     can control the job.

@@ -20,34 +20,38 @@ import structlog
 log = structlog.get_logger()
 
 ANSWER_LIMIT = 10.0
-"""Seconds within which the process of the controller must answer a call. It does not wait for the
-effect of the call."""
+"""Seconds within which the process of the controller must answer a call. It answers before the call
+has taken effect, so this is short."""
 PAUSE = 0.1
-"""Seconds between two attempts to connect to a controller that is starting."""
+"""Seconds between two attempts to connect to a controller, which may still be starting."""
 
 ENDS, NOBODY, STAYS = 0, 1, 2
-"""The answers of a controller to the report that no manager leads it any more: the controller ends,
-does not answer, or runs on until its job is over."""
+"""The results of the call `release`, by which a manager of a cluster gives up its controller.
+`ENDS`: the controller ends. `NOBODY`: no controller has answered. `STAYS`: the controller runs on
+until its job is over."""
 
 
 class Call(Protocol):
     """
-    Carries out a call of an orchestrator, by name and arguments. Returns 0, or 1 if the call cannot
-    be carried out.
-
-    `speaks` is True if the call comes from the orchestrator that decides at present.
+    The type of the function that carries out the calls of orchestrators.
     """
 
     def __call__(self, name: str, arguments: list[Any], *, speaks: bool) -> int:
-        """Carry out the call `name`, and return 0 or 1."""
+        """
+        Carry out the call `name` of an orchestrator. Return 0, or 1 if the call cannot be carried
+        out. The call `release` has other results too.
+
+        Several orchestrators may be connected, and only one of them decides. `speaks` is True if
+        the call comes from that one.
+        """
 
 
 class Desk:
     """
-    The controller's end of the connection to orchestrators.
+    The server in the controller's process to which orchestrators connect.
 
-    If several orchestrators are connected, the one that has connected last decides and gets the
-    reports, until it disconnects.
+    If several orchestrators are connected, only the one that has connected last decides and gets
+    the reports. When it disconnects, the one that has connected before it takes its place.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,10 +63,10 @@ class Desk:
 
     def open(self, call: Call, changed: Callable[[], None]) -> None:
         """
-        Listen for orchestrators. A new controller may use the path of an earlier controller.
+        Listen for orchestrators. A socket file that an earlier controller has left is replaced.
 
-        `call` carries out the calls of orchestrators. `changed` is called whenever another
-        orchestrator decides from now on, or no orchestrator does.
+        `call` carries out the calls of orchestrators. `changed` is called when the orchestrator
+        that decides has changed, or when none is left.
         """
         self._call, self._changed = call, changed
         self._path.unlink(missing_ok=True)
@@ -106,7 +110,7 @@ class Desk:
             was_heard = guest in self._guests[-1:]
             self._guests.remove(guest)
             guest.close()
-            if was_heard:  # otherwise the same orchestrator decides, and has all reports
+            if was_heard:  # if another one has left, the orchestrator that decides is the same
                 self._changed()
 
     def _answer(self, guest: socket.socket, name: str, arguments: list[Any]) -> int:
@@ -117,16 +121,17 @@ class Desk:
             return 1
 
     def _tell(self, guest: socket.socket, said: Mapping[str, Any]) -> None:
-        with self._writing, suppress(OSError):  # the reader of a connection notices its end
+        # ignore an error here: `_serve`, which reads from the connection, notices its end
+        with self._writing, suppress(OSError):
             guest.sendall(json.dumps(said).encode() + b"\n")
 
 
 class Line:
     """
-    The orchestrator's end of the connection to the controller.
+    The connection to the controller, in the process of an orchestrator.
 
-    `heard` is called with the name and the facts of each report, on a separate thread. If the
-    connection ends, the object connects again as soon as a controller listens.
+    `heard` is called on a separate thread with the name and the facts of each report of the
+    controller. If the connection ends, the object connects again as soon as a controller listens.
     """
 
     def __init__(self, path: Path, heard: Callable[[str, list[Any]], None]) -> None:
@@ -140,12 +145,14 @@ class Line:
         self._closed = threading.Event()
         self._calling = threading.Lock()
         threading.Thread(target=self._keep, name="mindio-line", daemon=True).start()
-        # a separate thread, because the callback may call the controller and wait for the answer
+        # `heard` needs a separate thread, because it may call the controller and wait for the
+        # answer, which the first thread receives
         threading.Thread(target=self._report, name="mindio-report", daemon=True).start()
 
     def call(self, name: str, *arguments: Any) -> int:  # Any: values that JSON can have
         """
-        Call the controller and return its answer. Return 1 if the controller does not answer.
+        Send the call `name` to the controller and return its answer. Return 1 if no controller is
+        connected, or if it does not answer within `ANSWER_LIMIT`.
         """
         with self._calling, self._turn:
             line = self._socket
@@ -167,8 +174,7 @@ class Line:
 
     def there(self, limit: float) -> bool:
         """
-        Wait up to `limit` seconds for a connection to the controller. Return True if it is
-        connected.
+        Wait up to `limit` seconds until a controller is connected. Return False if none is.
         """
         with self._turn:
             return self._turn.wait_for(lambda: self._socket is not None, timeout=limit)
@@ -183,6 +189,10 @@ class Line:
             self._shut()
 
     def _keep(self) -> None:
+        """
+        Connect to the controller, receive its lines, and connect again when the connection ends,
+        until `close` is called.
+        """
         while not self._closed.is_set():
             line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -233,7 +243,7 @@ def _lines(line: socket.socket) -> Iterator[Any]:
 
 def _plain(values: tuple[Any, ...]) -> list[Any]:
     """
-    Return the values with each dict replaced by a list of pairs.
+    Return the values with each dict replaced by a list of pairs that `ranks` converts back.
 
     The keys of these dicts are ranks, and JSON does not allow numbers as keys.
     """

@@ -25,7 +25,8 @@ _line = structlog.processors.LogfmtRenderer(key_order=["at", "level", "event"])
 
 class Lines:
     """
-    Writes each line to the log. A forked process writes to another file than its parent.
+    Writes each line to the log file. If each process has its own file, a forked process writes to
+    another file than its parent.
 
     With `printed=True`, lines are written to standard output in addition to the file.
     """
@@ -36,7 +37,8 @@ class Lines:
 
     def msg(self, line: str) -> None:
         """
-        Write a line without buffering, because the process may be killed at any time.
+        Write a line at once, because the process may be killed at any time. If the file cannot be
+        written, or there is none, write the line to standard output.
         """
         path = self.path()
         written = path is not None and self._append(path, line)
@@ -55,7 +57,7 @@ class Lines:
             if path.parent.is_symlink():
                 raise OSError(errno.ELOOP, "the directory of the log is a symbolic link")
             path.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            # a single write in append mode, because other processes may write to the same file
+            # make a single write in append mode, because several processes may share the file
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(path, flags, FILE_MODE)
             try:
@@ -78,7 +80,8 @@ class Lines:
 
 
 _said: set[tuple[int, Path]] = set()
-"""The files that this process has reported as not writable. A forked process reports them again."""
+"""The files that were reported as not writable, each with the pid of the process that reported it.
+So a forked process reports a file again."""
 
 
 def _say_once(path: Path, error: OSError) -> None:
@@ -95,8 +98,8 @@ def get_logger(
     wanted: environment.Logging | None = None, *, printed: bool = False
 ) -> Any:  # Any: the return type of structlog's own functions
     """
-    Return a logger for events with facts. `wanted` has the settings. None means the settings of the
-    environment.
+    Return a logger of structlog for events with facts. `wanted` has the settings; if it is None,
+    they are read from the environment variables.
 
     With `printed=True`, lines are written to standard output in addition to the file, because
     operators look for these lines in the output of the process.
@@ -116,7 +119,7 @@ def get_logger(
 
 def _render(logger: object, name: str, event: Event) -> str:
     """
-    Return an event as a line of text, with the traceback below it in its usual form.
+    Return an event as a line of text. If it has a traceback, the lines of the traceback follow.
     """
     exception = str(event.pop("exception", ""))
     line = str(_line(logger, name, event))

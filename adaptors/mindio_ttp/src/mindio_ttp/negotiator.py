@@ -31,31 +31,36 @@ MEMORY, PROCESS, NETWORK = 0, 1, 2
 KIND_TO_TYPE: dict[str, int] = {
     "memory": MEMORY, "numeric": MEMORY, "corruption": MEMORY, "network": NETWORK,
 }  # fmt: skip
-"""Maps a kind of fault in tft to a type of fault for the orchestrator. There are only three types.
-A kind that is not in this table has the type `PROCESS`."""
+"""Maps a kind of fault in tft to a type of fault for the orchestrator. An orchestrator knows only
+three types. A kind that is not in this table has the type `PROCESS`."""
 TYPE_TO_KIND: dict[int, FaultKind] = {MEMORY: "memory", PROCESS: "process", NETWORK: "network"}
 OURS_TO_THEIRS = {
     "exit": "exit", "dump": "dump", "retry": "retry", "recover": "recover",
     "scale_in": "downgrade", "scale_out": "upgrade", "migrate": "migration",
 }  # fmt: skip
-"""Maps the names of tft's strategies to those of MindIO. Strategies are offered to the orchestrator
-in this order, the best one last."""
+"""Maps the names of tft's strategies to those of MindIO. Possible strategies are offered to the
+orchestrator in this order, the best one last."""
 TAKEN_AWAY = frozenset({"straggler", "node", "process"})
-"""The kinds of fault of ranks whose hardware the cluster takes away after an announcement."""
+"""The kinds of fault that the job sees when ranks move to other processes because the cluster needs
+their hardware. The cluster announces such a move, so these are no real faults."""
 TAKING_OVER = ("migrate", "recover")
-"""tft's strategies that move a rank to its prepared second process. If the old process has already
-ended, `recover` has the same effect as `migrate`."""
+"""tft's strategies that let a prepared second process of a rank take the rank over. If the first
+process has already ended, `recover` has the same effect as `migrate`."""
 GIVE_UP = ("dump", "exit")
 """The strategies that the orchestrator may choose while another strategy is being carried out."""
 THEIRS_TO_OURS = {theirs: ours for ours, theirs in OURS_TO_THEIRS.items()}
 
 OK, ISOLATED, NOTHING_THERE, RECOVER_LEFT, DUMP_LEFT, NOTHING_LEFT = 0, 201, 404, 405, 406, 499
+"""The codes in reports to the orchestrator: success; ranks leave the job; no strategy is possible;
+and, after a strategy has failed, `recover`, `dump` or no strategy is still possible."""
 BLOCK = 25.0
-"""Seconds for which a hook waits for an answer of the orchestrator. The controller waits longer for
-the hook."""
+"""Seconds for which one call of the hook `tft_advise` waits for an answer of the orchestrator. The
+time limit of the controller for the hook is longer."""
 WAIT = 30.0
-"""Seconds after which the controller asks again, if the orchestrator has not answered."""
+"""Seconds after which the controller calls `tft_advise` again, if the orchestrator has not
+answered."""
 CODE = re.compile(r"device error ([0-9A-Za-z]+)")
+"""The error code of the device in the description of a fault."""
 
 Ranks = dict[int, int]
 """Maps a rank to its type of fault."""
@@ -65,7 +70,7 @@ log = logs.get_logger()
 
 class Orchestrator(Protocol):
     """
-    The orchestrator: can be asked whether it is connected, and gets reports.
+    The methods of the connection to the orchestrator that the plugin uses.
     """
 
     def present(self) -> bool:
@@ -78,27 +83,35 @@ class Orchestrator(Protocol):
 @dataclass
 class Negotiator:
     """
-    The recovery plugin. Between two calls of the controller it stores the state of the dialogue
-    with the orchestrator.
+    The recovery plugin. Its fields store the state of the dialogue with the orchestrator between
+    two calls of the controller.
 
-    `limit` is the time in seconds that the orchestrator has for an answer.
+    `block` is the time in seconds for which `tft_advise` waits for an answer before it returns.
+    `limit` is the time in seconds that the orchestrator has for an answer in all.
     """
 
     orchestrator: Orchestrator
     block: float = BLOCK
     limit: float = 30.0
     report: Callable[[OutsideReport], None] | None = None
+    """The function that sends a message to the controller. None before this controller leads."""
     faults: Ranks = field(default_factory=dict)
+    """The faults of the incident, by rank, as the orchestrator knows them."""
     incident: int = 0
+    """The number of the incident that the dialogue is about."""
     seen_whole: bool = False
     """True if the orchestrator has reported all faults that the cluster knows."""
     joining: bool = False
-    """True if some of these faults were new to the job, so that they join the incident."""
+    """True if the orchestrator has reported faults that the job had not detected. They join the
+    incident."""
     offered: list[str] = field(default_factory=list)
+    """The strategies that were last offered to the orchestrator, by MindIO's names."""
     wanted: str = ""
-    """The strategy that the orchestrator has chosen. Empty again once the plugin has passed it
-    on."""
+    """The strategy that the orchestrator has chosen, until the plugin has advised it. Empty if
+    there is none."""
     followed: str = ""
+    """The strategy that is being carried out because the orchestrator has chosen it. Empty if there
+    is none."""
     switching: frozenset[int] = frozenset()
     """The ranks that move to other processes because the orchestrator has requested it."""
     staying: frozenset[int] = frozenset()
@@ -106,8 +119,8 @@ class Negotiator:
     fewer: bool = False
     """True if the job continues with fewer ranks because the orchestrator has chosen that."""
     growing: bool = False
-    """True if the orchestrator has chosen that the ranks which left come back as soon as
-    possible."""
+    """True if the orchestrator has chosen `upgrade`: the ranks that left the job come back as soon
+    as possible."""
     _opened: int = 0
     """The number of the incident whose faults were last reported to the orchestrator."""
     _silent: float = 0.0
@@ -121,9 +134,10 @@ class Negotiator:
 
     def changed(self) -> None:
         """
-        Handle a change of the orchestrator: another orchestrator is connected, or none.
+        Start the dialogue again, because another orchestrator decides from now on, or none does.
 
-        The new orchestrator gets the reports of an open incident when it has to decide.
+        The new orchestrator gets the reports of an open incident at the next question of the
+        controller.
         """
         with self._turn:
             self._opened, self.offered = 0, []
@@ -147,8 +161,8 @@ class Negotiator:
         Handle the orchestrator's report of all faults that the cluster knows. A fault that the job
         has not detected joins the incident.
 
-        `seconds` is the time that links may need to settle before the cluster can choose a
-        strategy.
+        `seconds` is the time that network links may need to settle. The orchestrator has at least
+        this time to choose a strategy.
         """
         with self._turn:
             self.seen_whole = True
@@ -159,8 +173,8 @@ class Negotiator:
 
     def change_strategy(self, strategy: str) -> None:
         """
-        Accept the strategy that the orchestrator has chosen. While another strategy is being
-        carried out, the orchestrator can only choose to end the job.
+        Accept the strategy that the orchestrator has chosen, by MindIO's name. `continue` ends a
+        pause. While another strategy is being carried out, only `dump` and `exit` are accepted.
         """
         with self._turn:
             if strategy == "continue":
@@ -223,7 +237,7 @@ class Negotiator:
         why = f"the cluster has not continued the job for {seconds:.0f} s"
         with self._turn:
             if self._pause_limit is None or pause != self._pauses:
-                return  # the pause was ended while this thread waited for the lock
+                return  # another call has ended this pause while this thread waited for the lock
             self._hear("result", DUMP_LEFT, why, {}, "continue")
             self._say(ResumeRequested(why=why, at=0.0))
 
@@ -249,7 +263,8 @@ class Negotiator:
     @hookimpl
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Store the function `report`, which sends the controller messages that it has not asked for.
+        Store `report`, the function by which this plugin can send a message to the controller at
+        any time. tft calls this hook when the controller of this process begins to lead.
         """
         self.report = report
 
@@ -286,11 +301,11 @@ class Negotiator:
     @hookimpl
     def tft_advise(self, incident: IncidentView) -> Advice | None:
         """
-        Continue the dialogue with the orchestrator about one incident, and return advice that
-        follows from its answers.
+        Continue the dialogue with the orchestrator about one incident. Return the advice that
+        follows from the orchestrator's answers.
 
-        Return None if no orchestrator is connected, or if the controller has meanwhile asked again
-        because further faults have joined.
+        Return None if no orchestrator is connected, or if the controller has called this hook again
+        meanwhile because further faults have joined.
         """
         with self._turn:
             self._asked += 1
@@ -311,7 +326,7 @@ class Negotiator:
                     self._silent += left
                     left = 0.0
                 if self._asked > asked:
-                    return None  # a newer call handles more faults
+                    return None  # the controller has called again, with more faults
         return None
 
     def _consider(self, incident: IncidentView) -> Advice:
@@ -340,7 +355,7 @@ class Negotiator:
             self._hear("stop_complete", NOTHING_THERE if possible == {"exit"} else OK, "", faults)
         elif faults != before:
             self.faults = faults
-            # The orchestrator chose before it knew of all faults, so ask again.
+            # A choice from before the new faults may be wrong, so offer the strategies again.
             self.offered, self.wanted = [], ""
             self._hear("fault_ranks", faults, codes)
         if self.joining:
@@ -357,11 +372,11 @@ class Negotiator:
 
     def _is_switch(self, incident: IncidentView, possible: set[str]) -> bool:
         """
-        Return whether all ranks have stopped only because second processes are to take over some
-        ranks.
+        Return whether all ranks have stopped only because prepared second processes are to take
+        over some ranks.
 
-        The result is also True if the orchestrator has cancelled this meanwhile. The old processes
-        may already have ended, because the cluster ends them before it chooses.
+        The result is also True if the orchestrator has cancelled this move meanwhile. The first
+        processes may already have ended: the cluster ends them before it chooses the strategy.
         """
         kinds = {fault.kind for fault in incident.faults}
         if "straggler" not in kinds or not kinds <= TAKEN_AWAY:
@@ -373,10 +388,10 @@ class Negotiator:
 
     def _switch(self, incident: IncidentView, faults: Ranks, possible: set[str]) -> Advice:
         """
-        Offer the orchestrator to move the ranks to their second processes. In this case there is no
-        fault to report.
+        Offer the orchestrator to let the second processes take over their ranks. No fault is
+        reported to the orchestrator, because there is none.
 
-        Veto `migrate` if the move was cancelled.
+        If the orchestrator has cancelled the move, return advice that vetoes `migrate`.
         """
         if not self.switching:
             return Advice(veto=("migrate",), why="there is no fault, and no rank has to move")
@@ -390,8 +405,8 @@ class Negotiator:
 
     def _grow(self, incident: IncidentView) -> Advice:
         """
-        Advise to bring back the ranks that left the job and are ready. The orchestrator has already
-        chosen this.
+        Return the advice to bring back the ranks that left the job, which are ready now. The
+        orchestrator has chosen this before.
         """
         self._forget()
         self.incident = self._opened = incident.number

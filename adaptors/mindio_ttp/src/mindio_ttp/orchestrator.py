@@ -1,5 +1,6 @@
 """
-The connection to the controller in the process of an orchestrator.
+The process of an orchestrator (the manager of a cluster): starts the controller, and exchanges
+reports and calls with it.
 
 Reports of the controller go to the functions that the orchestrator has registered. Calls of the
 orchestrator go to the controller.
@@ -21,12 +22,13 @@ from mindio_ttp.link import ENDS, NOBODY, Line, ranks
 log = structlog.get_logger()
 
 REPORTS = ("report_fault_ranks", "report_stop_complete", "report_strategies", "report_result")
+"""The reports of the controller for which an orchestrator must register functions."""
 START_LIMIT = 60
-"""Seconds within which a new controller must begin to lead. This is long, because it is a new
-process on a busy machine."""
+"""Seconds within which a new controller must answer. This limit is long, because a new process
+starts slowly on a busy machine."""
 END_LIMIT = 1860.0
-"""Seconds within which a controller must end. This is long, because the state of its job may have
-to be saved first."""
+"""Seconds within which a controller must end. This limit is long, because the state of its job may
+have to be saved first."""
 PAUSE = 0.1
 """Seconds between two checks whether a controller is still running."""
 FOLLOWED = 1.0
@@ -36,12 +38,14 @@ running."""
 
 class Orchestrator:
     """
-    The orchestrator's side of the connection to the controller. There is one object in a process.
+    The orchestrator's side of the connection to the controller. Each process has exactly one
+    `Orchestrator`.
     """
 
     def __init__(self) -> None:
         self.world = 0
         self._rank: int | None = None
+        """The rank of this process, -1 if it trains nothing. None before `init`."""
         self._started = False
         self._functions: dict[str, Callable[..., Any]] = {}  # Any: any signature
         self._line: Line | None = None
@@ -50,6 +54,7 @@ class Orchestrator:
         self._over = threading.Event()
         """Set when this process has called `tft_destroy_controller`."""
         self._follower: threading.Thread | None = None
+        """The thread that starts a new controller when the controller that was found ends."""
         self._exits = False
         """True if `destroy` is registered to run at the exit of this process."""
 
@@ -94,10 +99,10 @@ class Orchestrator:
 
     def destroy(self) -> None:
         """
-        End the controller and the connection to it.
+        End the connection to the controller, and the controller itself if this process has rank -1.
 
-        A controller that leads ranks runs on until their job is over. A later call of `start` finds
-        this controller.
+        But a controller whose job is running is not ended: it runs on until the job is over. A
+        later call of `start` then finds this controller.
         """
         self._started, self._rank = False, None
         self._over.set()
@@ -126,14 +131,18 @@ class Orchestrator:
                     "tft_register_mindx_callback was called, but this job was started without an "
                     "orchestrator: add --orchestrated to the command `tft run`"
                 )
-            return  # this process becomes the launcher; the process of its rank connects
+            return  # this process becomes a `tft run`, whose rank runs the script and connects
         self._connect(path)
 
     def _start_alone(self, host: str, port: int, options: tuple[str, ...], task: str) -> None:
+        """
+        Find the running controller of this job, or start one, and connect to it. The ranks of the
+        job may be started later. Raises `Refused` if the controller ends or does not answer.
+        """
         name = task or f"mindio-{host}-{port}"
         lead = Lead(name, self.world, host, port)
         if self._lead is not None and self._lead.desk == lead.desk:
-            lead = self._lead  # its process is a child of this process
+            lead = self._lead  # keep the object, which knows the child process that it has started
         words = [
             *("--nnodes", str(self.world), "--broker", f"{host}:{port}"),
             *("--adaptor", "mindio", "--start", name, *environment.run_options(), *options),
@@ -143,7 +152,7 @@ class Orchestrator:
         line = self._connect(lead.desk)
         found = not lead.start(words)
         for _ in range(START_LIMIT):
-            # an answer means that this manager has replaced the previous manager
+            # when the controller answers, this manager has taken the place of an earlier manager
             if line.there(1.0) and line.call("hello") != NOBODY:
                 break
             if found:
@@ -170,10 +179,10 @@ class Orchestrator:
 
     def _follow(self, lead: Lead, words: Sequence[str], over: threading.Event) -> None:
         """
-        Start a new controller when the controller that `start` has found ends.
+        Wait until the controller that `start` has found ends, and then start a new controller.
 
-        The job of the found controller may have been ending. Ranks that are started for the next
-        job need a new controller.
+        The job of the found controller may have been ending already. The ranks of the next job need
+        a new controller.
         """
         while not over.wait(FOLLOWED):
             if lead.code() == 0:
@@ -184,8 +193,8 @@ class Orchestrator:
 
     def _release(self, lead: Lead, line: Line) -> None:
         """
-        Tell the controller that no manager leads it any more. If the controller ends therefore,
-        wait for its end.
+        Tell the controller that this manager gives it up. If the controller then ends, wait for its
+        end. Log a warning if the controller does not answer or does not end in time.
         """
         answer = NOBODY
         for _ in range(START_LIMIT):
@@ -224,7 +233,7 @@ class Orchestrator:
 
 def _gone(lead: Lead, limit: float) -> bool:
     """
-    Return whether the controller has ended within `limit` seconds.
+    Wait for the end of the controller for at most `limit` seconds. Return True if it has ended.
     """
     pause = threading.Event()
     for _ in range(int(limit / PAUSE)):

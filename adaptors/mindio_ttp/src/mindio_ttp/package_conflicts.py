@@ -11,9 +11,8 @@ OURS = "tft-mindio"
 
 def refuse_another(package: str, installed: Iterable[Distribution] | None = None) -> None:
     """
-    Raise `ImportError` if another distribution installs files of `package`.
-
-    The package would then contain files of both distributions.
+    Raise `ImportError` if another distribution than tft-mindio installs files of `package`.
+    Otherwise Python would import a package with files of both distributions.
     """
     for found in distributions() if installed is None else installed:
         name = found.metadata["Name"] or ""
@@ -29,7 +28,7 @@ def refuse_another(package: str, installed: Iterable[Distribution] | None = None
 
 def _brings(found: Distribution, package: str) -> bool:
     """
-    Return whether a distribution installs files of a package.
+    Return whether the distribution `found` installs files of a package.
 
     The file list of the distribution is searched as text, because parsing the lists of all
     distributions would cost each process 0.2 s.

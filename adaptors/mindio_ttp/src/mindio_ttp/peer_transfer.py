@@ -2,10 +2,12 @@
 Computes which rank sends which state to which rank in a repair. Every rank computes the same
 transfers from the facts of all ranks.
 
-As in MindIO, a rank gets all its transfers in one call, together with the ranks that take part,
-because a program may form a group of these ranks first. Sources: `HandleRepair` in `processor.cpp`,
-lines 823 to 883, `GenerateRepairMsg` in `controller.cpp`, lines 2049 to 2106, and
-`RepairSelectReplica` in `replica_manager.cpp`, lines 96 to 130, of mind-cluster 22bb3d98.
+As in MindIO, the program's repair function gets all transfers of its rank in one call. It also gets
+all ranks that take part, because it may form a process group of them first.
+
+Sources, at mind-cluster 22bb3d98: `HandleRepair` in `processor.cpp`, lines 823 to 883,
+`GenerateRepairMsg` in `controller.cpp`, lines 2049 to 2106, and `RepairSelectReplica` in
+`replica_manager.cpp`, lines 96 to 130.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from tft.errors import OrderRefused
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """
-    One transfer: the state of one kind of group, from one rank to another.
+    One transfer of a rank's part of a state, of dense parameters or of experts, to another rank.
     """
 
     type: int
@@ -27,15 +29,17 @@ class Unit:
     source: int
     destination: int
     step: int
-    """The step, by tft's count, to whose end the sent state belongs."""
+    """The step, by tft's count, after which the sent state was complete."""
 
 
 def units(told: Mapping[int, Body], world: int) -> tuple[Unit, ...]:
     """
-    Return all transfers, ordered by type and destination.
+    Return all transfers, ordered by type and destination. `told` has the needs and the offers of
+    each rank.
 
-    The source of a shard is the first rank after the destination that offers the shard of that
-    step. Raises `OrderRefused` if no rank offers it, or if the source itself needs state.
+    The source of a shard is the first rank after the destination that offers the shard of the
+    needed step. After the last rank of the world, the search continues at rank 0. Raises
+    `OrderRefused` if no rank offers the shard, or if the source itself needs state.
     """
     found = []
     for destination, said in told.items():

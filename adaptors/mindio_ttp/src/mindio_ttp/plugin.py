@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 class Option:
     """
-    The part of the plugin that exists in every process.
+    The plugin in a process that expects no orchestrator. It only adds the option `--orchestrated`.
     """
 
     @hookimpl
@@ -44,9 +44,10 @@ class Option:
     # Any: an option may have a value of any type
     def tft_environment(self, options: Mapping[str, Any]) -> Mapping[str, str]:
         """
-        Return the variable with the path where the controller listens for the orchestrator.
+        Return the environment variable that tells the controller at which path to listen for the
+        orchestrator.
 
-        Return an empty map if no orchestrator is expected, or if the variable is already set.
+        Return an empty map if `--orchestrated` was not given, or if the variable is already set.
         """
         if not options["orchestrated"] or orchestrator_socket() is not None:
             return {}
@@ -55,7 +56,8 @@ class Option:
 
 class Orchestrated(Negotiator, Option):
     """
-    The plugin in a process that expects an orchestrator.
+    The plugin in a process that expects an orchestrator: it lets the orchestrator take part in the
+    decisions of the controller.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +70,7 @@ class Orchestrated(Negotiator, Option):
     @hookimpl
     def tft_on_leader(self, report: Any) -> None:  # Any: a function of the controller
         """
-        Open the socket for the orchestrator.
+        Open the socket for the orchestrator, because the controller of this process leads now.
         """
         super().tft_on_leader(report)
         self._desk.open(self._call, self.changed)
@@ -121,7 +123,10 @@ class Orchestrated(Negotiator, Option):
 
     def _release(self) -> int:
         """
-        Note that no manager leads the job from now on. End the job if no rank has joined yet.
+        Carry out the call by which the manager gives up this controller. End the job if no node has
+        joined yet.
+
+        Return `STAYS` if the controller runs on until its job is over. Otherwise return `ENDS`.
         """
         if self._trains:
             return STAYS

@@ -2,9 +2,9 @@
 The connection of a training process to its job.
 
 The `Processor` translates the calls of the program into calls of a `tft.Session`, which connects
-this process with the controller. The training thread makes these calls. The functions that the
-program has registered run on the training thread too, while it is out of its loop. Only the
-function that stops the training thread runs on a separate thread.
+this process with the controller. The training thread makes these calls. While this thread is out of
+its training loop, it also runs the functions that the program has registered. The stop function may
+run on a separate thread, because it interrupts the training thread.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ log = logs.get_logger()
 
 FORCE_STOP = "FORCE STOP. By mindio-ttp BeginUpdating"
 FORCE_STOP_MINDSPORE = "ForceStopError (FORCE STOP). By mindio-ttp BeginUpdating"
-"""The text of a forced stop that MindSpore's own loop recognises."""
+"""The text of the error that makes MindSpore's own training loop end for a forced stop."""
 STEP_FINISH = "STEP FINISH"
 ARF, HOT_SWITCH = "arf", "hot switch"
 """The reasons for which a process replaces another one, as `tft_get_reboot_type` returns them."""
@@ -37,7 +37,11 @@ ARF_FINISH = "ARF FINISH"
 
 class Reported(TrainingFault):
     """
-    A fault that a program reports about itself.
+    A fault that a program reports about itself with `tft_report_error`.
+
+    `code` is the error code of the device, and `said` the text of the program's error. If
+    `polluted` is True, all copies of the training state may have wrong numbers. `not_after` is then
+    the last step whose numbers are right, or None if it is not known.
     """
 
     def __init__(
@@ -86,12 +90,13 @@ MISSED: Mapping[str, str] = {
     "repair": "a rank that needs state cannot get it from another rank",
     "save_ckpt": "no last checkpoint can be saved",
 }
-"""Maps the name of a function to the consequence if the program does not register that function."""
+"""Maps the name of a function to the consequence if the program does not register that function.
+This text is logged when training begins."""
 
 
 class Processor:
     """
-    Connects the program of this process to its job. There is one object in a process."""
+    Connects the program of this process to its job. Each process has exactly one `Processor`."""
 
     def __init__(self) -> None:
         self.variables = environment.variables()
@@ -108,11 +113,11 @@ class Processor:
         self._leaving = False
         """True if the program must leave its loop after the current step."""
         self._initialises = False
-        """True if this process is a replacement whose program has reported its start, and waits
-        before it continues its own initialisation."""
+        """True if the program has reported RS_INIT_FINISH before training. It then waits for its
+        next action before it continues its own initialisation."""
         self._expects_finish = False
-        """True if the program knows that this process is a replacement, and will report when it is
-        ready."""
+        """True if the program has asked whether this process replaces another one. If it does, the
+        program will report when it is ready."""
         self._said_ready = False
         self._refused: Exception | None = None
         """Why the update of the present step was refused, until the program reports that it has
@@ -129,11 +134,12 @@ class Processor:
         passed none."""
         self.group_names = torch_groups.GroupNames()
         self.device: int | None = None
-        """The device that was current when `tft_init_processor` was called. If there was none, the
-        device that was current when training began."""
+        """The number of the device that was current when `tft_init_processor` was called. If no
+        device was in use then, the device that was current when training began."""
         self.position: Callable[[], int] | None = None
-        """A function that returns the program's step to which its state belongs. It is set if
-        another adaptor, which knows the framework, keeps the state."""
+        """A function that returns the step to which the state of the program belongs, by the
+        program's count. It is set if another adaptor, which knows the framework, keeps the
+        state."""
 
     # ---------------------------------------------------------------- joining the job
 
@@ -152,7 +158,8 @@ class Processor:
 
     def start(self, ip: str, port: int, local_ip: str, adaptor_name: str) -> None:
         """
-        Join the job at the controller's address with the named adaptor.
+        Join the job whose controller has the address `ip` and `port`, with the named adaptor.
+        `local_ip` is the address of this machine; it may be empty.
 
         If no tft agent has started this process, the process becomes a `tft run`, whose rank runs
         the script again from its beginning. Raises `Refused` if the process cannot join the job.
@@ -176,9 +183,10 @@ class Processor:
             group_names=self.group_names,
         )  # fmt: skip
         adaptor.announce(program)
-        if not environment.below_tft():  # otherwise an agent has already overwritten the variables
+        if not environment.below_tft():
+            # save the launcher's variables before an agent of tft overwrites them
             environment.carry()
-        # With --spare-if-taken, a second process for a running rank becomes a spare for that rank.
+        # --spare-if-taken: if a process of this rank runs already, this process becomes its spare
         options = ["--adaptor", adaptor_name, "--spare-if-taken", *told.curve]
         if local_ip:
             options += ["--host", local_ip]
@@ -214,13 +222,14 @@ class Processor:
             if hub is not None and not self.variables.mindspore:
                 try:
                     hub = hub_of_all(session.run_dir, *hub)
-                # If the hub is being restarted, the first order will have its new address.
                 except ConnectionError as error:
+                    # go on: the first order to form groups has the address of a restarted hub
                     log.warning("hub_not_reached", why=str(error))
                 program.store.use(*hub)
 
     def _launcher(self, told: ProcessorArguments, host: str, port: int) -> tft.Launcher:
-        # compare the text without resolving it: a machine's own name may resolve to 127.0.1.1
+        # Do not resolve a host name here: many machines resolve their own name to 127.0.1.1,
+        # although other machines reach them by that name.
         alone = host.startswith("127.") or host in ("localhost", "::1")
         place = environment.place(told.rank, told.world, alone=alone)
         return tft.Launcher(
@@ -282,7 +291,7 @@ class Processor:
             whole=self.variables.mindspore,
             shifted=self.variables.framework == 1,
         )
-        if self.session.adaptor != "mindio":  # with `mindio`, rank 0 logs all groups later
+        if self.session.adaptor != "mindio":  # with `mindio`, rank 0 logs the groups of all ranks
             replicas.announce({rank: [[g.type, g.ranks, g.copies] for g in groups]})
         if self._begun and groups != program.groups:
             raise Refused(
@@ -294,8 +303,8 @@ class Processor:
     @property
     def reboot(self) -> bool:
         """
-        True if this process replaces another process of its rank. The program then has to report
-        when it is ready.
+        True if this process replaces another process of its rank. A program that reads this must
+        report when it is ready to train, if the result is True.
         """
         self._expects_finish = True
         return self.session.incarnation > 0
@@ -303,7 +312,7 @@ class Processor:
     @property
     def reboot_type(self) -> str:
         """
-        `hot switch` if this process replaces a process that still trained when this process
+        `hot switch` if the earlier process of this rank still trained when this process was
         started. Otherwise `arf`.
         """
         return HOT_SWITCH if self._session is not None and self._session.successor else ARF
@@ -341,8 +350,8 @@ class Processor:
 
     def export(self, name: str) -> None:
         """
-        Record that the program belongs to the framework `name`, such as MindSpeed. It is stopped
-        and cleaned before it saves a last checkpoint.
+        Record that the program belongs to the framework `name`, such as MindSpeed. For these
+        programs, the functions `stop` and `clean` are called before a last checkpoint is saved.
         """
         self.exported = name
         environment.clean_before_dump()
@@ -356,7 +365,8 @@ class Processor:
         Enter the training loop. Return when all ranks have entered it, or when the job has ended
         for this rank.
 
-        Return at once in a replacement whose program is about to report that it is ready.
+        Return at once if this rank is in its loop already. Also return at once in a new process of
+        a replaced rank if the program will report that it is ready.
         """
         self._returned = False
         if self._inside:
@@ -368,7 +378,10 @@ class Processor:
 
     def open(self, backup: int) -> None:
         """
-        Open the update window, because the program is about to change its state.
+        Open the update window, because the program is about to change its state. The first call
+        also enters the training loop, if the program has not entered it before.
+
+        Raises a `RuntimeError` that the program recognises if it must leave its loop.
         """
         call = "tft_start_updating_os"
         checks.number(call, "backup_step", backup, -1, LARGEST_STEP)
@@ -388,13 +401,15 @@ class Processor:
         except Interrupted:
             raise self._force_stop() from None
         except TrainingFault as refused:
-            self._refused = refused  # the program reports only that it has left its loop
+            # keep the reason, because the program will report only that it has left its loop
+            self._refused = refused
             raise self._force_stop() from None
         self._window = True
 
     def close(self, step: int) -> None:
         """
-        Close the update window, because the state of `step` is complete.
+        Close the update window, because the state of the end of `step` is complete. Raises
+        `Refused` if `step`, by the program's count, is not the step that was trained.
         """
         checks.step("tft_end_updating_os", step, least=1)
         self.check_trains("tft_end_updating_os")
@@ -407,7 +422,8 @@ class Processor:
             )
         base = step - session.step
         if program.base is None or (program.fresh and not self._counted):
-            program.base = base  # follows from the first step of this run, not of an earlier run
+            # the first step of this run decides, and not the count of an earlier run
+            program.base = base
             if program.earlier is not None and program.earlier != base:
                 log.warning(
                     "program_began_elsewhere", saved=session.step - 1 + program.earlier, began=step - 1,
@@ -421,9 +437,10 @@ class Processor:
         try:
             session.close_window()
         except Interrupted:
-            self._leaving = True  # raise the error later, where the program expects it
+            self._leaving = True  # `pause` raises the error, because the program expects it there
         program.contributing()
-        if step != expected:  # checked last: the complete state can be saved in any case
+        # Check the number last: even if it is wrong, the state is complete and can be saved.
+        if step != expected:
             raise Refused(
                 f"tft_end_updating_os({step}): the step that is trained is {expected}; steps are "
                 "counted one by one"
@@ -431,9 +448,9 @@ class Processor:
 
     def pause(self) -> None:
         """
-        Report the end of an iteration, where a program can be stopped without losing work.
+        Handle the end of an iteration, where a program can be stopped without losing work.
 
-        Raises a `RuntimeError` with STEP FINISH when the program must leave its loop.
+        Raises a `RuntimeError` with the text STEP FINISH when the program must leave its loop.
         """
         if self._leaving:
             self._leaving = False
@@ -441,7 +458,8 @@ class Processor:
 
     def check_trains(self, call: str) -> None:
         """
-        Raise `Refused` if there are no more steps to train.
+        Raise `Refused` if training is over for this rank. `call` is the name of the function that
+        the program has called, for the message.
         """
         why = ""
         if self.dumped:
@@ -457,10 +475,10 @@ class Processor:
         program = self.program
         if not program.step_is_known:
             raise Refused(
-                f"{call}: all ranks were brought to the end of step {program.repaired_to}, and "
-                "this program was not told: register a function with "
-                "tft_register_rollback_handler, or ask tft_get_repair_step before going on. "
-                "Otherwise its data would not belong to the step"
+                f"{call}: all ranks were set to the end of step {program.repaired_to}, but this "
+                "program does not know that, so its data would belong to another step: register a "
+                "function with tft_register_rollback_handler, or call tft_get_repair_step before "
+                "training continues"
             )
 
     def _force_stop(self) -> RuntimeError:
@@ -479,14 +497,15 @@ class Processor:
         """
         self.session  # noqa: B018 (raises if there is no session)
         if state is ReportState.RS_INIT_FINISH and not self._begun:
-            self._initialises = True  # its groups and functions are not set yet
+            # the program is not ready: it has not set its groups and functions yet
+            self._initialises = True
             return
         if state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH):
             self._ready(state)
             return
         if self._returned:
             self._returned = False
-            return  # the program knows already that it must enter its loop
+            return  # `finish` has already told the program that it must enter its loop again
         fault = FAULTS.get(state)
         if not self._begun:
             if fault is not None and state is not ReportState.RS_UNKNOWN:
@@ -496,9 +515,10 @@ class Processor:
                 )
             return  # nothing was trained yet: let the process end, and the agent handles its end
         if state is ReportState.RS_UNKNOWN and self.program.strategies == ("dump",):
-            # this program reports every error as unknown, even if another rank was lost
+            # A program that can only save a last checkpoint reports every error as unknown. If the
+            # text says that a connection was lost, the fault is on another rank.
             fault = ("network", False) if is_cut_off(said) else fault
-        if self._inside:  # a second report, outside the loop, says nothing about the state
+        if self._inside:  # only the first report, which leaves the loop, is about the state
             self.program.uce = state in (ReportState.RS_UCE, ReportState.RS_UCE_CORRUPTED)
             self.program.torn = self._window
             self.program.stepped_out = state is ReportState.RS_STEP_FINISH
@@ -512,10 +532,10 @@ class Processor:
 
     def _ready(self, state: ReportState) -> None:
         """
-        Report once that this rank is ready.
+        Tell the controller once that this rank is ready to train.
 
-        Raises `Refused` for a second report from inside the loop. Otherwise such a program would
-        report and enter its loop again for ever.
+        Raises `Refused` if the program reports this again from inside its loop. A program that does
+        so after each start of its loop would report and start again for ever.
         """
         if self._inside and self._said_ready:
             raise Refused(
@@ -533,8 +553,8 @@ class Processor:
 
     def wait(self) -> Action:
         """
-        Carry out orders until this rank is in its loop again, or all ranks have trained all their
-        steps.
+        Carry out the controller's orders until this rank must enter its loop again, or all ranks
+        have trained all their steps.
 
         Return `EXIT` if the job has ended before that, else `RETRY`.
         """
@@ -565,7 +585,8 @@ class Processor:
         Report that the program has trained all its steps. Return when all ranks have trained all
         their steps."""
         if not self._begun and self._session is not None and self.session.incarnation > 0:
-            self.wait()  # enter the loop first, to learn the step of the other ranks
+            # a new process has trained nothing itself: enter the loop, at the other ranks' step
+            self.wait()
             return
         if self._begun and self._inside:
             self._inside = self._leaving = False
@@ -630,7 +651,7 @@ class Processor:
         Return the program's step to which the last repair has set this rank. Return 0 if there was
         no repair.
 
-        Note that the program knows this step from now on.
+        Also record that the program has asked for this step, so it can set its data to the step.
         """
         if self._program is None:
             return 0
@@ -640,7 +661,8 @@ class Processor:
     @property
     def repair_type(self) -> str:
         """
-        The repair that is being carried out, by MindIO's name. It is `unknow` if there is none.
+        The repair that is being carried out, by MindIO's name. It is `unknow` if there is none, or
+        if none is chosen yet.
         """
         return UNKNOWN if self._program is None else self._program.repair_type
 
@@ -667,11 +689,12 @@ class Processor:
         if not self._begun:
             self.session  # noqa: B018 (raises if there is no session)
             for name, without in MISSED.items():
-                # other adaptors do this work without functions of the program
+                # any other adaptor than `mindio` does this work without functions of the program
                 if self.session.adaptor == "mindio" and not self.handlers.has(name):
                     log.warning("function_missing", name=name, without=without)
             self._begun = True
-            if self.device is None:  # the program may have imported its framework after `init`
+            # there was no device in `init` if the program has imported its framework after that
+            if self.device is None:
                 self.device = device.current(mindspore=self.variables.mindspore)
                 self.handlers.device = self.device
             if self.session.adaptor == "mindio":
@@ -695,7 +718,8 @@ def curve(tls_on: Any, info: Any) -> tuple[str, ...]:  # Any: not yet checked
     """
     Return the options of `tft run` that encrypt the bus with keys from the TLS files in `info`.
 
-    Return no options if TLS is off.
+    `tls_on` is the argument `enable_tls`, and `info` the argument `tls_info`. Return no options if
+    TLS is off.
     """
     if not tls_on:
         return ()

@@ -1,9 +1,9 @@
 """
-Carries out the hooks of tft for a program that is written for MindIO, by calling the functions that
-the program has registered.
+Carries out the hooks of the adaptor `mindio` by calling the functions that a program for MindIO has
+registered.
 
 The program has its own count of steps, because it may have trained before this job began. `base` is
-the program's step at step 0 of the job.
+the program's number for step 0 of the job, so a step of the job plus `base` is the program's step.
 """
 
 import json
@@ -27,21 +27,23 @@ from tft.spi import ShardCopies, TrainingFault, pack, unpack
 log = logs.get_logger()
 
 UNKNOWN = "unknow"
-"""MindIO's spelling."""
+"""The name of the repair if there is none or none is chosen yet, in MindIO's spelling."""
 Scaled = Literal["", "in", "out"]
 ELASTIC = ("scale_in", "scale_out")
 FUNCTIONS = (
     "zit_downgrade_rebuild", "zit_upgrade_rebuild", "zit_upgrade_repair", "zit_upgrade_rollback",
 )  # fmt: skip
-"""The functions that a program must register, all of them, to continue with fewer ranks and later
-with more ranks."""
+"""The functions with which a program continues with fewer ranks, and later with more ranks. It must
+register all of them, or tft does not do this."""
 SCALE_IN, SCALE_OUT = '{"scale-in-strategy":"DP"}', '{"scale-out-strategy":"DP"}'
-"""The last argument of these functions: the JSON text that MindCluster passes."""
+"""The last argument of the functions in `FUNCTIONS`, when ranks leave and when they come back. The
+values are the JSON texts that MindCluster passes."""
 SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The part of the text of a precision check's error which names the last step whose numbers were
-right."""
+"""When MindSpeed-LLM finds wrong numbers, the text of its error has this part, with the last step
+whose numbers were right."""
 TICK = 0.05
-"""Seconds between two checks for the files of the other ranks that save."""
+"""Seconds between two checks whether the other ranks that save a checkpoint have created their
+files."""
 
 
 @dataclass(slots=True)
@@ -49,8 +51,8 @@ class Program:
     """
     The program of one rank.
 
-    `completed` returns the last complete step, by tft's count. `incarnation` is the number of
-    earlier processes of the rank.
+    `completed` is a function that returns the last complete step, by tft's count. `incarnation` is
+    the number of earlier processes of the rank.
     """
 
     rank: int
@@ -67,15 +69,18 @@ class Program:
     successor: bool = False
     """True if this process was started while the old process of the rank still trained."""
     contributing: Callable[[], None] = lambda: None
-    """The function to call when the other ranks may finish the step without this rank. It is called
-    at the beginning of each step, because tft cannot see when the program contributes to the last
-    all-reduce. This is correct because the rank-local state does not change during the step."""
+    """The function that tells tft: the other ranks may now complete the step even if this rank is
+    lost. It is called at the beginning of each step already, because tft cannot see when the
+    program contributes to the last all-reduce. This is safe, because the rank-local state does not
+    change during the step."""
     args: Any = None
     """The `args` that every registered function receives. Any: objects of the program."""
     groups: tuple[Group, ...] = ()
+    """The groups of ranks that hold copies, from `tft_set_optimizer_replica`."""
     dense: tuple[int, ...] = ()
     """The data-parallel group of this rank. Empty if the program has not set it."""
     base: int | None = None
+    """The program's number for step 0 of the job. None until the first step is complete."""
     earlier: int | None = None
     """The `base` of the earlier run that saved the checkpoint from which this run continues."""
     loaded: int | None = None
@@ -84,7 +89,8 @@ class Program:
     uce: bool = False
     """True if this rank has reported that its device memory is lost."""
     torn: bool = False
-    """True if the update had begun when this rank left its loop."""
+    """True if this rank left its loop within an update, so that its state may be partly old and
+    partly new."""
     stepped_out: bool = False
     """True if this rank left its loop at the end of a step, so that no work was lost."""
     repaired_to: int = 0
@@ -98,9 +104,9 @@ class Program:
     """True if the program's functions `stop` and `clean` are called before it saves a last
     checkpoint."""
     calls_once: bool = False
-    """True if the program's functions for repair, and for continuing with fewer ranks, keep partial
-    results of a call. MindIO calls them only once, so they cannot be called again after they have
-    failed."""
+    """True if the program's functions for repair, and for continuing with fewer ranks, must not be
+    called again after a call has failed, because they keep partial results of the call. This is so
+    for programs of MindSpeed."""
     loses_memory: Callable[[RuntimeError], bool] = lambda error: False
     """A function that returns whether an error says that the device has lost memory."""
     _fresh: bool = True
@@ -121,15 +127,15 @@ class Program:
     """True if the program's function `clean` has reported that no content of the memory is lost.
     Then this rank needs no state from other ranks."""
     _formed: int = 0
-    """The number of groups in which training has resumed. A rank that left the job has a smaller
-    number."""
+    """A number that grows each time training resumes. A rank that was not in the job at that time
+    keeps a smaller number."""
     _told: Mapping[int, Body] = field(default_factory=dict)
     """The facts that each rank of the present group sent when the group was formed."""
     _known: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank when training resumed last."""
+    """The incarnation of each rank that took part when training resumed last."""
     _met: dict[int, int] = field(default_factory=dict)
-    """The incarnation of each rank in the group that was formed last. Training may not have resumed
-    in that group."""
+    """The incarnation of each rank in the group that was formed last. Unlike `_known`, it is set
+    before training resumes."""
     _gathering: Gathering | None = None
     """The all-gather in which this rank waits for the facts of the other ranks."""
     _group: tuple[str, str, int] = ("", "", 0)
@@ -144,7 +150,8 @@ class Program:
     """True if received or loaded state has overwritten the state of this rank at least in part, or
     if `clean` has released it."""
     _void: threading.Event = field(default_factory=threading.Event)
-    """Set when an order to save is cancelled. It ends the wait for the other ranks that save."""
+    """Set when the controller cancels an order to save. The function that waits for the other ranks
+    that save then stops waiting."""
     _saved: tuple[Path, int] | None = None
     """The directory and the attempt number of the last save."""
 
@@ -165,14 +172,15 @@ class Program:
 
     def column(self) -> tuple[int, ...]:
         """
-        Return the ranks that leave the job together with this rank. This rank is among them.
+        Return the ranks that leave the job together with this rank when the job continues with
+        fewer ranks. This rank is among them.
         """
         return self._column() or (self.rank,)
 
     def _column(self) -> tuple[int, ...] | None:
         partitions = [group.ranks for group in self.groups]
         if self.dense and all(len(ranks) > len(self.dense) for ranks in partitions):
-            partitions.append(self.dense)  # splits the larger groups too
+            partitions.append(self.dense)  # the larger groups consist of such groups
         return replicas.column(self.rank, self.world, partitions)
 
     def settle_strategies(self) -> None:
@@ -202,16 +210,16 @@ class Program:
         """
         if self.base is None:
             raise OrderRefused(
-                "no step of this program was completed since it was started, so its step is not "
-                "known: before that nothing can be repaired or saved, and nothing is lost. "
-                "tft_report_load_ckpt_step says it for a program that goes on from a checkpoint"
+                "this program has not completed a step since it was started, so tft does not know "
+                "its step, and cannot repair or save its state yet. If the program continues from "
+                "a checkpoint, call tft_report_load_ckpt_step with the step of the checkpoint"
             )
         return step + self.base
 
     def sound_step(self, said: str) -> int | None:
         """
-        Return the last step with right numbers that the text of a precision error names, by tft's
-        count. Return None if the text names no step.
+        Return the last step whose numbers were right, by tft's count, from the text `said` of a
+        precision error. Return None if the text names no step, or if `base` is not known.
 
         Source: `handle_precision_error` of MindSpeed-LLM, which loads the checkpoint of that step.
         """
@@ -236,22 +244,22 @@ class Program:
 
     def local_state(self) -> bytes:
         """
-        Return the rank-local state, which consists of `base` only. The program restores everything
-        else itself.
+        Return the rank-local state. It consists of `base` only, because the program itself restores
+        everything else in its rollback function.
         """
         return pack(self.base)
 
     def derive(self) -> bytes:
         """
-        Return the rank-local state of a rank whose own copy was lost with its node. `base` is then
-        known from other ranks.
+        Return a rank-local state for a rank whose captured state was lost with its node. It has no
+        `base`, because this rank learns `base` from another rank.
         """
         return pack(None)
 
     def load(self) -> None:
         """
-        Do nothing for a checkpoint at the start of the job, because the program itself has loaded
-        it.
+        Carry out the order to load a checkpoint at the start of the job. Do nothing, because the
+        program itself has loaded its checkpoint.
 
         Raises `OrderRefused` in a process that has handled an incident or replaces another one.
         """
@@ -265,8 +273,8 @@ class Program:
 
     def interrupt(self) -> None:
         """
-        Interrupt the training thread, even if it waits for other ranks or the device. Called
-        repeatedly on the control thread.
+        Interrupt the training thread, even if it waits for other ranks or the device. tft calls
+        this method repeatedly, on a thread of its own, until the training thread has stopped.
         """
         self._void.set()
         gathering = self._gathering
@@ -279,10 +287,11 @@ class Program:
 
     def left(self) -> None:
         """
-        Complete the stop of this rank: call the program's `stop` function if it was not called yet.
+        Complete the stop of this rank, whose program has left its loop. Call the program's `stop`
+        function, or wait until the call that `interrupt` has started is over.
 
-        A rank that left its loop at the end of a step is stopped later, when the kind of repair is
-        known. Raises `OrderRefused` if the function has failed.
+        If the program left its loop at the end of a step, the function is not called here, but
+        later if the repair needs it. Raises `OrderRefused` if the function has failed.
         """
         self.finished = False
         if self._stopping is None:
@@ -355,7 +364,7 @@ class Program:
         if not first or self._stopped:
             fresh = not self._known
             switched = not self._scaled and _is_switch(joined, replaced)
-            # in an earlier attempt, the device of a replacement may have been stopped too
+            # also clean a new process if `stop` was called in it, in an earlier attempt
             cleans = self._stopped or not (fresh or self.rank in replaced or switched)
             if cleans:
                 self._stop_at_last()
@@ -381,7 +390,8 @@ class Program:
 
     def _build(self, new: Sequence[int], members: Sequence[int]) -> None:
         """
-        Let the program form its groups, if the members have changed or have new processes.
+        Let the program form its groups if ranks have left, have come back or have a new process.
+        `new` are the ranks that came back or have a new process, and `members` are all ranks.
         """
         if self._scaled == "in":
             if self.calls_once and self._with_fewer:
@@ -412,8 +422,8 @@ class Program:
                 if peer in joined and joined[peer]["column"] != each["column"]:
                     raise OrderRefused(
                         f"rank {rank} would leave together with ranks {each['column']}, but rank "
-                        f"{peer} with {joined[peer]['column']}: with enable_zit all groups must "
-                        "have the same layout"
+                        f"{peer} would leave together with {joined[peer]['column']}: with "
+                        "enable_zit all groups must have the same layout"
                     )
         why = agreed_base({rank: each["base"] for rank, each in joined.items()})
         if why:
@@ -421,8 +431,8 @@ class Program:
 
     def _replaced(self, stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> list[int]:
         """
-        Return the ranks with a new process. A process is new if a staying rank has not formed
-        groups with it yet.
+        Return the ranks with a new process: one that a staying rank has not trained with yet.
+        `stayed` and `joined` have the facts of the staying ranks and of all ranks.
         """
         replaced = set()
         for told in stayed.values():
@@ -442,14 +452,14 @@ class Program:
         device.release_memory()  # make room for received state
         self._stopped = False
         if self.uce and result == 0:
-            # the program has released its memory, which a later call of `clean` cannot restore
+            # `clean` has released the memory with the state, so this rank needs state from others
             self._overwritten = True
         self._light = result == 2 and self.uce and not (self.torn or self._overwritten)
 
     def rebuild(self) -> None:
         """
-        Let the program send the state that ranks need. Each rank that takes part makes one call of
-        the program's repair function.
+        Let the program send the state that ranks need. On each rank that sends or receives state,
+        the program's repair function is called.
         """
         said = {
             "needs": [[shard, step] for shard, step in sorted(self._needs.items())],
@@ -462,7 +472,8 @@ class Program:
         received = [unit for unit in units if unit.destination == self.rank]
         sent = [unit for unit in units if unit.source == self.rank]
         if received:
-            # before state is overwritten, because program_step needs the base
+            # take over `base` now: `program_step` needs it, and raises an error if it is unknown
+            # before any state is overwritten
             self.base = told[received[0].source]["base"]
             self.program_step(received[0].step)
             self._overwritten = True
@@ -476,7 +487,8 @@ class Program:
 
     def rollback(self, local_state: bytes) -> None:
         """
-        Set this rank to the step from which all ranks continue, and let the program roll back.
+        Set this rank to the step from which all ranks continue, and call the program's rollback
+        function. At the start of a job there is nothing to roll back, and it is not called.
         """
         self.earlier = unpack(local_state) if self._fresh and self.completed() else None
         if not self._fresh:
@@ -494,7 +506,8 @@ class Program:
             self.handlers.call("zit_upgrade_rollback", self.repaired_to, self.args, SCALE_OUT)
             return
         if self._scaled == "in" and not (moved or self._repaired):
-            self.step_is_known = True  # it is the step that the program completed last
+            # no state was moved, so the program continues from the step that it completed last
+            self.step_is_known = True
             return
         self.step_is_known = self.handlers.has("rollback")
         if self.step_is_known:
@@ -504,17 +517,19 @@ class Program:
 
     def offer(self, shard: str, step: int) -> bytes:
         """
-        Record that this rank can send the shard to another rank. Called on a transfer thread.
+        Record that this rank can send its copy of the shard, of `step`, to another rank. Return the
+        description of the copy. Called on a transfer thread.
         """
         self._offers.add((shard, step))
         return pack({"step": step})
 
     def need(self, shard: str, meta: bytes) -> bool:
         """
-        Record that this rank needs a shard, which it will receive in `rebuild`.
+        Record that this rank needs a shard from another rank. Return True, because the program
+        receives the shard in `rebuild`.
 
-        Return False if the rank still has the shard, because its memory was cleaned and no content
-        was lost.
+        Return False if this rank still has the shard: its memory was cleaned without loss. Raises
+        `OrderRefused` if the program has registered no repair function.
         """
         step = int(unpack(meta)["step"])
         if self._light and self.completed() == step:
@@ -542,11 +557,11 @@ class Program:
 
     def reload(self, not_after: int | None) -> int:
         """
-        Let the program load its newest checkpoint, on all ranks at the same time. Return the step
-        of the checkpoint, by tft's count.
+        Let the program's repair function load the program's newest checkpoint. All ranks do this at
+        the same time. Return the step of the checkpoint, by tft's count.
 
-        The program's function receives the last step that may be sound as the step to be repaired.
-        It is `not_after`, or the last complete step of any rank if that step is earlier.
+        As its argument `step`, the function gets the last step whose numbers may be right. This is
+        `not_after`, or the last complete step of any rank if that step is earlier.
         """
         if self.base is None:  # in a replacement, the other ranks know the base
             known = [told["base"] for told in self._told.values() if told["base"] is not None]
@@ -571,6 +586,10 @@ class Program:
         return found
 
     def _found(self) -> int:
+        """
+        Return the step of the checkpoint that the program has loaded, by tft's count. Raises
+        `OrderRefused` if the program has not reported it, or if it is from before this job.
+        """
         if self.loaded is None:
             raise OrderRefused(
                 "the program's repair function has loaded a checkpoint, and its step is not "
@@ -579,12 +598,19 @@ class Program:
         first = self.program_step(0)
         if self.loaded < first:
             raise OrderRefused(
-                f"the program has loaded a checkpoint of step {self.loaded}, and it began this job "
-                f"at step {first}: the job does not know of any earlier one"
+                f"the program has loaded a checkpoint of step {self.loaded}, but it began this job "
+                f"at step {first}, and tft cannot go back beyond the beginning of the job"
             )
         return self.loaded - first
 
     def _repair(self, kind: RepairType, own: Sequence[Unit], units: Sequence[Unit]) -> None:
+        """
+        Call the program's repair function. `own` are the transfers of this rank, and `units` are
+        all transfers of the repair.
+
+        Raises `TrainingFault` after an error that makes another call impossible, so that this
+        process is replaced.
+        """
         destinations = [unit.destination for unit in own]
         info = {
             "type": [unit.type for unit in own],
@@ -603,7 +629,7 @@ class Program:
         except RuntimeError as error:
             receives = kind is not RepairType.RT_SEND
             if self.loses_memory(error) or (receives and self.calls_once):
-                # The program's functions cannot be called again after this, so replace the process.
+                # This error lets tft replace the process: a second call cannot succeed in it.
                 raise TrainingFault(str(error), context_lost=True) from error
             raise
 
@@ -611,16 +637,16 @@ class Program:
 
     def save(self, directory: Path, shards: Sequence[str], step: int, attempt: int) -> list[str]:
         """
-        Let the program save the parts of the state that this rank was chosen to save, once in each
-        attempt.
+        Let the program save the parts of the state that this rank was chosen to save. If they are
+        saved already in this attempt, do nothing.
 
-        All chosen ranks save at the same time. Return the name of the file that lists the saved
-        parts.
+        All chosen ranks save at the same time. Return the name of the file under `directory` that
+        lists the saved parts.
         """
         if not attempt:
             raise OrderRefused(
-                "the order asks for a further copy of a part, but a program for MindIO saves each "
-                "part only once"
+                "tft asked for a second copy of a part of the checkpoint, but a program for MindIO "
+                "saves each part only once"
             )
         name = f"mindio-{self.rank}.json"
         if self._saved == (directory, attempt):
@@ -651,7 +677,8 @@ class Program:
 
     def _stop_at_last(self) -> None:
         """
-        Call the program's `stop` function, if it was not called yet, before the last checkpoint.
+        Call the program's `stop` function now, before the device is cleaned, if it was not called
+        yet. Raises `OrderRefused` if the function has failed.
         """
         if not self._stopped:
             self._stop()
@@ -663,8 +690,8 @@ class Program:
         """
         Return, for each part of the state of a group, the rank that saves the part.
 
-        Each rank that saves creates a file when it is ready to save, and this function waits for
-        these files. Raises `OrderRefused` if the save is cancelled.
+        Each rank that saves has created a file whose name has the part and the rank. This function
+        waits until there is a file for each part. Raises `OrderRefused` if the save is cancelled.
         """
         names = [f"{group.shard(part)}.{attempt}" for part in range(group.parts)]
         while not self._void.wait(TICK):
@@ -675,7 +702,8 @@ class Program:
 
     def rename(self, directory: Path, step: int) -> None:
         """
-        Let the program give the checkpoint its final name. Called once, when all parts are saved.
+        Let the program give the checkpoint its final name, when all parts are saved. Do nothing if
+        this was done before.
         """
         mark = directory / "renamed"
         if self.handlers.has("rename") and not mark.exists():
@@ -688,9 +716,8 @@ class Program:
 
 def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
     """
-    Return whether this repair only replaces processes by their successors.
-
-    All other ranks have then left their loops at the end of a step.
+    Return whether this repair only replaces processes by processes that were started beforehand
+    (successors), and all other ranks have left their loops at the end of a step.
     """
     kept = [told for rank, told in joined.items() if rank not in replaced]
     return (
@@ -703,7 +730,7 @@ def _is_switch(joined: Mapping[int, Body], replaced: Sequence[int]) -> bool:
 def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
     """
     Return the facts of the staying ranks: the ranks that took part when training resumed last, and
-    are still the same processes.
+    have trained in their present process. `joined` has the facts of all ranks.
     """
     latest = max(told["formed"] for told in joined.values())
     known = {
@@ -714,14 +741,15 @@ def _stayed(joined: Mapping[int, Body]) -> Mapping[int, Body]:
 
 def _gone(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that are missing now, but took part when a staying rank last resumed training.
+    Return the ranks that have left: they took part when training resumed last, and are missing now.
     """
     return {int(rank) for told in stayed.values() for rank, _ in told["known"]} - joined.keys()
 
 
 def _back(stayed: Mapping[int, Body], joined: Mapping[int, Body]) -> set[int]:
     """
-    Return the ranks that take part now, but did not when a staying rank last resumed training.
+    Return the ranks that have come back: they take part now, but did not when training resumed
+    last.
     """
     return {
         rank

@@ -16,18 +16,20 @@ from tft.spi import ShardCopies
 
 CALL = "tft_set_optimizer_replica"
 LARGEST = 2**31 - 1
-"""The largest value of `replica_shift`, which MindIO ignores except for X1."""
+"""The largest value of `replica_shift`. MindIO ignores the value, except for the framework X1
+(TTP_FRAMEWORK_TYPE=1)."""
 
 log = logs.get_logger()
 announced = logs.get_logger(printed=True)
-"""The logger of those lines that operators look for in the output of worker 0, as MindSpore's
-guides tell them."""
+"""The logger for lines that also go to standard output. MindSpore's guides tell operators to look
+for these lines in the output of worker 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """
-    One group of this rank: the ranks that together hold copies of one kind of state.
+    One group of this rank: the ranks that together hold one or more copies of a state, either of
+    the dense parameters or of the experts.
     """
 
     type: int
@@ -58,7 +60,7 @@ class Group:
 
     def part_of(self, rank: int) -> int:
         """
-        Return the part that a rank of the group holds.
+        Return the number of the part that a rank of the group holds.
         """
         return self.ranks.index(rank) % self.parts
 
@@ -67,11 +69,12 @@ def read(
     rank: int, world: int, info: Any, *, whole: bool, shifted: bool = True
 ) -> tuple[Group, ...]:  # Any: not yet checked
     """
-    Return the groups of a rank from the argument `replica_info`.
+    Return the groups of a rank. `info` is the argument `replica_info` of
+    `tft_set_optimizer_replica`.
 
-    Pass `whole=True` if each rank of a group holds the whole state, as with MindSpore. Pass
-    `shifted=True` if `replica_shift`, the distance between copies, must be right, as with X1.
-    Raises `Refused` for groups that are not valid.
+    Pass `whole=True` if each rank of a group must hold the whole state, as with MindSpore. Pass
+    `shifted=True` if a wrong `replica_shift` (the distance between copies) is an error, as with the
+    framework X1. Otherwise it is only logged. Raises `Refused` for groups that are not valid.
     """
     return tuple(
         _group(rank, world, place, group, whole=whole, shifted=shifted)
@@ -114,7 +117,7 @@ def _group(
 
 def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
     """
-    Return the shards of a rank.
+    Return the shards of a rank: in each of its groups, the part of the state that the rank holds.
     """
     return tuple(
         ShardCopies(shard=group.shard(part), ranks=group.holders(part))
@@ -125,12 +128,12 @@ def shards(rank: int, groups: Sequence[Group]) -> tuple[ShardCopies, ...]:
 
 def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """
-    Return the ranks that leave the job together with `rank`: the ranks that have the same index in
-    their own group as `rank` has in its group, in any partition.
+    Return the ranks that leave the job together with `rank`.
 
-    For each partition of the world, `partitions` has the group of `rank`. Return None if these
-    groups do not repeat regularly over the whole world, so that the indices of other ranks are not
-    known.
+    The world can be divided into groups in several ways. `partitions` has the group of `rank` for
+    each of these ways. If `rank` is at some index of such a group, the ranks at the same index of
+    the other groups leave with it. Return None if the groups of other ranks cannot be computed,
+    because the given groups do not repeat regularly over the world.
     """
     together = {rank}
     for ranks in partitions:
@@ -148,8 +151,8 @@ def column(rank: int, world: int, partitions: Sequence[Sequence[int]]) -> tuple[
 
 def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
     """
-    Return the reason why the groups that the ranks have set do not fit together. Return an empty
-    text if they fit.
+    Return, as a text, why the groups that the ranks have set contradict each other. Return an empty
+    text if they do not.
     """
     known: dict[tuple[int, int], tuple[int, Group]] = {}
     first, own = next(iter(all_groups.items()))
@@ -165,17 +168,19 @@ def disagreement(all_groups: Mapping[int, Sequence[Group]]) -> str:
                 if said != group:
                     return (
                         f"rank {other} says that group {group.type} is {list(said.ranks)} with "
-                        f"{said.copies} copies, rank {rank} that it is {list(group.ranks)} with "
-                        f"{group.copies}"
+                        f"{said.copies} copies, but rank {rank} says that it is "
+                        f"{list(group.ranks)} with {group.copies} copies"
                     )
     return ""
 
 
 def agreed_base(told: Mapping[int, int | None]) -> str:
     """
-    Return the reason why the ranks do not count the same steps. Return an empty text if they do.
+    Return, as a text, which ranks count their steps differently. Return an empty text if all ranks
+    have the same number for a step of the job.
 
-    Ranks that have not counted any step yet are ignored.
+    `told` has the program's number for step 0 of the job on each rank. None means that a rank has
+    not counted any step yet; such ranks are ignored.
     """
     known = {rank: base for rank, base in told.items() if base is not None}
     if len(set(known.values())) < 2:
@@ -194,8 +199,8 @@ def announce(
     """
     Log the groups that the ranks have set, ordered by rank.
 
-    Each group is logged once, for the first rank that has set it. The line has the text of MindIO's
-    controller (`controller.cpp`, 1905), which runs in rank 0.
+    Each group is logged once, for its lowest rank. MindIO's controller, which runs in rank 0, logs
+    the same text (`controller.cpp`, line 1905).
     """
     known: set[tuple[int, tuple[int, ...]]] = set()
     for rank, groups in sorted(told.items()):

@@ -1,9 +1,9 @@
 """
 Converts MindIO's TLS settings, the argument `tls_info`, to options of tft.
 
-tft encrypts with keys of the job, without certificates. The files of `tls_info` are checked as in
-MindIO. The keys of the job are derived from the private key, so processes with the same private key
-have the same keys.
+tft encrypts messages with CURVE keys (of ZeroMQ) that all processes of a job share, and without
+certificates. These keys are derived from the private key in `tls_info`, so all processes with the
+same private key have them. The certificates in `tls_info` are only checked, as in MindIO.
 """
 
 import hmac
@@ -29,21 +29,24 @@ KEYS = (
     "tlsPkPwd",
     "packagePath",
 )
+"""The keys that `tls_info` may have. Other keys are ignored."""
 NEEDED = ("tlsCert", "tlsCaPath", "tlsCaFile", "tlsPk", "packagePath")
+"""The keys that `tls_info` must have."""
 LARGEST = 10 * 1024
-"""The largest number of characters in a `tls_info`."""
+"""The most characters that `tls_info` may have."""
 LARGEST_FILE = 10 * 1024 * 1024
 """The largest number of bytes of a certificate or of a list of revoked certificates."""
 
 Decrypt = Callable[[str], Any]
-"""The function that the program has registered to decrypt passwords. Any: of any signature."""
+"""The function that the program has registered to decrypt passwords. Any: its result is checked
+after the call."""
 
 
 def read(info: Any) -> dict[str, str]:  # Any: not yet checked
     """
-    Return the pairs of keys and values in a `tls_info`.
+    Return the values in the argument `tls_info` by key. `info` is this argument.
 
-    Raises `Refused` if it is not a text, is too long, or lacks a required key.
+    Raises `Refused` if `info` is not a text, is too long, or lacks a required key.
     """
     if not isinstance(info, str) or len(info) > LARGEST:
         raise Refused(f"tls_info must be a string of at most {LARGEST} characters")
@@ -83,10 +86,10 @@ def check_files(pairs: dict[str, str]) -> Identity:
 
 def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
     """
-    Return the password of the private key. Return None if it has no password.
+    Return the password of the private key. Return None if `tls_info` has no password.
 
     If the program has registered a decrypt function, that function decrypts the password in
-    `tls_info`. Raises `Refused` if the function fails.
+    `tls_info`. Raises `Refused` if the function fails or returns something else than a password.
     """
     cipher = pairs.get("tlsPkPwd")
     if cipher is None or decrypt is None:
@@ -108,10 +111,10 @@ def password_of(pairs: dict[str, str], decrypt: Decrypt | None) -> str | None:
 # Any: `info` is not yet checked
 def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     """
-    Return the options of `tft run` for an encrypted bus.
+    Return the options of `tft run` that encrypt the bus with keys derived from `info`.
 
-    A warning is logged for a certificate that has `ahead` days left, or less. Raises `Refused` for
-    files or a private key that are not valid.
+    A warning is logged if the certificate expires within `ahead` days. Raises `Refused` for files
+    or a private key that are not valid.
     """
     pairs = read(info)
     identity = check_files(pairs)
@@ -120,8 +123,8 @@ def options(info: Any, decrypt: Decrypt | None, ahead: int) -> tuple[str, ...]:
     if days <= ahead:
         log.warning("certificate_expires", certificate=pairs["tlsCert"], days=days)
     seed = hmac.digest(b"tft mindio_ttp tlsPk", key.content, "sha256")
-    # The name of the directory is derived from the key but does not reveal it, so the same key has
-    # the same directory on every start.
+    # Derive the name of the directory from the private key, so that every start with this key uses
+    # the same directory. The name does not reveal the key.
     name = hmac.digest(seed, b"directory", "sha256").hex()[:16]
     directory = Path.home() / ".tft" / f"keys-{name}"
     try:

@@ -1,11 +1,13 @@
 """
 Helps a program that uses torch.distributed to form its process groups again after a repair.
 
-For this, survivors and replacements need equal names for a group, and a store that no rank serves.
+For this, the surviving ranks and the new processes must use the same name for a group. They also
+need a rendezvous store that does not end with a rank: the hub, a process beside the agent, serves
+it.
 
 Sources: `_process_group_name`, `launch_tcp_store_client` and `launch_tcp_store_server` of MindIO's
-`ttp_decorator.py` (lines 505 to 556 at mind-cluster 22bb3d98). This module never imports torch on
-behalf of a program that has not imported it.
+`ttp_decorator.py` (lines 505 to 556 at mind-cluster 22bb3d98). In a training process this module
+imports torch only if the program has imported torch already.
 """
 
 import hashlib
@@ -18,16 +20,16 @@ from typing import Any
 from mindio_ttp import environment
 
 STORE_LIMIT = timedelta(seconds=30)
-"""The time limit for an answer of the hub's store. It is long, because the hub may have to import
-torch first."""
+"""The time limit for an answer of the store that the hub serves. It is long, because the hub may
+have to import torch first."""
 
 
 class GroupNames:
     """
-    Gives process groups of `torch.distributed` names that contain the name of the repair.
+    Gives process groups of `torch.distributed` names that contain the name of the present repair.
 
-    A store still has the keys of a group that no longer exists. A group with a new name does not
-    find these keys.
+    A rendezvous store keeps the keys of groups that no longer exist. A new group with an old name
+    would read these keys, so each repair uses new names.
     """
 
     def __init__(self) -> None:
@@ -44,11 +46,10 @@ class GroupNames:
 
     def begin(self, repair: str) -> None:
         """
-        Use the name `repair` in the names of groups from now on, and start the count of groups
-        again.
+        Use the name `repair` in the names of groups from now on, and count groups from 1 again.
 
-        The count must start again, because a replacement has formed fewer groups than the
-        survivors.
+        The count must start again on all ranks, because the new process of a replaced rank has
+        formed fewer groups than the surviving ranks.
         """
         self._repair, self._count = repair, 0
         self.install()
@@ -58,8 +59,8 @@ class GroupNames:
         Return the name of the next group of `ranks`. Without ranks, return the name of the default
         group.
 
-        Pass `use_hashed_name=True` if only these ranks form the group, so that other ranks do not
-        count it.
+        Pass `use_hashed_name=True` if only these ranks call `new_group`. The name is then made of
+        the ranks and not of a count, because the other ranks do not count this group.
         """
         if use_hashed_name:
             taken = set(_c10d()._world.pg_names.values())
@@ -75,8 +76,8 @@ class GroupNames:
 
 class Store:
     """
-    The job's own store for `init_process_group`. The hub serves it, so the store outlives every
-    rank.
+    The rendezvous store of the job, for `init_process_group`. The hub serves the store, so it does
+    not end with a rank.
     """
 
     def __init__(self) -> None:
@@ -95,11 +96,11 @@ class Store:
 
     def begin(self, repair: str, host: str, port: int) -> None:
         """
-        Make the groups that are formed in a repair use keys of the store that no earlier group has
-        used.
+        Make the groups that are formed in the repair `repair` use keys of the store that no earlier
+        group has used.
 
-        The keys have a prefix with the name of the repair, so the name of the default group does
-        not matter. The store is the store of the hub at this address, or the launcher's store.
+        The keys begin with the name of the repair. The store is that of the hub at this address if
+        `use` was called. Otherwise it is the store that the default group uses already.
         """
         if self._used:
             environment.meet_at(host, port)
@@ -119,7 +120,7 @@ class Store:
 def client(host: str, port: int) -> Any:  # Any: torch is imported only at run time
     """
     Connect to the store at this address, and return the client. Raises `RuntimeError` if no store
-    answers in time.
+    answers within `STORE_LIMIT`.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -128,8 +129,8 @@ def client(host: str, port: int) -> Any:  # Any: torch is imported only at run t
 
 def connect(host: str, port: int) -> None:
     """
-    Make the default process group use the store at this address. Groups that are formed from now on
-    use this store too.
+    Make groups that are formed from now on use the store at this address. Do nothing if there is no
+    default process group.
     """
     torch = _c10d()
     if torch is None or not torch.is_initialized():
@@ -139,7 +140,8 @@ def connect(host: str, port: int) -> None:
 
 def open_store(host: str) -> Any:  # Any: a TCPStore, but only the hub imports torch
     """
-    Serve a store at `host` only, at a free port, for as long as the caller keeps the result.
+    Serve a store at a free port of the address `host` only. The store is served for as long as the
+    caller keeps the returned object.
     """
     from torch._C._distributed_c10d import TCPStore
 

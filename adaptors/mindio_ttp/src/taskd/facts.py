@@ -1,5 +1,5 @@
 """
-The settings of msrun, converted for tft.
+Reads the settings of msrun from its command line and environment, and converts them for tft.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from tft.errors import UsageError
 from tft.spi.launcher import BrokerAddress, Node
 
 _OF_MINDIO = ("TTP:1", "UCE:1", "HCCE:1", "ARF:1", "TSP:1")
-"""The features of `MS_ENABLE_TFT` for which MindSpore uses `mindio_ttp`. MindSpore searches for the
-same texts."""
+"""The features of `MS_ENABLE_TFT` for which MindSpore uses `mindio_ttp`. MindSpore searches the
+value of the variable for the same texts."""
 
 _REPLACES = "ARF:1"
-"""The feature with which, on a system without MindCluster, MindSpore's own handler calls
-`tft_register_mindx_callback`."""
+"""The feature of `MS_ENABLE_TFT` for the replacement of processes. If there is no MindCluster,
+MindSpore then calls `tft_register_mindx_callback` itself, to take part in recoveries."""
 
 
 class MsrunArguments(Protocol):
     """
-    The parsed command line of msrun.
+    The parsed command line of msrun, with the options that tft reads.
     """
 
     worker_num: int
@@ -36,7 +36,7 @@ class MsrunArguments(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    The settings of one msrun of a job.
+    The settings of the msrun on one node of a job.
     """
 
     nnodes: int
@@ -49,16 +49,18 @@ class Facts:
     port: int
     """The port of the broker if the job has several nodes. The broker also uses the next port."""
     named: str
-    """The name of the setting from which the address was read."""
+    """The name of the option or variable from which the address was read, for messages."""
     adaptor: str
     orchestrated: bool
-    """True if MindSpore's own handler takes part in recoveries. It connects to the controller in
-    rank 0."""
+    """True if MindSpore itself takes part in the decisions of the controller, as an orchestrator.
+    It connects to the controller from the process of rank 0."""
     command: tuple[str, ...]
+    """The training script and its arguments."""
 
     def node(self) -> Node:
         """
-        Return the settings of the node. Raises `UsageError` if they are not valid together.
+        Return the settings in the form in which tft runs a node. Raises `UsageError` if they are
+        not valid together.
         """
         return Node(
             nnodes=self.nnodes,
@@ -78,7 +80,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
     """
     Return the settings of this msrun. Return None for a dry run, which starts no job.
 
-    Raises `UsageError` for settings that msrun allows and tft does not.
+    `told` is the command line of msrun. Raises `UsageError` for settings that msrun allows and tft
+    does not.
     """
     if told.sim_level != -1 or environ.get("MS_SIMULATION_LEVEL"):
         return None
@@ -86,7 +89,7 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
     if rest or nnodes < 1 or told.local_worker_num < 1:
         raise UsageError(
             f"--local_worker_num is {told.local_worker_num} of --worker_num {told.worker_num}: "
-            "each machine must have the same number, at least one"
+            "each machine must have the same number of ranks, at least one"
         )
     # msrun ignores --node_rank on a single machine
     number = told.node_rank if nnodes > 1 else 0
@@ -107,8 +110,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
         port=port,
         named=named,
         adaptor="mindio" if any(item in asked for item in _OF_MINDIO) else "mindspore",
-        # the same condition as in MindSpore's handler, which runs in rank 0 on the controller's
-        # node
+        # MindSpore decides by the same condition whether rank 0 registers its functions with the
+        # controller, so tft must expect them in exactly this case
         orchestrated=number == 0 and _REPLACES in asked and "MINDX_TASK_ID" not in environ,
         command=(told.task_script, *told.task_script_args),
     )
@@ -116,5 +119,8 @@ def facts_of(told: MsrunArguments, environ: Mapping[str, str]) -> Facts | None:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65_535:
-        raise UsageError(f"MS_TFT_PORT must be a port with another one above it, but is {text!r}")
+        raise UsageError(
+            "MS_TFT_PORT must be a port from 1 to 65534 (tft also uses the next port), but is "
+            f"{text!r}"
+        )
     return int(text)

@@ -25,13 +25,15 @@ class Processes:
         self._logs: dict[int, Path] = {}
         """The file to which the newest process of each local rank writes its output."""
         self._starts: dict[int, int] = {}
+        """How many processes were started for each local rank."""
 
     def start(self, local_rank: int) -> int:
         """
-        Start the process of a rank, and return its pid.
+        Start a process for the rank with the number `local_rank` on this node. Return its pid.
 
-        msrun overwrites the log file of a rank when it starts another process, so the log of the
-        earlier process is renamed first. Raises `ChildProcessError` if the process ended at once.
+        msrun overwrites the log file of a rank when it starts another process for the rank. So the
+        log of the earlier process is renamed first. Raises `ChildProcessError` if the new process
+        has ended already.
         """
         earlier = self._logs.pop(local_rank, None)
         number = self._starts.get(local_rank, 0)
@@ -39,7 +41,8 @@ class Processes:
             earlier.rename(earlier.with_suffix(f".{number - 1}{earlier.suffix}"))
         self._starts[local_rank] = number + 1
         self._start([local_rank])
-        # msrun is the parent of the process. If msrun saw its end, the process is reaped already.
+        # A status means that the process has ended, and that msrun, its parent, has reaped it. Its
+        # pid must then not be used, because another process may get it.
         seen = self._look([local_rank])[local_rank]
         if seen["status"] is not None:
             raise ChildProcessError(
@@ -52,21 +55,22 @@ class Processes:
 
     def kill(self, local_rank: int, pid: int) -> None:
         """
-        Kill a process with its whole process group, and the process that shows its log.
+        Let msrun kill a process with its whole process group. This also ends the process that
+        prints the log of the killed one.
         """
         self._kill([pid])
 
     def reap(self, local_rank: int, pid: int) -> None:
         """
-        Collect the exit status of a process, by letting msrun check the process.
+        Let msrun, the parent of the process, collect the exit status of a process that has ended.
         """
         self._look([local_rank])
 
 
 def _written_by(pid: int) -> Path | None:
     """
-    Return the file to which the standard output of a process goes. Return None if it goes
-    elsewhere.
+    Return the file to which a process writes its standard output. Return None if it is not written
+    to a file.
     """
     try:
         path = Path(f"/proc/{pid}/fd/1").readlink()

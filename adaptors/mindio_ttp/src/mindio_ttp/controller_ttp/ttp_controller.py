@@ -1,10 +1,10 @@
 """
 Starts and ends the controller.
 
-The names are those of `mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0. With rank -1
-the controller starts alone, for nodes that get the name of their job from MINDX_TASK_ID. With
-another rank the controller starts together with the job, in `tft_start_processor`. In both cases
-the controller is a separate process, and outlives the process that has started it.
+The names are those of `mindio_ttp.controller_ttp.ttp_controller` of MindIO TFT 7.3.0. If
+`tft_init_controller` gets rank -1, `tft_start_controller` starts the controller, and the ranks join
+it later. With another rank the controller starts together with the job, in `tft_start_processor`.
+In both cases the controller is a separate process, and outlives the process that has started it.
 """
 
 from mindio_ttp import checks
@@ -26,8 +26,9 @@ def tft_init_controller(
     """
     Set the rank of this process and the size of the world for the controller.
 
-    Call it at rank 0, or with rank -1 in a process that trains nothing. Raises `Refused` for a
-    value out of its range, and with MindSpore for `enable_local_copy` or `enable_zit`.
+    Call this function in the process of rank 0, or with rank -1 in a process that trains nothing.
+    Raises `Refused` for a value out of its range. In a program for MindSpore, also raises `Refused`
+    if `enable_local_copy` or `enable_zit` is True.
     """
     call = "tft_init_controller"
     checks.rank_and_world(call, rank, world_size, least=-1)
@@ -52,7 +53,8 @@ def tft_start_controller(
     Start the controller at `bind_ip` and `port`, or connect to the controller that was started with
     the job.
 
-    If `enable_tls` is True, the bus is encrypted. `tls_info` names the files with the keys.
+    If `enable_tls` is True, the bus is encrypted with keys that are derived from the private key in
+    `tls_info`. Raises `Refused` for arguments that are not valid, or if no controller answers.
     """
     call = "tft_start_controller"
     address = checks.address(call, "bind_ip", bind_ip)
@@ -63,15 +65,15 @@ def tft_start_controller(
 
 def tft_destroy_controller() -> None:
     """
-    End the controller that this process has started.
+    End the controller that this process has started, and the connection to it.
 
-    A controller that was started with its job ends with that job.
+    But a controller whose job is running ends only with that job.
     """
     orchestrator.destroy()
 
 
 def tft_query_high_availability_switch() -> bool:
     """
-    Return whether a controller leads the job.
+    Return whether this process is connected to a controller, which answers.
     """
     return orchestrator.call("hello") == 0

@@ -1,5 +1,6 @@
 """
-MindIO's logger as programs call it (`mindio_ttp.controller_ttp.ttp_logger` of MindIO TFT 7.3.0).
+The logger that MindIO offers to programs (`mindio_ttp.controller_ttp.ttp_logger` of MindIO TFT
+7.3.0).
 
 The messages are in printf form. They are written to the same log as the lines of this package.
 """
@@ -22,7 +23,8 @@ class LEVEL(Enum):
 
 
 TID = 100000
-"""The divisor of thread numbers. The log has the remainder of a thread's number, as in MindIO."""
+"""In MindIO, the log shows the number of a thread modulo this constant. This package keeps it for
+programs that import it."""
 
 _log = logs.get_logger()
 
@@ -31,8 +33,8 @@ class Logger:
     """
     A logger for calls such as `LOGGER.info("rank:%s", rank)`.
 
-    A message that cannot be formatted is written unchanged, so that no process fails because of a
-    log line.
+    If a message cannot be formatted with its arguments, both are written as they are, so that no
+    process fails because of a log line.
     """
 
     @staticmethod

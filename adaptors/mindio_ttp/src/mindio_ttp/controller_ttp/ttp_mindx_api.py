@@ -2,7 +2,7 @@
 The calls of an orchestrator to the controller.
 
 The names are those of `mindio_ttp.controller_ttp.ttp_mindx_api` of MindIO TFT 7.3.0. Every function
-returns 0, or 1 if the controller cannot carry out the call. The log then has the reason.
+returns 0, or 1 if the arguments are not valid or the controller cannot carry out the call.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ ACTIONS = ("hot switch", "stop switch")
 
 def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     """
-    Register `func` to be called with each report of the controller of the kind `action`.
+    Register `func` to be called with each report of the controller whose name is `action`.
 
-    The values of `action` and the arguments of `func` are `report_fault_ranks(ranks, error_codes)`,
+    The names, with the arguments that `func` gets, are `report_fault_ranks(ranks, error_codes)`,
     `report_stop_complete(code, message, ranks)`, `report_strategies(ranks, strategies)` and
-    `report_result(code, message, ranks, strategy)`. Register all four before the controller is
-    started.
+    `report_result(code, message, ranks, strategy)`. Register functions for all four reports before
+    the controller is started.
     """
     if action not in REPORTS or not callable(func):
         return _refused("tft_register_mindx_callback", f"{action!r} with {func!r}")
@@ -97,8 +97,7 @@ def tft_notify_controller_change_strategy(strategy: str, params: str = "") -> in
     call = "tft_notify_controller_change_strategy"
     if strategy in WITH_PARAMETER and not 1 <= len(params) <= LONGEST_PARAMETER:
         return _refused(call, f"{strategy} needs params of 1 to {LONGEST_PARAMETER} characters")
-    # The controller checks the strategy: if it has not offered it, it reports that and ends the
-    # job.
+    # The strategy is not checked here: the controller knows which strategies it has offered.
     return orchestrator.call("change_strategy", strategy)
 
 

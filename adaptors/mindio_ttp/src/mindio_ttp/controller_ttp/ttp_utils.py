@@ -1,5 +1,5 @@
 """
-Functions that read addresses, and numbers from environment variables.
+Functions that resolve and check network addresses, and read numbers from environment variables.
 
 The names are those of `mindio_ttp.controller_ttp.ttp_utils` of MindIO TFT 7.3.0.
 """
@@ -51,8 +51,8 @@ def is_valid_ipv6(ip: str) -> bool:
 
 def is_zero_ip(ip_str: str) -> bool:
     """
-    Return whether the text is the address that stands for all addresses of a machine, such as
-    0.0.0.0.
+    Return whether the text is an unspecified address (0.0.0.0 or ::), which stands for all
+    addresses of a machine.
     """
     try:
         return ipaddress.ip_address(ip_str.strip()).is_unspecified

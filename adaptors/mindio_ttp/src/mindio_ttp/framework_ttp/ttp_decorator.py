@@ -67,12 +67,13 @@ TTP_MAX_WORLD_SIZE = LARGEST_WORLD
 mindx_agent = processor.variables.task or None
 """The name that an orchestrator gave to the job (MINDX_TASK_ID). None without an orchestrator."""
 mind_spore = processor.variables.mindspore
-"""True if the environment says that the program uses MindSpore."""
+"""True if the environment variable MINDIO_FOR_MINDSPORE says that the program uses MindSpore."""
 fault_handles: dict[str, Handle] = _patterns.handles
 """Maps a text that is searched for in an error to the function that returns the error's name."""
 fault_types: dict[str, str] = _patterns.types
 """Maps the name of an error to the name of its `ReportState`."""
 EXPORTS = ("MindSpeed", "MindSpeed-LLM")
+"""The names that `set_mindio_export_version` accepts."""
 
 
 # ---------------------------------------------------------------- start and end of the job
@@ -91,11 +92,11 @@ def tft_init_processor(
     """
     Set the rank of this process, the size of the world, and the allowed recoveries.
 
-    With `enable_uce`, all ranks return to one step without new processes. With `enable_arf`, lost
-    ranks are replaced. With `enable_zit`, the job continues without the lost ranks until they are
-    back. With `enable_tls`, the bus is encrypted, with keys from the files in `tls_info`.
-    `enable_local_copy` only logs a warning, because tft fetches lost state from the replicas on
-    other ranks.
+    With `enable_uce`, faults are repaired without new processes if possible: all ranks return to
+    one step. With `enable_arf`, lost processes are replaced. With `enable_zit`, the job continues
+    without the lost ranks until they are back. With `enable_tls`, the bus is encrypted with keys
+    that are derived from `tls_info`. `enable_local_copy` only logs a warning, because tft fetches
+    lost state from the replicas on other ranks.
 
     Raises `Refused` for a value out of its range. Also raises `Refused` for `enable_local_copy` or
     `enable_zit` with MindSpore."""
@@ -146,17 +147,20 @@ def tft_destroy_processor() -> None:
 
 def tft_set_optimizer_replica(rank: int, replica_info: list[dict[str, Any]]) -> None:
     """
-    Set which ranks hold copies of the optimizer state of rank `rank`, which is this rank.
+    Set which ranks hold copies of the optimizer state of `rank`, which must be this rank.
 
-    `replica_info` has one dict with `rank_list`, `replica_cnt` and `replica_shift` for each kind of
-    group: dense first, then experts.
+    `replica_info` is a list of dicts: the first is for dense parameters, the second for experts.
+    `rank_list` has the ranks that together hold `replica_cnt` copies of the state.
+    `replica_shift` is the distance between two copies in this list. A wrong distance is an error
+    only if TTP_FRAMEWORK_TYPE is 1.
     """
     processor.replicas(rank, replica_info)
 
 
 def tft_set_dp_group_info(rank: int, dp_rank_list: list[int]) -> None:
     """
-    Set the data-parallel group of this rank, if the optimizer's groups are larger than that group.
+    Set the data-parallel group of this rank. Necessary if the groups of
+    `tft_set_optimizer_replica` are larger than this group.
 
     If this rank leaves the job, the ranks with the same index in other data-parallel groups leave
     together with this rank.
@@ -174,16 +178,16 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
     """
     Report that the optimizer state is about to be changed in place.
 
-    All all-reduces of the step must be complete. The call may wait. Raises a `RuntimeError` with
-    FORCE STOP when the program must leave its loop. A second call for the same update has no
-    effect.
+    All all-reduces of the step must be complete. The call may wait for a decision of the
+    controller. Raises a `RuntimeError` with the text FORCE STOP when the program must leave its
+    loop. A second call for the same update has no effect. `backup_step` is checked, but not used.
     """
     processor.open(backup_step)
 
 
 def tft_end_updating_os(step: int) -> None:
     """
-    Report that the state of `step` is complete.
+    Report that the update of `step` is complete: the optimizer state is that of the end of `step`.
     """
     processor.close(step)
 
@@ -192,24 +196,24 @@ def tft_start_copy_os() -> None:
     """
     Report that the program is about to copy its state on this node.
 
-    tft itself makes no copy of a program's own state.
+    The call has no effect, because tft needs no such copy. Raises `Refused` if training is over.
     """
     processor.check_trains("tft_start_copy_os")
 
 
 def tft_set_step_args(args: Any) -> None:
     """
-    Set the `args` that every registered function receives. None is ignored.
+    Set the object that every registered function receives as its argument `args`. None is ignored.
     """
     processor.set_args(args)
 
 
 def tft_pause_train(cur_step: int) -> None:
     """
-    Report the end of an iteration.
+    Report the end of an iteration of the training loop.
 
-    Raises a `RuntimeError` with STEP FINISH when the program must leave its loop. A negative
-    `cur_step` is only logged.
+    Raises a `RuntimeError` with the text STEP FINISH when the program must leave its loop. A call
+    with a negative `cur_step` is logged, and has no other effect.
     """
     if checks.number("tft_pause_train", "cur_step", cur_step, -LARGEST_STEP, LARGEST_STEP) < 0:
         log.warning("pause_ignored", step=cur_step)
@@ -219,7 +223,8 @@ def tft_pause_train(cur_step: int) -> None:
 
 def tft_reset_limit_step() -> None:
     """
-    Do nothing. In MindIO this call lifts the limit on steps; tft lifts it on the next loop entry.
+    Do nothing. In MindIO this call removes the limit on the steps that the program may train. tft
+    removes such a limit itself, when the program enters its loop again.
     """
 
 
@@ -272,22 +277,24 @@ def tft_is_reboot_node() -> bool:
 
 def tft_get_reboot_type() -> str:
     """
-    Return why this process replaces another process: `arf` if the other process was lost, or `hot
-    switch`.
+    Return why this process was started for its rank: `hot switch` if the earlier process of the
+    rank still trained at that time. Return `arf` in all other cases.
     """
     return processor.reboot_type
 
 
 def tft_get_repair_step() -> int:
     """
-    Return the step to which the last repair has set this rank. Return 0 if there was no repair.
+    Return the step to which the last repair has set this rank, by the program's count. Return 0 if
+    there was no repair.
     """
     return processor.repair_step()
 
 
 def tft_get_repair_type() -> str:
     """
-    Return the repair that is being carried out: `retry`, `recover`, `dump` or `unknow`.
+    Return the repair that is being carried out: `retry`, `recover` or `dump`. Return `unknow`, as
+    MindIO spells it, if there is none or if it is not chosen yet.
     """
     return processor.repair_type
 
@@ -296,8 +303,8 @@ def set_mindio_export_version(framework_type: str) -> None:
     """
     Set the name of the framework that calls MindIO: `MindSpeed` or `MindSpeed-LLM`.
 
-    A program of these frameworks is stopped and cleaned before it saves a last checkpoint. Raises
-    `Refused` for another name.
+    Before a program of these frameworks saves a last checkpoint, its `stop` and `clean` functions
+    are called. Raises `Refused` for another name.
     """
     if framework_type not in EXPORTS:
         names = ", ".join(EXPORTS)
@@ -314,8 +321,8 @@ def get_mindio_export_version() -> str | None:
 
 def get_device() -> int | None:
     """
-    Return the device that was current when the process called `tft_init_processor`. Return None
-    without a device.
+    Return the number of the device that was current when the process called `tft_init_processor`,
+    or else when training began. Return None if the process uses no device.
     """
     return processor.device
 
@@ -336,7 +343,8 @@ def get_stream() -> Any:  # Any: torch_npu ships no types
 
 def handle_l2_hbm_error(err_str: str) -> str:
     """
-    Return the name of an HBM MULTI BIT ECC error.
+    Return the name of an error in the device memory (HBM MULTI BIT ECC). `err_str` is the text of
+    the error.
 
     The name says whether the lost memory can be restored from other ranks. The name is `OTHER` if
     `tft_init_processor` was called without `enable_uce`, or was not called.
@@ -374,7 +382,7 @@ def is_valid_ip(ip_str: str) -> bool:
 
 def is_loopback_address(ip: str) -> bool:
     """
-    Return whether `ip` is 127.0.0.1. The parts of the address may have leading zeros.
+    Return whether `ip` is 127.0.0.1, which may also be written with leading zeros.
     """
     network, *host = ip.split(".")
     return (
@@ -408,8 +416,8 @@ def _process_group_name(ranks: Sequence[int], use_hashed_name: bool) -> str:
     """
     Return the name of the next process group of `ranks`.
 
-    The name contains the name of the repair, so that survivors and replacements use the same name
-    for a group.
+    The name contains the name of the present repair, so that surviving processes and new processes
+    use the same name for a group.
     """
     return processor.group_names.name(ranks, use_hashed_name)
 
@@ -418,8 +426,8 @@ def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1)
     """
     Connect the default process group to the store at `tcp://HOST:PORT`.
 
-    Return 0, or 1 if no store answers at that address. When tft's own store was started again, tft
-    connects the groups to it without this call.
+    Return 0, or 1 if no store answers at that address. This call is not necessary after tft's own
+    store was started again, because tft then connects the groups itself.
     """
     place = urlsplit(url)
     try:
@@ -432,7 +440,7 @@ def launch_tcp_store_client(url: str, save_rank: int = -1, world_size: int = -1)
 
 def launch_tcp_store_server(url: str, world_size: int) -> int:
     """
-    Do nothing and return 0. tft serves the store of the job in a process that outlives every rank.
+    Do nothing and return 0. In tft no rank has to serve the store: a separate process does.
     """
     return RET_OK
 
@@ -445,44 +453,46 @@ Function = Callable[..., Any]
 
 def tft_register_save_ckpt_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, save_info, args, ctx)`, which saves those parts of the state that this rank
-    has to save.
+    Register `func(step, save_info, args, ctx)`, which saves a last checkpoint. `save_info` says
+    which parts of the state this rank has to save.
     """
     register("save_ckpt", func, ctx)
 
 
 def tft_register_rename_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, args)`, with MindSpore `func(step, ctx)`.
+    Register `func(step, args)`, or `func(step, ctx)` in a program for MindSpore.
 
-    The function gives the checkpoint its final name when all parts are saved.
+    The function gives the last checkpoint its final name. It is called when all parts are saved.
     """
     register("rename", func, ctx)
 
 
 def tft_register_exit_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(ctx)`, which ends the process. Called with MindSpore only.
+    Register `func(ctx)`, which ends the process. It is called only in programs for MindSpore, when
+    the job has ended for this rank.
     """
     register("exit", func, ctx)
 
 
 def tft_register_stop_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(args, ctx)`.
+    Register the stop function `func(args, ctx)`.
 
-    The function makes the training thread raise an error, even if the thread waits for other ranks
-    or for the device.
+    It makes the training thread leave its loop with an error, even if that thread waits for other
+    ranks or for the device.
     """
     register("stop", func, ctx)
 
 
 def tft_register_clean_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(is_uce_error, args, ctx)`, which cleans the device.
+    Register `func(is_uce_error, args, ctx)`, which cleans the device after a fault.
 
-    The function returns 0 (the device is clean), 1 (cleaning has failed) or 2 (the memory was
-    cleaned, and its content is not lost).
+    `is_uce_error` is True if this rank has reported a memory error. The function must return 0 (the
+    device is clean), 1 (cleaning has failed) or 2 (the device is clean, and no content of its
+    memory is lost).
     """
     register("clean", func, ctx)
 
@@ -505,9 +515,9 @@ def tft_register_repair_handler(func: Function, ctx: Any = None) -> None:
 
 def tft_register_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, args, ctx)`.
+    Register the rollback function `func(step, args, ctx)`.
 
-    The function sets data, schedulers and counters to the end of `step`.
+    It sets the data position, schedulers and counters of the program to the end of `step`.
     """
     register("rollback", func, ctx)
 
@@ -516,8 +526,8 @@ def tft_register_stream_sync_handler(func: Function, ctx: Any = None) -> None:
     """
     Register `func()`, which waits for the device.
 
-    The function is not called by this version, because programs report the end of an update when
-    the update is complete.
+    The function is not called by this version, because programs report the end of an update only
+    when the device has completed the update.
     """
     register("stream_sync", func, ctx)
 
@@ -545,25 +555,28 @@ def tft_register_zit_upgrade_rebuild_handler(func: Function, ctx: Any = None) ->
 
 def tft_register_zit_upgrade_repair_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, need_rebuild, error_ranks, repair_info, args, params)`.
+    Register the repair function `func(step, need_rebuild, error_ranks, repair_info, args, params)`
+    for ranks that come back.
 
-    The function sends state to the ranks that have come back, or receives state on such a rank.
+    It sends state to the ranks that have come back. On a rank that has come back, it receives
+    state.
     """
     register("zit_upgrade_repair", func, ctx)
 
 
 def tft_register_zit_upgrade_rollback_handler(func: Function, ctx: Any = None) -> None:
     """
-    Register `func(step, args, params)`.
+    Register the rollback function `func(step, args, params)` for the time when ranks come back.
 
-    The function sets data, schedulers and counters to the end of `step`.
+    It sets the data position, schedulers and counters of the program to the end of `step`.
     """
     register("zit_upgrade_rollback", func, ctx)
 
 
 def tft_register_decrypt_handler(decryptor: Function | None) -> None:
     """
-    Register `decryptor(cipher)`, which returns the password of a private key. None is ignored.
+    Register `decryptor(cipher)`, which decrypts the password of the private key in `tls_info`. None
+    is ignored.
     """
     if decryptor is not None:
         register("decrypt", decryptor, None)

@@ -1,6 +1,6 @@
 """
-Functions for the times at which a program's updates begin and end (`mindio_ttp.utils` of MindIO TFT
-7.3.0).
+Functions by which a program reports when its updates begin and end. They decide whether lost device
+memory can be restored. The names are those of `mindio_ttp.utils` of MindIO TFT 7.3.0.
 """
 
 from mindio_ttp.utils.uce_utils import (

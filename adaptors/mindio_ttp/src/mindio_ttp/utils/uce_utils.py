@@ -12,14 +12,14 @@ from mindio_ttp import device, environment
 from mindio_ttp.checks import Refused
 
 TIME_US_PATTERN = r"time us=\s*(\d+)"
-"""The text before the time in the message of a device error. torch_npu writes a space before the
-number."""
+"""The pattern of the time in the message of a device error, in microseconds. torch_npu writes a
+space before the number."""
 
 
 START, END = "START_TIME", "END_TIME"
 TRAIN_STEP_TIME: dict[str, int] = {}
-"""The times at which the last update of the optimizer began and ended, in microseconds of the
-device. 0 means that a time is not known."""
+"""The times at which the last update of the optimizer began and ended, in microseconds by the clock
+of the device. 0 means that a time is not known."""
 mind_spore = environment.variables().mindspore
 """True if the environment says that the program uses MindSpore."""
 
@@ -46,10 +46,11 @@ def tft_can_do_uce_repair(
     hbm_error_time: int, start_time: int | None = None, end_time: int | None = None
 ) -> bool:
     """
-    Return whether a memory error at `hbm_error_time` cannot have changed the copies on other ranks.
+    Return True if a memory error at `hbm_error_time` cannot have changed the copies on other ranks,
+    because it came after the last update began.
 
-    If `start_time` or `end_time` is None, use the time that was set last. Return False if a time is
-    not known.
+    `start_time` and `end_time` are the times of the last update. If one of them is None, use the
+    time that was set last. Return False if a time is not known.
     """
     start = TRAIN_STEP_TIME.get(START) if start_time is None else start_time
     end = TRAIN_STEP_TIME.get(END) if end_time is None else end_time
@@ -58,8 +59,8 @@ def tft_can_do_uce_repair(
 
 def get_l2_hbm_error_time(log_string: str) -> int | None:
     """
-    Return the time in the text of an error, in microseconds of the device. Return None if the text
-    has no time.
+    Return the time of a memory error from the text of the error, in microseconds by the clock of
+    the device. Return None if the text has no time.
     """
     match = re.search(TIME_US_PATTERN, log_string)
     return int(match[1]) if match else None

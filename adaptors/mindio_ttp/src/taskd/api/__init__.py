@@ -1,3 +1,3 @@
 """
-The modules of this package that msrun imports.
+The modules of the package `taskd` that msrun imports.
 """
