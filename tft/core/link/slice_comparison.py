@@ -193,9 +193,7 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if (
-            len(self._waiting) > KEPT
-        ):  # digests that wait for a silent rank must not fill the memory
+        if len(self._waiting) > KEPT:  # a rank that sends no digests must not fill the memory
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
