@@ -1,6 +1,6 @@
 """
-Own every limit and choice that the decisions of a job use. Times are in seconds. The text at each
-limit says why it has its value.
+Own every limit and choice that the decisions of a job use. Times are in seconds. The texts say why
+a limit has its value.
 """
 
 from dataclasses import dataclass
