@@ -154,7 +154,8 @@ class Shutdown:
             return
         if job.processes.terminating():
             return  # wait for the ends of these processes, because then the checkpoint may change
-        # plan again if a writer is lost. If the writer is no member, only this call notices its loss
+        # plan again if a writer is lost. Only this call notices the loss of a writer that is no
+        # member
         self.replan()
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
