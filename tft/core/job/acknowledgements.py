@@ -33,7 +33,8 @@ class Acknowledgements:
         """
         job = self._job
         if message.order == "resume" and message.failure is None:
-            # valid even if a new round has begun since this answer was sent
+            # the process has entered the loop. Record this even if the answer itself is ignored
+            # below, because a new round has begun since it was sent
             rank_state.repaired = True
         task = job.incident.tasks.get(message.order)
         key = (message.incident, message.round)
@@ -63,8 +64,8 @@ class Acknowledgements:
             rank_state.holdings.line = message.line
         rank_state.declared.inexact = message.inexact or rank_state.declared.inexact
         job.training.tails = job.training.tails or message.tails
-        # the rank could not write its rank-local state for this step: another rank writes it if the
-        # job saves a last checkpoint of the step
+        # the answer may carry rank-local state that this rank could not write into a checkpoint. It
+        # is kept here, so that another rank can write it into a last checkpoint
         rank_state.local_state.reported = {**rank_state.local_state.reported, **message.local_state}
         if message.failure is not None:
             return self._failed(rank_state, message, message.failure)
@@ -74,8 +75,8 @@ class Acknowledgements:
     def _carried_out(self, rank_state: RankState, message: Answered) -> None:
         match message.order:
             case "freeze":
-                # while no rank makes progress, a rank that does not wait for other ranks is the
-                # likely cause
+                # the incident is a stall: no rank makes progress. A rank that does not wait for
+                # other ranks is suspected to be the cause
                 if self._job.incident.suspicion and rank_state.training and not message.waiting:
                     rank_state.process.blame = "hang"
             case "stop":
@@ -93,7 +94,7 @@ class Acknowledgements:
                 rank_state.holdings.repaired(
                     message.position.step, fetched=message.order == "fetch"
                 )
-                if message.order == "load":  # a checkpoint contains the rank-local state, too
+                if message.order == "load":  # the rank has loaded its rank-local state, too
                     note_capture(self._job, rank_state)
                 self._left_out(rank_state, message)
             case "restore":
@@ -135,15 +136,15 @@ class Acknowledgements:
         often = min(2, job.policy.attempts) if older or loaded else job.policy.attempts
         if job.checkpoints.unread[step] >= often:
             job.checkpoints.known.pop(step, None)
-            # if no older checkpoint is left, continue with the state that other ranks have in
-            # memory
+            # no older checkpoint is left to load: let the state in memory count again, so that the
+            # job can continue from it if some ranks have it
             if not older:
                 job.search(over=True)
 
     def _replace(self, rank_state: RankState, why: str) -> None:
         """
-        End a process that has lost its device context, so that another process replaces it. Every
-        later order to this process would fail too.
+        End a process that has lost its device context, so that another process replaces it. The
+        process cannot use its device any more, so every later order to it would fail too.
         """
         self._attempts.fault(
             "process", rank_state.rank, rank_state.position.step + 1, self._job.timing.now, why
@@ -152,8 +153,9 @@ class Acknowledgements:
 
     def _failed(self, rank_state: RankState, message: Answered, failure: str) -> None:
         """
-        React to an order that a rank could not carry out. If the survivors are writing a last
-        checkpoint, plan that checkpoint again without the part that failed.
+        React to an order that a rank could not carry out, as the table `ORDERS` says. If the
+        survivors are writing a last checkpoint, plan that checkpoint again instead, without what
+        this rank could not do.
         """
         job, attempts, order = self._job, self._attempts, message.order
         job.tell("order_failed", rank=rank_state.rank, order=order, why=failure)
@@ -190,14 +192,15 @@ class Acknowledgements:
             case "commit":
                 rank_state.failures.commit = why
             case "restore":
-                # the earlier copies that the rank keeps are damaged: it must fetch from other ranks
+                # do not use the earlier copies that the rank keeps any more: the rank must fetch
+                # its state from other ranks
                 rank_state.holdings.damaged = True
                 if self._job.state is S.DUMPING:
                     rank_state.failures.restore = why
             case "load":
                 self._unreadable(self._job.incident.progress.agreed)
             case "check":
-                # a check that could not run proves nothing, and must not keep the job paused
+                # a check that could not be run shows no fault: the pause ends as if it had passed
                 rank_state.check.verdict, rank_state.check.finding = (
                     "pass",
                     f"it could not be run: {why}",

@@ -1,6 +1,6 @@
 """
-Handles nodes, rendezvous stores and processes that arrive. Decides which process may speak for a
-rank, and when a rank counts as present.
+Handles nodes, rendezvous stores and processes that join the job. Decides whether a process may take
+the rank that it claims, and when a rank can receive orders.
 """
 
 from tft.core.job.process_exits import ProcessExits
@@ -24,7 +24,7 @@ S = State
 
 class Arrivals:
     """
-    Handles the nodes, rendezvous stores and processes that arrive in one job.
+    Handles the nodes, rendezvous stores and processes that join one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery, ends: ProcessExits) -> None:
@@ -35,8 +35,9 @@ class Arrivals:
 
     def node_joined(self, message: NodeJoined) -> None:
         """
-        Handle an agent that has joined, so that its ranks can start. It may be the first agent of a
-        node, the agent of a node that counted as lost, or a second agent.
+        Handle the agent of a node that has joined the job, and start the processes of its ranks. It
+        may be the first agent of the node, an agent that returns although its node counted as lost,
+        or a new agent in place of an earlier one.
         """
         job = self._job
         known = message.node in job.nodes.ranks and message.node not in job.nodes.lost
@@ -45,9 +46,10 @@ class Arrivals:
             known and agent == job.nodes.agents[message.node]
         ):
             return
-        # the processes of the previous agent ended with it
+        # the node has a new agent: the processes of its previous agent have ended with that agent
         left = self._process_exits.emptied(message.node, silent=False) if known else []
-        # a new agent has new shared memory: the pages of its ranks are gone, too
+        # a page is shared memory of an agent and a rank. A new agent has new pages, so the
+        # rank-local state on the old ones is lost
         if job.nodes.agents.get(message.node, agent) != agent:
             for rank_state in job.ranks.states.values():
                 rank_state.local_state.page = (
@@ -56,13 +58,13 @@ class Arrivals:
                     else rank_state.local_state.page
                 )
         if job.state in SETTLED:
-            return  # the job is ending: nothing is started any more
+            return  # the job is ending, so no process is started on this node
         job.nodes.agents[message.node], job.nodes.came[message.node] = agent, message.at
         job.nodes.gathered = job.timing.now
         for rank in message.ranks:
             job.nodes.orders[rank] = [
                 order for order in job.nodes.orders.get(rank, []) if order.node != message.node
-            ]  # drop the orders for processes that are gone with the previous agent
+            ]  # these orders were for processes of the previous agent, which do not exist any more
         job.nodes.ranks[message.node] = message.ranks
         job.nodes.lost.discard(message.node)
         settled = sum(
@@ -80,14 +82,16 @@ class Arrivals:
 
     def store_opened(self, message: StoreOpened) -> None:
         """
-        Record that a rendezvous store listens on a node. It may replace another store. If groups
-        were being formed with the replaced store, begin the attempt again.
+        Record that a rendezvous store listens on a node, perhaps in place of an earlier one. If the
+        ranks were forming process groups with that earlier store, begin the attempt again.
         """
         job = self._job
         before = job.nodes.stores.pop(message.node, None)
         job.nodes.stores[message.node] = (message.host, message.port)
         if job.state is S.AWAITING:
-            job.timing.deadline = None  # the job may have waited for this store
+            # end the waiting time before the next attempt, because the attempts before may have
+            # failed for lack of this store
+            job.timing.deadline = None
         if before == job.incident.store and not job.answered_all("regroup"):
             job.tell("store_replaced", port=message.port)
             self._attempts.again("the rendezvous store was lost while groups were formed")
@@ -108,7 +112,8 @@ class Arrivals:
     def joined(self, message: Joined, sender: str) -> None:
         """
         Accept the claim of a process to a rank if the controller has ordered this process to be
-        started. Refuse every other claim.
+        started and the rank is not claimed by another process. Refuse every other claim. Ignore a
+        repetition of a claim that was accepted.
         """
         job = self._job
         if message.rank not in job.ranks.states or message.world != len(job.ranks.states):
@@ -158,7 +163,8 @@ class Arrivals:
 
     def ready(self, rank_state: RankState, message: Ready) -> None:
         """
-        Record that a rank has adopted its state and can carry out orders.
+        Record that the process of a rank has called `Session.run` and can carry out orders, and
+        what the process declares about its shards.
         """
         job = self._job
         rank_state.process.stage = ProcessStage.READY

@@ -1,6 +1,7 @@
 """
-Opens incidents and begins their rounds. Faults join an incident, and processes are ordered to end.
-A new round gives up the work of the round before, and asks every rank for its position.
+Opens incidents, adds faults to them, begins their rounds, and orders processes to end. A round is
+one attempt within an incident. A new round gives up the work of the round before, and asks every
+rank for its position.
 """
 
 from collections.abc import Iterable
@@ -24,8 +25,8 @@ ALONE = (
     "A rank that evaluates or writes for longer says so: session.evaluate, session.after_step or "
     "session.expect"
 )
-"""Advice to the user, for a rank that was ended because it seemed to hang although it was only
-busy."""
+"""A sentence for the user. It is added to the evidence when a rank is ended as hanging, because the
+rank may only have been busy."""
 
 
 class Attempts:
@@ -41,9 +42,10 @@ class Attempts:
         *, refused: bool = False,
     ) -> None:  # fmt: skip
         """
-        Add a fault to the open incident, or open an incident for it. `step` is the step that was
-        being computed; 0 means not known yet. `seen` is the time of the evidence in seconds
-        (CLOCK_MONOTONIC). `refused` is True if the ranks have refused the update of the step.
+        Add a fault to the open incident, or open an incident for it. `rank` is the rank at fault,
+        or None if no single rank is known. `step` is the step that was being computed; 0 means not
+        known yet. `seen` is the time of the evidence in seconds (CLOCK_MONOTONIC). `refused` is
+        True if the ranks have refused the update of the step because of its numbers.
         """
         job = self._job
         checking = "check" in job.incident.tasks
@@ -69,27 +71,28 @@ class Attempts:
 
     def step_of(self, rank_state: RankState) -> int:
         """
-        Return the step that a rank computes, or 0 while it trains and its position is unknown.
+        Return the step that a rank is computing, or 0 if this is not known, because the rank trains
+        and has not reported its position yet.
         """
         trains = rank_state.training and self._job.state in (S.HEALTHY, S.PAUSING, S.FREEZING)
         return 0 if trains else rank_state.position.step + 1
 
     def may_be_later(self, rank_state: RankState, step: int) -> bool:
         """
-        Return True if some rank may have completed a later step than `step`, judged by the position
-        of this rank: other ranks are at most one step ahead of it. Return True also if its position
-        is unknown.
+        Return True if some rank may have completed a step later than `step`. This is judged by the
+        position of one rank, because the other ranks are at most one step ahead of it. If that
+        position is unknown, return True.
         """
         return self.step_of(rank_state) == 0 or rank_state.position.step >= step
 
     def pollute(self, rank_state: RankState) -> None:
         """
-        Record that wrong numbers of this rank may have reached all ranks with its last update, so
-        no copy of the state since that update is sound. If the step of that update is not known
-        yet, `locate` records it later.
+        Record that wrong numbers of this rank may have reached all ranks with the gradients of its
+        last update. So no copy of the state from that update on is sound. If the step of that
+        update is not known yet, `locate` records it later.
         """
         if not rank_state.repaired:
-            return  # this process has taken part in no update yet
+            return  # this process has not been in the loop, so it has spread no numbers
         if self.step_of(rank_state) == 0:
             self._job.incident.spread.by.add(rank_state.rank)
         else:
@@ -97,9 +100,10 @@ class Attempts:
 
     def locate(self) -> None:
         """
-        Fill in the steps that were unknown, of faults and of updates with wrong numbers, once all
-        ranks that can answer have reported their positions. For a rank that cannot answer, estimate
-        the step from the positions of the others; the error is at most one step.
+        Fill in the steps of faults and of updates with wrong numbers that were not known before.
+        Call this when all ranks that can answer have reported their positions. For a rank that
+        cannot answer, estimate the step from the positions of the other ranks; the error is at most
+        one step.
         """
         job, incident = self._job, self._job.incident
         said = {
@@ -117,9 +121,10 @@ class Attempts:
 
     def _came_back(self, kind: FaultKind, step: int) -> None:
         """
-        Handle a fault that occurs again: the strategy has not helped. For a numeric fault, the
-        state that all ranks returned to may already contain the cause. So an earlier step is tried
-        once, if a rank or a checkpoint has one.
+        Handle a fault that occurs again after a strategy was followed: count the strategy as
+        failed. An exception is the first repetition of a numeric fault. The state that all ranks
+        returned to may already have contained the cause, so an earlier state is tried once, if a
+        rank or a checkpoint has one.
         """
         job, incident = self._job, self._job.incident
         ceiling = step - 2
@@ -141,7 +146,9 @@ class Attempts:
         job = self._job
         if job.incident.is_open:
             return
-        if job.incident.closed is None:  # a fault during the start turns the start into an incident
+        # the start of the job has the number 0 and is not over yet: a fault turns the start itself
+        # into a numbered incident
+        if job.incident.closed is None:
             job.incident.number, job.incident.opened = job.history.next_number, job.timing.now
         else:
             job.incident = Incident(number=job.history.next_number, opened=job.timing.now)
@@ -156,8 +163,8 @@ class Attempts:
 
     def again(self, why: str) -> None:
         """
-        Begin the present strategy again, in a new round. After `policy.attempts` attempts the
-        strategy counts as failed.
+        Begin the present strategy again, in a new round, because it has failed for the reason
+        `why`. After `policy.attempts` attempts the strategy is not tried again in this incident.
         """
         self.open()
         self.count(self._job.incident.decision.attempts + 1, why)
@@ -175,15 +182,17 @@ class Attempts:
 
     def terminate(self, rank_state: RankState, why: str, blame: FaultKind = "process") -> None:
         """
-        Order the agent to end the process of a rank. The agent reports the end as `Exited`. `blame`
-        is the kind of fault that is recorded for the end.
+        Order the agent of the node to end the process of a rank. The agent reports the end as
+        `Exited`. `why` is the reason for the log. `blame` is the kind of fault that is recorded
+        when the process has ended.
         """
         self.terminate_all([rank_state], why, blame)
 
     def terminate_all(self, rank_states: Iterable[RankState], why: str, blame: FaultKind) -> None:
         """
-        Order the agents to end the processes of several ranks, as `terminate` does for one. First
-        remove all of these ranks from the open orders: the first fault already starts a new round.
+        Order the agents to end the processes of several ranks, as `terminate` does for one rank.
+        All of these ranks are removed from the open orders before the first fault is recorded,
+        because that fault starts a new round, which must not wait for any of them.
         """
         job = self._job
         going = [
@@ -216,8 +225,9 @@ class Attempts:
 
     def freeze(self, cause: str = "") -> None:
         """
-        Begin a new round: give up what is under way, and ask every rank for its position. `cause`
-        is the reason of the round if there is no fault.
+        Begin a new round: give up the plan and the open orders, and order every member to enter no
+        further update and to report its position. `cause` is the reason that the ranks are told if
+        the incident has no fault.
         """
         job, incident = self._job, self._job.incident
         incident.round += 1
@@ -231,7 +241,8 @@ class Attempts:
 
     def ask(self, cause: str) -> None:
         """
-        Ask every member for its position. Members that answer begin no further update.
+        Order every member to report its position and to begin no further update. `cause` is the
+        reason that the ranks are told.
         """
         job = self._job
         to = tuple(
@@ -257,8 +268,8 @@ class Attempts:
 
     def findings(self) -> list[str]:
         """
-        Return the findings of the last check, the most serious first. A finding of several ranks is
-        listed once, with the numbers of these ranks.
+        Return the findings of the last check of links and devices, the most serious first. If
+        several ranks report the same finding, it is listed once, with the numbers of these ranks.
         """
         found: dict[str, list[int]] = {}
         for verdict in ("end", "isolate", "pass"):
@@ -271,8 +282,8 @@ class Attempts:
 
     def judge(self) -> bool:
         """
-        Do what the verdicts of a check demand: end the job, or give up nodes. Return True if a
-        verdict demanded something.
+        Act on the verdicts of a check of links and devices. `end` from any rank ends the job;
+        `isolate` gives up the node of the rank. Return True if there was such a verdict.
         """
         rank_states = self._job.ranks.member_states()
         if any(rank_state.check.verdict == "end" for rank_state in rank_states):
@@ -289,11 +300,12 @@ class Attempts:
 
     def salvage(self, lost: int) -> bool:
         """
-        Let the survivors save a last checkpoint, although `lost` events are not known. Return False
-        if that is not possible, because the positions of the ranks are not asked for any more.
+        Let the survivors save a last checkpoint although `lost` events of the story (the recorded
+        events of the job) could not be read. Return False if the present state of the job does not
+        allow a new round; then nothing can be saved.
 
-        Each lost event may have begun an incident or a round. So the ranks get an order with a
-        number that is higher than any that they can have heard.
+        Each lost event may have begun an incident or a round. So the new order gets an incident
+        number that is higher than any that the ranks can have received.
         """
         job = self._job
         if S.FREEZING not in TRANSITIONS[job.state]:
@@ -312,7 +324,8 @@ class Attempts:
 
     def force(self, why: str) -> None:
         """
-        Exclude every strategy except a last checkpoint, or the end of the job without one.
+        Exclude every strategy except `dump` (a last checkpoint) and `exit` (no checkpoint), for the
+        reason `why`. The job ends after either of them.
         """
         job = self._job
         self.open()
@@ -322,8 +335,9 @@ class Attempts:
 
     def isolate(self, rank_state: RankState, why: str) -> None:
         """
-        Give up the node of a rank: end its processes, and start no process there again. If some
-        shard is on no other node, keep the processes and force a last checkpoint instead.
+        Give up the node of a rank for the reason `why`: end all processes on the node, and start no
+        process there again. If a shard is only on this node, do not end the processes, but let them
+        save a last checkpoint.
         """
         job = self._job
         if rank_state.node is None:

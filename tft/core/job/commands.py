@@ -12,7 +12,7 @@ from tft.protocol.messages import Order
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOver:
     """
-    The job is over: write the report and exit with `code`.
+    The outcome of the job. As a command, it tells the controller to write the report and to exit.
     """
 
     result: str
@@ -39,7 +39,7 @@ class RankFacts:
     """The step of the complete state with which the rank trains. None: the rank has no complete
     state."""
     sound: bool
-    """True if no fault has touched that state."""
+    """True if no fault has touched the state of step `held`."""
     backups: tuple[int, ...]
     """The earlier steps of which the rank keeps a sound copy in memory."""
     shards: tuple[str, ...]
@@ -74,7 +74,7 @@ class Consult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
     """
-    An event for operators to read, with its facts.
+    Write an event into the log for operators, with its facts.
     """
 
     event: str

@@ -1,6 +1,6 @@
 """
-Compares the copies that ranks hold of one shard. If copies differ, the job trains with wrong
-numbers, and only this comparison shows that.
+Compares the copies that several ranks hold of the same shard, by their digests. If copies differ,
+the job trains with wrong numbers, and no other check in tft would notice that.
 """
 
 from collections import Counter
@@ -15,8 +15,8 @@ from tft.core.plan.standing import Standings
 from tft.protocol.messages import UNSLICED
 
 Parts = Mapping[str, str]
-"""The digest of each part of a shard, by the name of the part. An empty digest marks a part that
-differs from rank to rank by design: it is not compared."""
+"""By name of a part of a shard: its digest. An empty digest marks a part that differs from rank to
+rank by design, so this part is not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +27,16 @@ class Copy:
 
     rank: int
     step: int
-    """The step after which the rank had this state."""
+    """The step at whose end the rank had this state."""
     shards: Mapping[str, Parts]
     tail: bool = False
-    """True if the rank left its loop in the tail of `step`."""
+    """True if the rank left its loop in the tail of `step` (the code between the update and the end
+    of the step), so a part of that code was perhaps not run."""
     line: str = ""
-    """Where the loop was left (FILE:LINE)."""
+    """The line in the tail at which the rank left its loop (FILE:LINE)."""
     brought: bool = False
-    """True if the rank fetched its copies from other ranks in this incident. If they differ from
-    the copies of those ranks, the fetched copies are the wrong ones."""
+    """True if the rank fetched its copies from other ranks in this incident. Then they do not prove
+    that the copies of those ranks are right, so they have no vote in a majority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +53,14 @@ class Difference:
     parts: tuple[str, ...]
     """The names of the parts that differ."""
     tail: bool
-    """True if all these ranks left their loops in the tail of the step. That explains the
-    difference: some ranks had run more of the tail than others."""
+    """True if all ranks in `right` and `wrong` left their loops in the tail of the step (the code
+    between the update and the end of the step). Then the cause is not a wrong number: some ranks
+    had run more of that code than others."""
 
     @property
     def unsliced(self) -> bool:
         """
-        True if a part differs that slices leave out.
+        True if a part differs that the comparison of slices leaves out, such as module buffers.
         """
         return any(part.startswith(UNSLICED) for part in self.parts)
 
@@ -77,9 +79,9 @@ def differences(
 ) -> list[Difference]:
     """
     Return the differences between copies of the same shard at the same step. `groups` maps each
-    shard to its ranks, `copies` maps each rank to its copies. If some rank has ended the step,
-    copies of ranks that left their loop in the tail of the step are not compared: those ranks will
-    fetch the shard from a rank that has ended the step.
+    shard to its ranks, `copies` maps each rank to its copies. Copies of ranks that left their loop
+    in the tail of the step are not compared if another rank has ended the step, because they will
+    be replaced by the copy of that rank.
     """
     found = []
     for shard, ranks in groups.items():
@@ -123,8 +125,8 @@ def _chosen(
     copies: Iterable[Copy], alike: Mapping[int, frozenset[tuple[str, str]]]
 ) -> frozenset[tuple[str, str]] | None:
     """
-    Return the content that most copies have. Each copy votes, except fetched ones. None: there is
-    no vote, or two contents have equally many votes.
+    Return the content that most copies have, or None if there is no majority: no copy has a vote,
+    or two contents have equally many votes. Each copy has one vote; fetched copies have none.
     """
     votes = Counter(alike[copy.rank] for copy in copies if not copy.brought)
     if not votes:
@@ -137,8 +139,9 @@ def _chosen(
 
 def _progress(copy: Copy) -> tuple[int, int]:
     """
-    Return a sort key for how far a rank came in the tail of a step: the line number at which it
-    left the loop. At the same line, the lower rank sorts higher.
+    Return a sort key for how far a rank came in the tail of a step (the code after the update): the
+    number of the line at which it left the loop. Of two ranks at the same line, the lower rank has
+    the higher key.
     """
     line = copy.line.rpartition(":")[2]
     return (int(line) if line.isdecimal() else 0, -copy.rank)
@@ -147,27 +150,28 @@ def _progress(copy: Copy) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """
-    Copies that were found to differ while the ranks trained, or when they had finished.
+    A difference between copies that was found while the ranks trained, or when they had finished.
     """
 
     at: float
     step: int
-    """The step at whose end they differed."""
+    """The step at whose end the copies differed."""
     equal: int
-    """The last step at whose end they were equal."""
+    """The last step at whose end the copies were equal."""
     wrong: tuple[int, ...]
     decided: bool
-    """True if a majority says that the copies of `wrong` are wrong. False: these ranks differ."""
+    """True if a majority shows that the copies of the ranks in `wrong` are wrong. False: `wrong`
+    has all ranks that hold different copies, and it is not known which copy is right."""
     shard: str = ""
-    """The shard of the copies. Empty: not known."""
+    """The shard of the copies. Empty: it is not known."""
     sentence: str
     """The difference as a sentence for an operator."""
 
     @classmethod
     def of(cls, difference: Difference, *, equal: int, at: float) -> "Seen":
         """
-        Return a difference as it was seen at the time `at`. The copies were equal at the end of
-        step `equal`.
+        Return the `Seen` for a difference that was found at the time `at`. `equal` is the last step
+        at whose end the copies were equal.
         """
         return cls(
             at=at,
@@ -191,10 +195,10 @@ class Comparison:
 
     def holders(self) -> tuple[int, ...]:
         """
-        Return the ranks that hold a copy of a shard with several holders, including copies that may
-        be wrong (`StrategyChoice.offers` may accept them later). Also the only remaining holder of
-        such a shard is included: its copy is later compared with the copies that other ranks fetch
-        from it.
+        Return the ranks whose copies must be digested: the members with a copy of a shard that has
+        several holders. Copies that may be wrong are included, because `StrategyChoice.offers` may
+        accept them later. The last remaining holder of such a shard is included, because its copy
+        is later compared with the copies that other ranks fetch from it.
         """
         groups = self._job.ranks.topology().groups.values()
         several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
@@ -210,7 +214,7 @@ class Comparison:
 
     def at_the_end(self) -> list[Seen]:
         """
-        Compare the copies of the members that have finished. Return what differs.
+        Compare the copies of the members when all of them have finished. Return the differences.
         """
         found = self._found(tails=False)
         for each in found:
@@ -220,10 +224,10 @@ class Comparison:
 
     def differ(self, seen: Seen) -> None:
         """
-        Stop the job, because copies differ. All copies may be wrong since the last step at which
-        these were equal: a wrong copy spreads with the gradients of its rank. That is recorded now,
-        because the difference may be gone when all ranks have left their loops: the wrong part may
-        be overwritten, or its rank may be lost.
+        Add a `corruption` fault to the incident (or open one), because copies differ. The states of
+        all ranks may be wrong since the last step at which these copies were equal, because a wrong
+        copy spreads with the gradients of its rank. Record this now: when all ranks have left their
+        loops, the wrong part may be overwritten or its rank lost.
         """
         job, since = self._job, f"they were equal at the end of step {seen.equal}"
         for rank in seen.wrong if seen.decided else (None,):
@@ -247,8 +251,8 @@ class Comparison:
 
     def doubt(self) -> str:
         """
-        Return a sentence about copies of members that have finished and that were not compared, or
-        an empty text.
+        Return a sentence about copies that were not compared when all members had finished, or an
+        empty text if all were compared.
         """
         unread = self.unread()
         if unread:
@@ -265,8 +269,8 @@ class Comparison:
 
     def unread(self) -> list[int]:
         """
-        Return the members that share a shard and could not read their copies, so that these were
-        not compared.
+        Return the members that hold a shard with other members but could not read their copies, so
+        that their copies were not compared.
         """
         states = self._job.ranks.states
         return [rank for rank in self.sharing() if states[rank].holdings.digests == {}]
@@ -278,7 +282,7 @@ class Comparison:
         there is no majority, only copies up to the step of the last comparison are sound.
         """
         for rank_state in self._job.ranks.states.values():
-            # ranks that were further in the tail may be lost by now
+            # forget which copies were passed over before: the ranks with better copies may be lost
             rank_state.holdings.outrun, rank_state.holdings.passed_over = frozenset(), {}
         self._distrust_suspects()
         found = self._found()
@@ -287,8 +291,8 @@ class Comparison:
 
     def _distrust_suspects(self) -> None:
         """
-        Trust no copies of ranks that had wrong ones at a checkpoint, if no other rank is left whose
-        copies show whether they are still wrong.
+        Mark the copies of ranks that had wrong copies at a periodic checkpoint as not trusted, if
+        no other rank is left with whose copies they can be compared now.
         """
         suspects, groups = self._job.incident.spread.suspects, self._job.ranks.topology().groups
         sound = {rank_state.rank for rank_state in self._sound()}
@@ -299,9 +303,10 @@ class Comparison:
 
     def _limit(self, found: list[Difference]) -> None:
         """
-        Let all ranks return to a copy from before the copies differed, if one is left. A wrong copy
-        may have spread with the gradients since then. This needs a comparison in every step: else
-        the last comparison may be so long ago that to return costs more than the doubt.
+        Make all ranks return to a step before the copies differed, because a wrong copy may have
+        spread with the gradients since then. If this limit is not certain, it is dropped when no
+        earlier copy is left. Unless copies were compared while the ranks trained, set no limit for
+        a decided difference: the last comparison may be so long ago that returning costs too much.
         """
         job, spread = self._job, self._job.incident.spread
         equal = [self._equal(each) for each in found if job.training.sliced]
@@ -312,7 +317,8 @@ class Comparison:
         undecided = spread.undecided and job.policy.corruption != "continue"
         if not job.training.sliced:
             if undecided and not found:
-                # equal copies prove nothing: the wrong part may have been overwritten
+                # the copies are equal again, but that proves nothing: the wrong part may have been
+                # overwritten after its numbers had spread
                 spread.lower(sound)
         elif undecided or job.policy.corruption == "end":
             spread.lower(sound)
@@ -321,9 +327,9 @@ class Comparison:
 
     def _equal(self, difference: Difference) -> int:
         """
-        Return the last step at which copies that differ now are known to have been equal. What was
-        seen while the ranks trained shows this for its own shard: digests of other shards may still
-        be on their way.
+        Return the last step at which the copies of `difference` are known to have been equal. If
+        the copies of the same shard were found to differ while the ranks trained, take the step
+        from there. Otherwise take the last step at which all copies were compared.
         """
         spread, training = self._job.incident.spread, self._job.training
         known = training.whole if difference.unsliced else training.compared
@@ -332,8 +338,9 @@ class Comparison:
 
     def blame(self, ranks: Iterable[int], incident: int = 0) -> None:
         """
-        Count an incident as corruption on the nodes of these ranks. `incident` is its number; 0:
-        the open one. If a rank had wrong copies before on the same node, leave that node.
+        Record that each of these ranks had wrong copies on its present node in one incident.
+        `incident` is the number of that incident; 0 means the open one. If a rank had wrong copies
+        in an earlier incident on the same node, leave that node.
         """
         job = self._job
         for rank in ranks:
@@ -345,8 +352,9 @@ class Comparison:
 
     def _leave(self, rank_state: RankState, times: int) -> None:
         """
-        Give up the node of a rank whose memory is damaged again and again, if other nodes have room
-        for all ranks of that node.
+        Give up the node of a rank that has had wrong copies in `times` incidents, because its
+        memory is probably defective. Do so only if other nodes have room for all ranks of the node
+        and hold copies of all their shards. Otherwise log the reason.
         """
         job, node = self._job, rank_state.node
         going = [each for each in job.ranks.member_states() if each.node == node]
@@ -373,18 +381,18 @@ class Comparison:
 
     def tell_begins(self) -> None:
         """
-        Log which ranks begin training with different copies. Training starts nevertheless, because
-        the script may make the copies equal in its loop. If it does not, the next comparison finds
-        the difference.
+        Log which ranks begin training with different copies of a shard. Training starts
+        nevertheless, because the script may make the copies equal in its loop. If they stay
+        different, the next comparison finds it.
         """
         for difference in self._differences():
             self._tell_begin(difference)
 
     def _found(self, **which: bool) -> list[Difference]:
         """
-        Return the differences between copies, without those of initial states (step 0). Initial
-        states may differ, because a script may send the state of one rank to the others later;
-        their differences are only logged. `which` is passed to `_differences`.
+        Return the differences between the copies that ranks hold. Differences between initial
+        states (step 0) are only logged, because a script may send the state of one rank to the
+        other ranks later. `which` is passed to `_differences`.
         """
         found = self._differences(**which)
         begins = [each for each in found if each.step == 0]
@@ -397,17 +405,17 @@ class Comparison:
 
     def confirms(self) -> bool:
         """
-        Return True if all members hold equal copies after a repair. If not, begin the repair again.
-        A rank whose fetched copy differs from that of its sources is no longer trusted. Any other
-        difference is handled as in `judge`.
+        Return True if all members hold equal copies after a repair. Otherwise begin a new round of
+        the incident, and return False. A fetched copy that differs from the copies of its sources
+        is not trusted any more. Any other difference is handled as in `judge`.
         """
         brought = {
             rank_state.rank
             for rank_state in self._job.ranks.member_states()
             if rank_state.holdings.fetched
         }
-        # all members continue from the same state now, so copies that came from a tail are compared
-        # as well
+        # after a repair all members must hold the same state, so `tails=False` also compares the
+        # copies of ranks that were interrupted in the tail of a step
         found = [each for each in self._found(tails=False, outside=True) if each.wrong]
         failed = [each for each in found if brought.issuperset(each.wrong) and each.right]
         for each in failed:
@@ -420,7 +428,7 @@ class Comparison:
             incident = self._job.incident
             attempts, round_ = incident.decision.attempts + 1, incident.round
             self._judge(found)
-            if incident.round == round_:  # all faults were known already
+            if incident.round == round_:  # no new fault has begun a new round, so begin one here
                 self._attempts.freeze()
             self._attempts.count(attempts, f"after a repair {found[0].sentence()}")
         return not found
@@ -448,11 +456,12 @@ class Comparison:
 
     def _has_spread(self, difference: Difference) -> None:
         """
-        Record that the state of all ranks may be wrong: since the last comparison, gradients that
-        were computed from a wrong copy may have been added to it.
+        Add a reservation to the incident report: since the last comparison, gradients that were
+        computed from a wrong copy may have reached the states of all ranks.
         """
         job, first = self._job, self._equal(difference) + 1
-        # `differ` may have said it for a longer time
+        # if the copies were found to differ while the ranks trained, `differ` may have added a
+        # reservation already that covers these steps
         told = any(equal < first for _, equal in job.incident.spread.equals)
         if difference.step >= first and not told:
             why = (
@@ -488,11 +497,12 @@ class Comparison:
 
     def _take_lowest(self, difference: Difference) -> None:
         """
-        Use a copy from before the last comparison or, if none is left, the copy of the lowest rank.
+        Use copies of the last comparison or earlier. If no such copy is left, use the copy of the
+        lowest of the ranks that differ, and pass over the later copies of the other ranks.
         """
         job, equal = self._job, self._equal(difference)
         lowest, *others = sorted(difference.wrong)
-        for rank in others:  # their copies of other shards are not in doubt
+        for rank in others:  # pass over this shard only: their other shards are not in doubt
             job.ranks.states[rank].holdings.passed_over[difference.shard] = equal
         job.incident.spread.prefer(equal)
         why = (
@@ -503,7 +513,8 @@ class Comparison:
 
     def _corrupted(self, rank: int | None, step: int, why: str) -> None:
         """
-        Add a fault for copies that differ, unless `differ` has added the same already.
+        Add a `corruption` fault for copies that differ, unless `differ` has added one for this rank
+        already. `rank` is None if it is not known which copy is wrong.
         """
         job = self._job
         if not job.incident.spread.equals or not any(
@@ -513,10 +524,12 @@ class Comparison:
 
     def _differences(self, *, tails: bool = True, outside: bool = False) -> list[Difference]:
         """
-        Compare the copies of all members. `outside`: compare also the copies of ranks that have
-        just left the job, because members may have fetched from them. Such a rank is left out if it
-        was interrupted in a tail, because other ranks may have come further. `tails` false: treat
-        copies from a tail like all others. Only members are returned as wrong.
+        Compare the copies of all members, and return the differences.
+
+        With `outside`, also compare the copies of ranks that are no members, because members may
+        have fetched from them. Such a rank is left out if it was interrupted in the tail of a step,
+        because members may have come further. With `tails` False, copies of members that were
+        interrupted in a tail are compared like all others. Only members are named as wrong.
         """
         job = self._job
         copies = {
@@ -540,9 +553,10 @@ class Comparison:
 
     def _sound(self, *, outside: bool = False, doubted: bool = False) -> list[RankState]:
         """
-        Return the ranks whose copies are not known to be wrong. `doubted`: include ranks whose
-        copies may be wrong. `outside`: include ranks that are no members. Until the first wrapper
-        is built, initial states are left out, because each rank may begin with a different one.
+        Return the members whose copies are not known to be wrong. With `doubted`, include members
+        whose copies may be wrong. With `outside`, include ranks that are no members. Until the
+        first wrapper (such as DDP) is built, leave out initial states, because each rank may begin
+        with a different one.
         """
         job, ceiling = self._job, self._job.incident.spread.ceiling
         return [
@@ -562,18 +576,18 @@ class Comparison:
 
 def not_compared(ranks: Sequence[int]) -> str:
     """
-    Return a sentence about ranks that could not read their copies.
+    Return a sentence for operators: these ranks could not read their copies to compare them.
     """
     return f"the copies of ranks {list(ranks)} could not be read and were not compared"
 
 
 def note_habits(job: Job, step: int) -> None:
     """
-    Add reservations to the incident report: what the training loops do outside update windows that
-    makes a run with an incident differ from a run without it. `step` is the step from which all
-    ranks continue, or which they save.
+    Add reservations to the incident report for habits of the training loops: what they do outside
+    update windows and an incident cannot undo or repeat exactly. `step` is the step to whose end
+    all ranks return, to continue from it or to save it.
     """
-    if step == 0:  # no step has ended before, so no tail has run
+    if step == 0:  # no step was trained before, so the habits have had no effect yet
         return
     said: dict[str, list[int]] = {}
     for rank_state in job.ranks.member_states():
@@ -585,10 +599,10 @@ def note_habits(job: Job, step: int) -> None:
 
 def note_tails(job: Job, step: int, standings: Standings) -> None:
     """
-    Record, for each shard of which no holder has ended `step`, the lines at which the tail of
-    `step` was interrupted. Call this before ranks fetch: a rank that has fetched one shard no
-    longer counts as interrupted in a tail, although its other shards may be from an interrupted
-    tail.
+    Record for the incident report at which lines the tail of `step` (the code between the update
+    and the end of the step) was interrupted, for each shard of which no holder has ended `step`.
+    Call this before ranks fetch: a rank that has fetched one shard no longer counts as interrupted,
+    although its other shards may be from an interrupted tail.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at <= step
@@ -613,8 +627,8 @@ def note_tails(job: Job, step: int, standings: Standings) -> None:
 
 def forget_tails(job: Job, step: int) -> None:
     """
-    Drop the records of tails that were interrupted in `step` or later. Call this when all ranks
-    load a checkpoint of `step`, which has the state of the end of the step.
+    Drop the records about interrupted tails of `step` or later steps. Call this when all ranks load
+    a checkpoint of `step`, because it has the state after the whole tail of the step.
     """
     job.incident.exactness.tails = {
         said: at for said, at in job.incident.exactness.tails.items() if at < step

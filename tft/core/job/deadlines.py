@@ -1,7 +1,6 @@
 """
-Tells when the job machine must act although no event has come, and acts at that time: for late
-answers to orders, processes that do not start or end, nodes that do not join, and the deadline of
-the present state.
+Watches the time limits of a job, and acts when one has passed: on late answers to orders, processes
+that do not start or end, nodes that do not join, and the deadline of the present state.
 """
 
 from typing import assert_never
@@ -31,7 +30,8 @@ class Deadlines:
 
     def next(self) -> float | None:
         """
-        Return the time at which `DeadlinePassed` is due, or None.
+        Return the time at which the machine must get the event `DeadlinePassed`, or None if no time
+        limit is running.
         """
         job = self._job
         moments = [t.deadline for t in job.incident.tasks.values() if t.waiting]
@@ -87,8 +87,8 @@ class Deadlines:
 
     def _gathered_by(self) -> float | None:
         """
-        Return the time by which the next node has to join. None if no node has joined yet, or if
-        all ranks have a place.
+        Return the time by which the next node must join, or None if there is no such limit: before
+        the first node has joined, and when every rank has a node.
         """
         job = self._job
         if job.state is not S.AWAITING or job.nodes.gathered is None or not job.ranks.placeless():
@@ -120,7 +120,8 @@ class Deadlines:
 
     def _overdue(self, order: OrderName, ranks: list[int]) -> None:
         """
-        Handle ranks that have not answered an order in time.
+        Act on `ranks`, which have not answered `order` within its time limit, as the table `ORDERS`
+        says.
         """
         job, rule = self._job, ORDERS[order]
         if order == "stop":
@@ -152,33 +153,33 @@ class Deadlines:
                 attempts.terminate_all((job.ranks.states[rank] for rank in ranks), why, "process")
             case Late.DROP:
                 job.incident.tasks.pop(order)
-            case Late.RENEW:  # `_renewed` has restarted the limit as often as allowed
+            case Late.RENEW:  # the limit was restarted as often as allowed: use the column `late`
                 self._react(ORDERS[order].late, order, ranks)
             case _:
                 assert_never(reaction)
 
     def _unheard(self, ranks: list[int], why: str) -> None:
         """
-        Open a `network` fault that names no rank. A rank that has not answered a `release` is not
-        at fault for that alone, and neither are ranks if most of them have not answered a `check`.
-        The freeze that follows shows which ranks do not hear the controller.
+        Add a `network` fault that names no rank. One missing answer to `release` is not evidence
+        against a rank, and a check that most ranks have not answered is not evidence against any of
+        them. The freeze that follows shows which ranks the controller cannot reach.
         """
-        # all ranks wait at the same step boundary, so any rank's step will do
+        # all ranks wait at the same step boundary, so the step can be taken from any of them
         step = self._job.ranks.states[ranks[0]].position.step + 1
         self._attempts.fault("network", None, step, self._job.timing.now, f"ranks {ranks}: {why}")
 
     def _are_most(self, order: OrderName, ranks: list[int]) -> bool:
         """
-        Return True if `ranks` are at least two, and more than half of the ranks that got the order.
+        Return True if `ranks` are at least two ranks and more than half of those that got `order`.
         """
         asked = sum(len(each.to) for each in self._job.incident.tasks[order].orders)
         return len(ranks) > 1 and 2 * len(ranks) > asked
 
     def _renewed(self, order: OrderName) -> bool:
         """
-        Restart the limit of an order that most ranks have not answered, up to `policy.patient`
-        times. The bus or this controller may have been unreachable, and then no rank is at fault.
-        Return True if the limit was restarted.
+        Restart the time limit of an order that most ranks have not answered, because the bus or
+        this controller may have been unreachable. Return True if the limit was restarted, or False
+        if this was already done `policy.patient` times.
         """
         task = self._job.incident.tasks[order]
         if task.renewed >= self._job.policy.patient:
@@ -189,8 +190,9 @@ class Deadlines:
 
     def _not_called_after(self, ranks: list[int]) -> list[int]:
         """
-        Return the late ranks that are not in a function that runs after a step, such as an
-        evaluation. Ranks that are in such a function get the time that they have announced for it.
+        Return those of `ranks` for which a late answer to `stop` has no excuse. A rank that runs a
+        function after a step, such as an evaluation, gets the time that it has announced for such
+        functions, and is not returned before this time is over.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         until = {
@@ -208,10 +210,10 @@ class Deadlines:
 
     def _spared(self, ranks: list[int]) -> bool:
         """
-        Give ranks that do not leave their loop more time, once: the limit of a repair. This is done
-        if the loss of these ranks would lose a shard, and there is no checkpoint to return to. Such
-        a rank may be waiting for another rank in a function of the script that returns after its
-        own timeout. Return True if the ranks got the time.
+        Give ranks that do not leave their loop `policy.repair` more seconds, once. This is done
+        only if ending these ranks would lose the last copy of a shard and there is no checkpoint to
+        return to. Such a rank may be waiting for another rank in a function of the script that has
+        a timeout of its own. Return True if the ranks got more time.
         """
         job, task = self._job, self._job.incident.tasks["stop"]
         lost = not job.training.untrained and not job.checkpoints.known and job.ranks.only_on(ranks)

@@ -1,13 +1,14 @@
 """
-Receives the reports of ranks, agents, people and plugins, checks the sender, and passes each report
-to the file that handles it.
+Receives the reports of ranks, agents, operators and plugins, checks the sender, and passes each
+report to the module that handles it.
 
     arrivals.py          nodes, rendezvous stores and processes that arrive
     process_exits.py     nodes and processes that end
     faults.py            faults that a rank or an outside observer reports
     acknowledgements.py  answers to orders
 
-This file itself handles the requests of people, and the progress of training.
+This module itself handles the requests of operators, and the reports about the progress of
+training.
 """
 
 from typing import assert_never
@@ -52,7 +53,7 @@ R = Reaction
 
 class Dispatch:
     """
-    Receives the reports for the machine of one job.
+    Passes each report about one job to the object that handles it.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -65,9 +66,9 @@ class Dispatch:
 
     def take(self, message: Report, reaction: Reaction, sender: str) -> None:
         """
-        Handle one report. `reaction` is the reaction that the table `REACTIONS` has for it. Only
-        the process that holds a rank may report for the rank; reports of other processes are
-        ignored.
+        Handle one report. `reaction` is the entry of the table `REACTIONS` for this report in the
+        present state. Only a process whose claim to a rank was accepted may report for that rank;
+        reports of other processes are ignored.
         """
         match message:
             case NodeJoined():
@@ -125,8 +126,8 @@ class Dispatch:
             case Answered():
                 self._acknowledgements.answered(rank_state, message)
             case Trained():
-                # this report shows that the rank trains, even if its answer to the order to resume
-                # is lost
+                # the answer of the rank to the order `resume` may be lost; a completed step also
+                # shows that the rank trains
                 rank_state.repaired = True
                 rank_state.position = Position(step=message.step, window=False)
                 self._job.training.completed(message.step)
@@ -171,7 +172,7 @@ class Dispatch:
             return None
         self._job.end.stop = message
         if reaction is not R.FORCE:
-            return None  # the job ends already, and the last checkpoint is being written
+            return None  # the job is ending already, and the survivors write a last checkpoint
         if not any(rank_state.ready for rank_state in self._job.ranks.member_states()):
             code = 128 + message.signal if message.signal else 4
             return self._recovery.shutdown.exit(
@@ -188,7 +189,8 @@ class Dispatch:
 
     def _resume_requested(self, reaction: Reaction) -> None:
         if not self._job.answered_all("check"):
-            # a rank that trains again could mix its all-reduces with those of the running check
+            # a check still runs on some ranks. If the other ranks trained now, their all-reduces
+            # could be mixed up with those of the check
             return self._job.tell("check_not_over")
         self._job.pausing.request, self._job.pausing.result = None, ""
         if reaction is R.RELEASE and not self._job.succession.gathering:

@@ -45,7 +45,8 @@ class Stalled:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesAgreed:
     """
-    Every slice of every shard was compared at `step` or later, and all copies were equal.
+    Verdict of the slice comparison: every slice of every shard was compared at the end of `step` or
+    later, and all copies were equal.
     """
 
     at: float
@@ -55,7 +56,8 @@ class SlicesAgreed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesDiffered:
     """
-    A slice of a shard was not equal on all ranks that hold the shard.
+    Verdict of the slice comparison: one slice of a shard was not equal on all ranks that hold the
+    shard.
     """
 
     at: float
@@ -63,43 +65,45 @@ class SlicesDiffered:
     step: int
     """The step at whose end the slice was digested."""
     right: tuple[int, ...]
-    """The ranks whose copies count, because they are the majority. Empty: there is none."""
+    """The ranks whose copies are right, because they are the majority. Empty: there is no majority.
+    """
     wrong: tuple[int, ...]
     sound: int
-    """The last step at which this slice was equal on all ranks: the copies differ since a later
-    step."""
+    """The last step at which this slice was found equal on all ranks. The copies began to differ at
+    some later step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorruptionTraced:
     """
-    Steps after which copies differed without a majority were computed again, and what these ranks
-    had computed was the first that came out otherwise. So these ranks had a wrong copy.
+    Verdict of the slice comparison: it is now known which ranks had a wrong copy in an earlier
+    incident, although no majority showed it then. The steps were computed again, and the results
+    of these ranks were the first that came out different.
     """
 
     at: float
     incident: int
-    """The number of the incident that the copies led to."""
+    """The number of the incident that the different copies had caused."""
     ranks: tuple[int, ...]
     step: int
-    """The last step before the gradients were wrong."""
+    """The step before the first one whose results came out different."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Led:
     """
-    This controller leads from now on, in this epoch.
+    This controller is the leader from now on, with this epoch (the number of the leader).
     """
 
     at: float
     epoch: int
     lost: int = 0
-    """The number of events of the damaged story that this controller could not read. What the
-    machine knows is incomplete then."""
+    """The number of events that this controller could not read from a damaged story (the recorded
+    events of the job). If it is not 0, the facts in the machine are incomplete."""
 
 
 SliceVerdict = SlicesAgreed | SlicesDiffered | CorruptionTraced
-"""What the comparison of slices has found."""
+"""The verdicts of the slice comparison, which compares the copies of shards during training."""
 Own = DeadlinePassed | Stalled | SliceVerdict | Led
 """The events that the controller creates itself. No other process sends them."""
 Event = Received | Own

@@ -1,5 +1,6 @@
 """
-Collect from the state of a job the facts that the planner needs.
+Collect from the state of a job the facts that the planner and the recovery plugins need, and record
+where the rank-local state (generators, data position) of each rank can be found.
 """
 
 from collections.abc import Callable, Set
@@ -14,8 +15,9 @@ from tft.core.plan.standing import Standing, Terms
 
 def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int, Standing]:
     """
-    Return the state of every rank in the form that the planner uses. `unplaceable` returns why no
-    other process can be started for a rank that has lost its process.
+    Return the state of every rank in the form that the planner uses. `unplaceable` is called for
+    each rank that has lost its process. It returns a sentence that says why no other process can be
+    started for the rank, or "".
     """
     return {
         rank_state.rank: rank_state.standing(
@@ -27,7 +29,8 @@ def standings_of(job: Job, unplaceable: Callable[[RankState], str]) -> dict[int,
 
 def rank_facts(job: Job, unplaceable: Callable[[RankState], str]) -> tuple[RankFacts, ...]:
     """
-    Return the facts about every rank that recovery plugins get, in the order of the ranks.
+    Return the facts about every rank that are given to recovery plugins, in the order of the ranks.
+    `unplaceable` is as for `standings_of`.
     """
     topology = job.ranks.topology()
     held: dict[int, list[str]] = {}
@@ -88,12 +91,15 @@ def terms_of(job: Job) -> Terms:
 def lacks_local_state(job: Job, rank_state: RankState) -> bool:
     """
     Return True if the process of a rank cannot read the rank-local state that the rank captured
-    earlier, or if that state is out of date.
+    earlier, because it is in the shared memory (page) of another node, or if that state is out of
+    date.
     """
     if rank_state.rank in job.incident.turnover.joining:
-        return True
+        return True  # the rank comes back to the job: its captures are from before it had left
     if rank_state.local_state.page is None:
-        return job.checkpoints.resumed  # without a page, only the checkpoint can have that state
+        # nothing was captured yet: a resumed job needs the state from its checkpoint, a new job
+        # begins with the initial state
+        return job.checkpoints.resumed
     return (
         rank_state.local_state.page in job.nodes.lost
         or rank_state.local_state.page != rank_state.node
@@ -102,8 +108,8 @@ def lacks_local_state(job: Job, rank_state: RankState) -> bool:
 
 def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]:
     """
-    Return those of `steps` whose captured rank-local state may be on the page that the rank's
-    process uses.
+    Return those of `steps` whose captured rank-local state may be on the page (the shared memory)
+    that the rank's process uses.
     """
     return frozenset(
         ()
@@ -114,9 +120,9 @@ def _on_page(job: Job, rank_state: RankState, steps: Set[int]) -> frozenset[int]
 
 def note_capture(job: Job, rank_state: RankState) -> None:
     """
-    Record that a rank has its rank-local state of the agreed step on the page that its process
-    uses. Earlier captures of a rank that had another page before are not on this one; those that
-    were reported stay in `reported`.
+    Record that a rank has its rank-local state of the agreed step on the page (the shared memory)
+    that its process uses. If the rank used another page before, its earlier captures are not on
+    this one. Captures that were reported to the controller stay in `reported`.
     """
     step = job.incident.progress.agreed
     rank_state.local_state.since = (
@@ -133,8 +139,9 @@ def note_capture(job: Job, rank_state: RankState) -> None:
 
 def note_lost_step(job: Job, step: int | None) -> None:
     """
-    Add a sentence to the incident if the job returns to `step` although all shards have copies of a
-    later step, because the rank-local state of that step was lost with a node.
+    Add a sentence to the incident report if the job must return to `step`, although all shards have
+    copies of a later step, because rank-local state of that later step was lost with a node. `step`
+    is None if it is not known yet; then nothing is added.
     """
     standings = {s.rank: s.standing() for s in job.ranks.states.values()}
     latest = covered_step(job.ranks.topology().groups, standings, job.incident.spread.ceiling)
@@ -150,8 +157,8 @@ def note_lost_step(job: Job, step: int | None) -> None:
 
 def note_early(job: Job, step: int) -> None:
     """
-    Add a reservation to the incident for ranks whose rank-local state of `step` was kept by another
-    node as it was before the end of the step, if their captures change until then.
+    Add a reservation to the incident for ranks whose rank-local state of `step` is only known as it
+    was before the end of the step, if it is known to change until then.
     """
     early = [
         s.rank

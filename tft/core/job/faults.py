@@ -29,8 +29,8 @@ class Faults:
 
     def faulted(self, rank_state: RankState, message: Faulted) -> None:
         """
-        Handle an exception that left the loop of a rank. Network errors during a stop are ignored,
-        because the stop itself causes them.
+        Handle an exception that has left the training loop of a rank. Ignore network errors while
+        the ranks are being stopped, because the stop itself interrupts their connections.
         """
         job = self._job
         rank_state.training = False
@@ -66,9 +66,10 @@ class Faults:
 
     def _refused(self, message: Faulted, numbers: StepNumbers) -> None:
         """
-        Handle the refusal of an update. No state was changed, so no copy is in doubt. If a rank has
-        applied the update nevertheless, its copy is given up. The step is computed again. If it is
-        refused again, its batches are left out, or the job ends with a last checkpoint.
+        Handle the report of a rank that it has refused to apply an update because of its numbers.
+        The state before the update is intact, so the step is computed again from it. A copy of a
+        rank that has applied the update nevertheless is not used. If the step is refused a second
+        time, its batches are left out, or the job ends with a last checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         job.tell("update_refused", rank=message.rank, step=message.step, why=message.summary)
@@ -79,8 +80,8 @@ class Faults:
         self._attempts.fault(
             "numeric", None, message.step, message.at, message.summary, refused=True
         )
-        # a rank may have applied what this one refuses. If no earlier copy is left, that state has to
-        # do: the numbers of the refusing rank are missing in it
+        # another rank may have applied the update that this rank refuses. Prefer states from before
+        # the update; if none is left, the later state is used and gets this reservation
         job.incident.spread.prefer(message.step - 1)
         why = f"the update of step {message.step}, which rank {message.rank} had refused, was kept"
         job.incident.exactness.reservations.append((message.step, why))
@@ -91,8 +92,9 @@ class Faults:
 
     def _refused_again(self, record: RefusedStep) -> None:
         """
-        Leave out the batches of a step that was refused again, if the policy says so. Else only a
-        last checkpoint is possible.
+        Leave out the data batches of a step whose update was refused a second time, if the policy
+        allows it. Otherwise, or if this was done too often for this step, allow only a last
+        checkpoint.
         """
         job, refusals = self._job, self._job.training.refusals
         times = refusals.times.get(record.step, 0)
@@ -113,8 +115,8 @@ class Faults:
 
     def _known(self, message: Faulted) -> bool:
         """
-        Return whether this software fault is known already: the same exception at the same step on
-        several ranks is one fault.
+        Return True if a software fault is already in the incident. The same exception at the same
+        step on several ranks counts as one fault.
         """
         return message.kind == "software" and any(
             fault.kind == "software"
@@ -125,8 +127,8 @@ class Faults:
 
     def noticed(self, message: Noticed) -> None:
         """
-        Handle a fault of a rank that an observer has noticed, as if the rank had reported it. If
-        nothing can be done about it, log the reason.
+        Handle a fault of a rank that an observer outside the rank has noticed, such as a hang or
+        damaged memory. If nothing can be done about the fault, log the reason.
         """
         job = self._job
         rank_state = job.ranks.states.get(message.rank)
@@ -165,10 +167,10 @@ class Faults:
 
     def differ(self, message: CheckpointFailed) -> None:
         """
-        Handle a periodic checkpoint that was not committed because the copies of a shard differed:
-        add a corruption fault for each rank that is named as wrong. All copies are compared again
-        when all ranks have left their loops. The message is ignored if whole copies were compared at
-        this step or a later one since it was sent.
+        Handle a periodic checkpoint that was not completed because the copies of a shard differed.
+        Add a `corruption` fault for each rank whose copy is named as wrong, or one without a rank.
+        All copies are compared again when all ranks have left their loops. Ignore the message if
+        whole copies were found equal at this step or a later one.
         """
         training = self._job.training
         if message.step <= training.whole:
@@ -192,8 +194,8 @@ class Faults:
 
     def _why_not(self, rank_state: RankState | None, kind: FaultKind) -> str:
         """
-        Return why nothing can be done about a fault that an observer has noticed, or "" if
-        something can be done.
+        Return a sentence that says why nothing can be done about a fault that an observer has
+        noticed, or "" if something can be done.
         """
         if rank_state is None or rank_state.rank not in self._job.ranks.members:
             return "the rank does not take part"
@@ -207,9 +209,9 @@ class Faults:
 
     def _distrust(self, rank_state: RankState, message: Faulted | Noticed) -> None:
         """
-        Record which copies are not sound because of a fault: those of this rank. If the fault may
-        have spread with the last update, or is older than that, the copies that any rank made since
-        then are not sound either.
+        Record which copies of the state are not sound because of a fault. After a `memory`,
+        `numeric` or `corruption` fault, these are the copies of this rank. If the message says that
+        wrong numbers may have spread to all ranks, they are also the later copies of all ranks.
         """
         if message.kind in ("memory", "numeric", "corruption"):
             rank_state.holdings.trusted = False

@@ -19,13 +19,13 @@ class History:
     """The number of events that could not be read in a damaged story."""
     incidents: list[Incident] = field(default_factory=list)
     troubles: dict[int, list[float]] = field(default_factory=dict)
-    """By rank: the times of the incidents that the rank caused."""
+    """By rank: the times in seconds of the incidents that the rank has caused."""
 
     corruptions: dict[tuple[int, int | None], set[int]] = field(default_factory=dict)
     """By rank and node: the numbers of the incidents in which the copies of the rank were wrong."""
 
     def recent(self, rank: int, since: float) -> int:
         """
-        Return how many incidents since the time `since` were caused by a rank.
+        Return how many incidents a rank has caused at the time `since` or later.
         """
         return sum(at >= since for at in self.troubles.get(rank, ()))

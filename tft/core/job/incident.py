@@ -1,6 +1,6 @@
 """
-Own the facts of one incident: its faults, the strategies that were tried, and the time of each
-phase.
+Own the facts of one incident: its faults, the strategies that were tried, the step from which
+training continues, and the time of each phase.
 """
 
 from dataclasses import dataclass, field
@@ -29,16 +29,18 @@ class Fault:
     """The traceback, the stacks of all threads, or a sentence that says how the fault was noticed.
     """
     certain: bool = False
-    """True if this fault is certainly a cause. Other `network` faults may be mere consequences of
-    another fault."""
+    """True if this fault is certainly a cause of the incident. A `network` fault without this mark
+    may be only the consequence of another fault."""
     refused: bool = False
-    """True if the ranks have refused the update of the step, so no state was changed."""
+    """True if the ranks have refused to apply the update of the step because of its numbers, so no
+    state was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """
-    A named time span of an incident, of one rank or of the whole job. Times are in seconds.
+    A named time span of an incident, such as `freeze` or `repair`, of one rank or (rank None) of
+    the whole job. Times are in seconds.
     """
 
     name: str
@@ -50,20 +52,21 @@ class Phase:
 @dataclass(slots=True, kw_only=True)
 class Task:
     """
-    An order that several ranks must answer. It stays open until the last of them has answered.
+    An order that several ranks must answer. It stays open until all of them have answered or were
+    excused. `waiting` has the ranks whose answer is missing.
     """
 
     orders: tuple[RankOrder, ...]
     waiting: set[int]
     issued: float
     limit: float
-    """Seconds that the order may take."""
+    """The seconds within which the ranks must answer."""
     deadline: float
     renewed: int = 0
-    """How many times the limit of the order was restarted."""
+    """How many times the time limit was restarted because most ranks had not answered."""
     spared: bool = False
-    """True if the late ranks were given more time (the limit of a repair), because a shard would be
-    lost with them."""
+    """True if the late ranks were given `Policy.repair` more seconds, because ending them would
+    lose a shard. This is done only once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,16 +79,18 @@ class Progress:
     furthest: int = 0
     """The highest step that some rank had completed."""
     begun: int = 0
-    """The highest step whose update some rank had begun. The rank may have completed this update
-    while it left the loop."""
+    """The highest step whose update some rank had begun. After it has reported this position, the
+    rank may still have completed the update."""
     reached: int = 0
-    """The same as `begun`, but only from positions that were reported in this round."""
+    """The highest step whose update some rank had begun, according to the positions that were
+    reported in the present round only."""
     step: int | None = None
-    """The first step to be computed after the incident. None: not known yet, or never."""
+    """The first step to be computed after the incident. None: it is not known yet, or no step
+    follows."""
 
     def saw(self, position: Position) -> None:
         """
-        Record the position of a rank, whether its process is alive or dead.
+        Record the last known position of a rank, whose process may be alive or dead.
         """
         self.furthest = max(self.furthest, position.step)
         self.reached = max(self.reached, position.step + position.window)
@@ -94,7 +99,7 @@ class Progress:
     @property
     def agreed(self) -> int:
         """
-        The step from whose end all members continue, or whose state they save.
+        The step to whose end all members return, to continue from it or to save its state.
         """
         return (self.step or 1) - 1
 
@@ -109,60 +114,67 @@ class Progress:
 @dataclass(slots=True, kw_only=True)
 class Spread:
     """
-    How far an error may have spread: copies of steps later than `ceiling` are not sound.
+    How far wrong numbers may have spread in the states of the ranks. Copies of steps later than
+    `ceiling` are not used, because they may contain wrong numbers.
     """
 
     ceiling: int | None = None
-    """The last step whose copies can be sound. None: no limit."""
+    """The last step whose copies can be sound. None: there is no such limit."""
     by: set[int] = field(default_factory=set)
-    """The ranks whose last update may have spread wrong numbers, and whose step of that update is
-    not known yet."""
+    """The ranks that may have spread wrong numbers with their last update, and for which it is not
+    known yet which step that update was."""
     firm: int | None = None
-    """The ceiling that the faults demand. None: they demand none. `ceiling` may be lower."""
+    """The ceiling that the faults demand. None: they demand none. The value of `ceiling` may be
+    lower, as a precaution."""
     guessed: bool = False
-    """True if the incident has already tried once a ceiling lower than its faults demand."""
+    """True if this incident has already tried a ceiling that is lower than its faults demand. This
+    is done only once."""
     equals: set[tuple[str, int]] = field(default_factory=set)
-    """For each time that copies of a shard were found to differ while the ranks trained: the shard
-    and the last step at which these copies were equal. The name is empty where the shard is not
-    known."""
+    """One entry for each time that copies of a shard were found to differ while the ranks trained:
+    the shard, and the last step at which these copies were equal. The shard is an empty text if it
+    is not known."""
     undecided: bool = False
-    """True if no majority says which of these copies are right."""
+    """True if copies were found to differ while the ranks trained, and no majority shows which of
+    them are right."""
     suspects: set[int] = field(default_factory=set)
     """The ranks whose copies were wrong at a periodic checkpoint."""
 
     @property
     def tentative(self) -> bool:
         """
-        True if the ceiling is lower than the faults demand. The difference is dropped if with it
-        nothing could be saved.
+        True if the ceiling is lower than the faults demand. The ceiling is raised again
+        (`yield_to_need`) if otherwise nothing could be saved.
         """
         return self.ceiling != self.firm
 
     def lower(self, ceiling: int) -> None:
         """
-        Lower the ceiling, if it is not lower already: no copy of a step later than `ceiling` is
-        sound.
+        Lower the ceiling to `ceiling`, unless it is lower already, because a fault shows that no
+        copy of a later step is sound.
         """
         self.firm = max(0, ceiling if self.firm is None else min(ceiling, self.firm))
         self.prefer(self.firm)
 
     def prefer(self, ceiling: int) -> None:
         """
-        Use only copies of steps up to `ceiling`, as long as there are any.
+        Lower the ceiling to `ceiling` as a precaution: copies of later steps may be sound, and are
+        used if there are no others.
         """
         self.ceiling = ceiling if self.ceiling is None else min(ceiling, self.ceiling)
 
     def guess(self, ceiling: int) -> None:
         """
-        Set a ceiling that is lower than the faults demand, to try whether an earlier state helps.
+        Lower the ceiling below what the faults demand, to try whether the fault stays away when
+        training continues from an earlier state.
         """
         self.prefer(ceiling)
         self.guessed = True
 
     def yield_to_need(self) -> None:
         """
-        Allow later copies, because else nothing could be saved: first those from before the copies
-        differed, then all that the faults allow.
+        Raise the ceiling, because otherwise nothing could be saved. The first call raises it to the
+        next higher step in `equals`, at which copies were still equal. If there is none, the
+        ceiling becomes what the faults demand.
         """
         later = [
             step
@@ -174,8 +186,8 @@ class Spread:
 
     def lift(self) -> None:
         """
-        Remove the ceiling: all members have returned to a step that is not later than the ceiling,
-        so the states that they compute from now on do not contain the error.
+        Remove the ceiling, because all members have returned to a step that is not later than the
+        ceiling. The states that they compute from now on do not contain the wrong numbers.
         """
         self.ceiling = self.firm = None
         self.equals, self.undecided, self.suspects = set(), False, set()
@@ -202,26 +214,28 @@ class Decision:
     """The strategies that were not possible when the present one was chosen, each with the reason.
     """
     failed: dict[str, str] = field(default_factory=dict)
-    """The strategies that were followed and did not help, each with the reason."""
+    """The strategies that were followed and did not help, or that a recovery plugin has ruled out,
+    each with the reason."""
     advice: Advised | None = None
-    """The answer of the recovery plugins to the offers of this round."""
+    """The advice of the recovery plugins in this round. None: there is none."""
     awaited: bool = False
-    """True if the recovery plugins have asked for more time. They are asked again when that time is
-    over."""
+    """True if the recovery plugins have asked for more time. They are asked again when the time
+    that they wanted is over."""
     waited: float = 0.0
     """Seconds that the job has waited for the recovery plugins so far."""
 
     @property
     def strategy(self) -> str:
         """
-        The name of the strategy that is followed: the name in the advice if a recovery plugin has
-        advised it. Empty: no strategy is chosen yet.
+        The name of the strategy that is followed. If a recovery plugin has advised the strategy
+        under another name, this is that name. Empty: no strategy is chosen yet.
         """
         return "" if self.plan is None else self.plan.name
 
     def follow(self, plan: Plan) -> None:
         """
-        Follow a plan from now on.
+        Follow this plan from now on. If its strategy is another one than before, restart the count
+        of failed attempts.
         """
         if plan.strategy != self.base:
             self.attempts = 0
@@ -236,20 +250,22 @@ class Turnover:
     """
 
     began_with: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By rank: pid and start time of its process when the incident began."""
+    """By rank: the pid and the start time of the process that it had when the incident began."""
     kept: dict[int, bool] = field(default_factory=dict)
-    """By rank: True if it still has the process with which it began the incident. Filled in when
+    """By rank: True if it still has the process that it had when the incident began. Filled in when
     the incident closes."""
     started: int = 0
     """How many processes were started for this incident."""
     respawns: dict[int, int] = field(default_factory=dict)
-    """By rank: how many times it has lost its process and was given another."""
+    """By rank: how many times in this incident it has lost its process and was given another."""
     joining: frozenset[int] = frozenset()
     """The ranks that come back to the job in this incident."""
     unprotected: list[str] = field(default_factory=list)
-    """Sentences about rank-local state that was lost with a node, because no other node had it."""
+    """Sentences for the report about rank-local state (generators, data position) that was lost
+    with a node, because no other node had it."""
     counted: set[int] = field(default_factory=set)
-    """The ranks that this incident was already counted against."""
+    """The ranks against which this incident was counted already. A rank that causes too many
+    incidents is not restarted any more."""
 
     def given_another(self, rank: int) -> None:
         """
@@ -261,19 +277,21 @@ class Turnover:
 @dataclass(slots=True, kw_only=True)
 class Exactness:
     """
-    The reservations of an incident: reasons why training may not continue bit for bit.
+    The reservations of an incident: the reasons why training after it may differ, bit for bit, from
+    a run without the incident.
     """
 
     reservations: list[tuple[int, str]] = field(default_factory=list)
-    """Each reservation is a sentence, with the first step after which training may differ."""
+    """The reservations, each with the step after which training may differ, and a sentence for the
+    report."""
     tails: dict[str, int] = field(default_factory=dict)
-    """Interrupted tails, for shards of which no holder has run the tail of a step to its end. For
-    each line at which a tail was interrupted: a sentence, and the step."""
+    """By sentence for the report: the step whose tail (the code between the update and the end of
+    the step) was interrupted at one line. Only for shards of which no holder has ended the step."""
     marks: dict[int, int] = field(default_factory=dict)
-    """By rank: the last step for which it is known that all functions to be called after the step
-    were called."""
+    """By rank: the last step after which the rank is known to have called all functions that are
+    registered to be called after a step, such as an evaluation."""
     skip: int = 0
-    """The number of batches that are skipped after the rollback."""
+    """The number of data batches that all ranks skip after the rollback."""
     skip_at: int | None = None
     """The step after which these batches are skipped. None: not known yet."""
     refused: list[RefusedStep] = field(default_factory=list)
@@ -283,9 +301,9 @@ class Exactness:
 
     def marked(self, rank: int, position: Position) -> None:
         """
-        Update `marks` from the position of a rank, alive or dead. The lowest step counts: a later
-        report of a rank that was brought to another step does not show which functions it had
-        called before.
+        Update `marks` from the last known position of a rank, whose process may be alive or dead.
+        Of several positions in one incident, the lowest counts. After a repair the rank is at
+        another step, so its later positions do not show which functions it has called.
         """
         step = position.step - (position.tail or position.after)
         self.marks[rank] = min(step, self.marks.get(rank, step))
@@ -305,9 +323,9 @@ class Exactness:
 
     def returns_to(self, step: int) -> None:
         """
-        Record that all members continue from the end of `step`. Reservations about later steps are
-        dropped, because these steps are computed again. Reservations about `step` from an earlier
-        round are kept.
+        Record that all members continue from the end of `step`. Drop the reservations about later
+        steps, because these steps are computed again. Keep those about `step` itself and earlier
+        steps.
         """
         self.reservations = [(since, why) for since, why in self.reservations if since <= step]
         self.left_out = {each: n for each, n in self.left_out.items() if each <= step + 1}
@@ -324,7 +342,8 @@ class LastCheckpoint:
     files: dict[str, SavedFile] = field(default_factory=dict)
     """By name: the files that were written so far."""
     incarnations: dict[int, int] = field(default_factory=dict)
-    """By rank that must write or commit: the incarnation of the process that got the order."""
+    """By rank that must write or commit: the incarnation of its process when it got that order. If
+    the rank has another process later, the checkpoint must be planned again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -338,12 +357,12 @@ class Incident:
     opened: float
     closed: float | None = None
     round: int = 0
-    """The number of the round. A new round gives up what was under way, and answers to orders of an
-    earlier round do not count."""
+    """The number of the round (one attempt within the incident). A new round gives up the work of
+    the round before, and answers to orders of an earlier round are ignored."""
     faults: list[Fault] = field(default_factory=list)
     suspicion: str = ""
-    """Why all ranks are asked for their positions although no fault is known. Empty: a fault is
-    known."""
+    """A sentence that says for how long no rank has made progress, if this is why the ranks are
+    asked for their positions. Empty: there is another reason."""
     tasks: dict[OrderName, Task] = field(default_factory=dict)
     phases: list[Phase] = field(default_factory=list)
     store: tuple[str, int] | None = None
@@ -357,15 +376,17 @@ class Incident:
 
     def roots(self) -> list[Fault]:
         """
-        Return the faults that are causes. The broken connections that ranks report when a peer has
-        died are consequences, not causes.
+        Return the faults that are causes of the incident. A `network` fault is left out unless it
+        is marked as certain, because ranks also report broken connections when a peer has died. If
+        no other fault is left, return all faults.
         """
         causes = [fault for fault in self.faults if fault.kind != "network" or fault.certain]
         return causes or self.faults
 
     def numeric_step(self) -> int:
         """
-        Return the last step with a numeric fault whose update was not refused. 0: there is none.
+        Return the last step with a numeric fault whose update was applied, not refused. Return 0 if
+        there is no such step.
         """
         steps = (f.step for f in self.faults if f.kind == "numeric" and not f.refused)
         return max(steps, default=0)

@@ -24,13 +24,14 @@ SECONDS = (
 begin."""
 
 Moment = Callable[[Fault], float | None]
-"""A function that returns when a fault really happened. It returns None if no better time is known
-than that of the first evidence."""
+"""A function that returns the time at which a fault really happened, or None if only the time of
+the first evidence is known."""
 
 
 def incident_report(incident: Incident, moment: Moment) -> dict[str, object]:
     """
-    Return one entry of `incidents` in the report. Times are in seconds after the fault.
+    Return the entry of one incident in the field `incidents` of the report. `moment` returns when a
+    fault really happened. Times are in seconds since the first fault happened or was seen.
     """
     roots = incident.roots()
     known = [at for fault in roots if (at := moment(fault)) is not None]
@@ -72,8 +73,8 @@ def missed_report(
     missed: Mapping[tuple[int | None, str], Sequence[int]],
 ) -> list[dict[str, object]]:
     """
-    Return the entries of `missed`: the periodic checkpoints that could not be written, by rank and
-    reason.
+    Return the entries of the field `missed` of the report: one for each rank and reason for which
+    periodic checkpoints could not be written.
     """
     return [
         {"rank": rank, "why": why, "step": steps[0], "times": len(steps)}
@@ -89,9 +90,9 @@ def job_report(
     unprotected_steps: int = 0,
 ) -> dict[str, object]:
     """
-    Return the whole report. `incidents` and `missed` hold the entries of earlier runs of a resumed
-    job, followed by the entries of this run. `unprotected_steps` is the number of steps in which
-    the loss of a node would have lost rank-local state.
+    Return the whole report of a job. `incidents` and `missed` have the entries of earlier runs of a
+    resumed job, followed by the entries of this run. `unprotected_steps` is the number of steps in
+    which the loss of a node would have lost rank-local state (generators, data position).
     """
     return {
         "schema": 1,
@@ -136,8 +137,8 @@ def _span(incident: Incident, name: str) -> float:
 
 def _longest(incident: Incident, name: str) -> float:
     """
-    Return the total seconds of this phase on the rank where the total is largest. A rank may go
-    through the phase several times, with other phases between.
+    Return the seconds that the slowest rank has spent in the phase `name`. A rank may go through
+    the phase several times, with other phases between, so the seconds of each rank are added up.
     """
     taken: dict[int | None, float] = {}
     for phase in incident.phases:

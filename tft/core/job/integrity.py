@@ -1,6 +1,7 @@
 """
-Handles the verdicts of the comparison that runs while the job trains: copies that are equal up to a
-step, copies that differ, and the rank that had a wrong copy.
+Handles the verdicts of the comparison of shard copies that runs while the job trains (see
+`tft.core.link.slice_comparison`): copies that are equal up to a step, copies that differ, and the
+ranks that had a wrong copy.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from tft.core.job.state import Job
 
 class Integrity:
     """
-    Handles the verdicts about the copies of one job.
+    Handles the verdicts about the shard copies of one job.
     """
 
     def __init__(self, job: Job, recovery: Recovery) -> None:
@@ -24,7 +25,8 @@ class Integrity:
 
     def agreed(self, event: SlicesAgreed) -> None:
         """
-        Note that all copies were equal at the end of a step: they are sound up to that step.
+        Record that all copies were equal at the end of the step of the verdict, so the copies of
+        this step and earlier steps are sound.
         """
         training = self._job.training
         training.sliced = True
@@ -32,11 +34,12 @@ class Integrity:
 
     def differed(self, event: SlicesDiffered) -> None:
         """
-        Stop the job, because the slices of a shard differ.
+        Open an incident, or join the open one, because copies of a slice of a shard differ.
         """
         job, training = self._job, self._job.training
         training.sliced = True
-        # a periodic checkpoint may have compared all copies since the slice was equal
+        # `event.sound` is the last step at which this slice was equal. A periodic checkpoint may
+        # have found whole copies equal at a later step
         equal = training.compared if event.sound < training.compared < event.step else event.sound
         job.tell(
             "slices_differ", shard=event.shard, step=event.step, right=list(event.right),
@@ -51,9 +54,10 @@ class Integrity:
 
     def traced(self, event: CorruptionTraced) -> None:
         """
-        Name the ranks that had a wrong copy in the faults of the incident to which it had led. Until
-        now the incident only knew that copies differed. If training does not continue bit for bit
-        after that incident, other gradients say nothing about copies: then nobody is named.
+        Write the ranks that had a wrong copy into the `corruption` faults of the incident that the
+        difference has caused. These faults named no rank, because no majority showed which copy was
+        right. If training did not continue bit for bit after that incident, different gradients
+        prove nothing about copies, and no rank is named.
         """
         job = self._job
         incident = self._incident(event.incident)
@@ -76,7 +80,7 @@ class Integrity:
 
     def _incident(self, number: int) -> Incident | None:
         """
-        Return an incident of the job by its number.
+        Return the incident with this number, or None if the job had no such incident.
         """
         known = (*self._job.history.incidents, self._job.incident)
         return next((each for each in known if each.number == number), None)

@@ -1,6 +1,6 @@
 """
-Define the invariants of a job: conditions that are true between any two events. A violation is a
-bug of tft.
+Define the invariants of a job: conditions that are always true when an event has been handled. A
+violation is a bug of tft.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,15 @@
 """
 The state machine of a job: it takes events and returns commands.
 
-    handle(event) -> commands     the only entry; late, repeated or foreign reports are ignored
-    outstanding() -> orders       orders that are not answered yet, to be sent again
-    next_deadline()               the time at which the machine wants a `DeadlinePassed` event
+    handle(event) -> commands     the only input; late or repeated reports, and reports of
+                                  processes that do not belong to the job, are ignored
+    outstanding() -> orders       the orders that are not answered yet and must be sent again
+    next_deadline()               the time at which the machine must get a `DeadlinePassed` event
     check()                       raises when an invariant is broken, which is a bug of tft
 
 `transitions.py` has the reaction to every event in every state. `dispatch.py` receives reports,
 `recovery.py` leads through an incident, and `state.py` holds the known facts.
-`docs/reference/machine.md` describes the same in prose.
+`docs/reference/machine.md` describes the machine in prose.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -43,8 +44,9 @@ from tft.protocol.messages import Order
 S = State
 
 REFUSED = 60.0
-"""The time in seconds for which a refusal is sent again and again, since nobody acknowledges it. A
-process that has not received it by then has probably ended."""
+"""The time in seconds for which `Refused` (the answer to a process whose claim to a rank is not
+accepted) is repeated, because no process acknowledges it. A process that has not received it by
+then has probably ended."""
 
 
 class Machine:
@@ -54,7 +56,7 @@ class Machine:
 
     def __init__(self, world: int, policy: Policy, origin: Origin, *, at: float) -> None:
         """
-        Create the machine. `at` is the present time in seconds (the clock of the controller).
+        Create the machine. `at` is the present time in seconds, by the clock of the controller.
         """
         self._job = Job(world, policy, origin, at=at)
         self._recovery = Recovery(self._job)
@@ -72,7 +74,8 @@ class Machine:
     @property
     def missed(self) -> Mapping[tuple[int | None, str], Sequence[int]]:
         """
-        The steps without a periodic checkpoint, by rank and reason.
+        The steps whose periodic checkpoint could not be written, by rank and reason. The rank is
+        None if no rank has reported the reason.
         """
         return self._job.checkpoints.missed
 
@@ -107,7 +110,7 @@ class Machine:
     @property
     def kept_by(self) -> Mapping[int, int]:
         """
-        By node: the node that keeps the rank-local state of its ranks.
+        By node: the other node that keeps a copy of the rank-local state of its ranks.
         """
         return self._job.nodes.kept_by()
 
@@ -142,7 +145,7 @@ class Machine:
     @property
     def outcome(self) -> JobOver | None:
         """
-        How the job ends, or None while that is not decided.
+        How the job ends. None: this is not decided yet.
         """
         return self._job.end.outcome
 
@@ -163,21 +166,22 @@ class Machine:
     @property
     def certified(self) -> int | None:
         """
-        As `compared`. None if each shard has one holder, so that no copies can differ.
+        The newest step at whose end all copies of each shard are known to have been equal. None: no
+        shard has several holders, so no copies can differ.
         """
         return self.compared if self._job.ranks.shared() else None
 
     @property
     def attempt(self) -> tuple[int, int] | None:
         """
-        The incident and the round in which the ranks were last ordered to resume, as they tag the
-        digests of slices. None: no rank has trained yet.
+        The incident and the round in which the ranks were last ordered to resume. The ranks tag the
+        digests of their slices with this pair. None: no rank has trained yet.
         """
         return self._job.training.attempt
 
     def replicas(self) -> Replicas:
         """
-        Return the shards of the members that several members hold.
+        Return the shards that several members hold, and the names of the shards of each member.
         """
         ranks = self._job.ranks
         return Replicas(
@@ -188,7 +192,8 @@ class Machine:
     @property
     def checked(self) -> str:
         """
-        The result of the last requested check: `passed`, a sentence, or "" while there is none.
+        The result of the last requested check of links and devices: `passed`, or a sentence that
+        says what was found. Empty: there is no result yet.
         """
         return self._job.pausing.result
 
@@ -196,7 +201,7 @@ class Machine:
 
     def handle(self, event: Event) -> list[Command]:
         """
-        Handle one event. Return the new commands that follow from it.
+        Handle one event. Return the commands that the controller must carry out because of it.
         """
         job = self._job
         job.said = []
@@ -229,8 +234,9 @@ class Machine:
 
     def _led(self, event: Led) -> None:
         """
-        Restart every time limit under a new leader: while there was no leader, no answer could
-        arrive.
+        Handle the start of a new leader. Restart every time limit, because no answer could arrive
+        while there was no leader. Repeat what the previous leader may not have sent. If events of
+        the story are lost, end the job with a last checkpoint.
         """
         job = self._job
         job.timing.lead(event.epoch, event.at)
@@ -239,17 +245,19 @@ class Machine:
         if event.lost and job.state not in SETTLED:
             self._salvage(event.lost)
         if job.state is S.CHOOSING and not job.unsettled():
-            # the request to the plugins may have been lost with the previous leader
+            # the recovery plugins may not have got the request of the previous leader: ask again
             self._recovery.choice.ask()
         if job.state is S.ENDED and job.end.outcome is not None:
             ending = [replace(order, epoch=job.timing.epoch) for order in job.end.orders]
-            # the previous leader may have ended before it sent these
+            # the job is over, but the previous leader may have ended before it sent the orders to
+            # the nodes and wrote the report: do both again
             job.said = [*ending, job.end.outcome]
 
     def _salvage(self, lost: int) -> None:
         """
-        End the job with a last checkpoint if possible, because events are lost with a damaged
-        story. The positions of the ranks are asked for anew: no other knowledge is relied upon.
+        End the job, because `lost` events of the damaged story (the recorded events of the job)
+        could not be read. If possible, ask the ranks for their positions and let them save a last
+        checkpoint.
         """
         ready = any(rank_state.ready for rank_state in self._job.ranks.member_states())
         if not ready or not self._recovery.attempts.salvage(lost):
@@ -267,7 +275,7 @@ class Machine:
         )
         job.tell("stalled", silence=event.silence, limit=event.limit)
         job.incident.suspicion = why
-        if again:  # the stall comes right after a resume, so the last attempt has not helped
+        if again:  # no rank has trained a step since the resume, so the last attempt has failed
             attempts.again(why)
         else:
             attempts.freeze()
@@ -276,7 +284,8 @@ class Machine:
 
     def outstanding(self) -> list[Order]:
         """
-        Return every unanswered order, addressed to the ranks whose answer is missing.
+        Return every unanswered order, addressed to the ranks whose answer is missing. The caller
+        sends these orders again, because the bus may lose messages.
         """
         orders: list[Order] = [o for parts in self._job.nodes.orders.values() for o in parts]
         orders += [
@@ -300,7 +309,8 @@ class Machine:
 
     def next_deadline(self) -> float | None:
         """
-        Return the time at which `DeadlinePassed` is due, or None.
+        Return the time at which the machine must get the event `DeadlinePassed`, or None if no time
+        limit is running.
         """
         return self._deadlines.next()
 

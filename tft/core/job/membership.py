@@ -11,19 +11,19 @@ from tft.core.plan.topology import Topology
 from tft.protocol.messages import Refused
 
 Claim = tuple[int, int]
-"""A process, named by its rank and its incarnation."""
+"""The rank and the incarnation of a process, which together identify it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Ranks:
     """
-    The ranks of the world, and which of them take part.
+    All ranks of the job, and which of them are members: the ranks that take part in training.
     """
 
     states: dict[int, RankState]
-    """By rank: what is known of the process that holds the rank."""
+    """By rank: what is known about the rank and the process that holds it."""
     members: frozenset[int]
-    """The ranks that take part in the training. After the job has shrunk they are fewer than the
+    """The ranks that take part in training. After the strategy `scale_in` they are fewer than the
     world."""
     _topology: Topology | None = field(default=None, init=False, repr=False)
 
@@ -76,8 +76,8 @@ class Ranks:
 
     def present(self) -> list[RankState]:
         """
-        Return the states of all processes that hold a rank and can receive orders, including ranks
-        that are no members. Successors are not included.
+        Return the states of all ranks whose process has called `tft.init` and has not ended. Ranks
+        that are no members are included, successors are not.
         """
         there = (ProcessStage.JOINED, ProcessStage.READY)
         return [
@@ -96,7 +96,8 @@ class Ranks:
 
     def only_on(self, ranks: Iterable[int]) -> list[str]:
         """
-        Return the shards that no sound rank outside `ranks` holds.
+        Return the shards that would be lost with `ranks`: no other rank that can carry out orders
+        holds a sound copy of them.
         """
         going = set(ranks)
         staying = {
@@ -132,8 +133,8 @@ class Ranks:
 
     def placed(self) -> None:
         """
-        Drop the cached topology, because a rank has reported its shards, has moved to another node,
-        or has another process now.
+        Drop the cached topology. Call this when a rank has reported its shards, has moved to
+        another node, or has another process.
         """
         self._topology = None
 
@@ -141,23 +142,23 @@ class Ranks:
 @dataclass(slots=True, kw_only=True)
 class Succession:
     """
-    The successors: processes that will replace processes which still train.
+    The successors: processes that are started to replace processes that still train.
     """
 
     successors: dict[int, RankState] = field(default_factory=dict)
     """By rank: the process that prepares to take over the rank from a process that still trains."""
     switch: frozenset[int] = frozenset()
-    """The ranks that are to be switched to other processes because of a request. They are switched
-    at the same time."""
+    """The ranks that an operator or a program has requested to move to other processes. All of them
+    are moved at the same time."""
     why: str = ""
-    """The reason for this switch."""
+    """The reason that was given with the request for `switch`."""
     gathering: bool = False
     """True while all members train on to one step boundary, at which successors will take over."""
 
     def warm(self) -> list[RankState]:
         """
-        Return the successors that are ready to take over. Of the ranks that are switched together,
-        return all successors or none.
+        Return the successors that are ready to take over their ranks. The successors of the ranks
+        in `switch` are returned all together, or none of them.
         """
         ready = {
             rank: successor
@@ -177,9 +178,10 @@ class Processes:
     joined: bool = False
     """True once some rank has called `tft.init`, even if its process has ended since."""
     handed: dict[int, int] = field(default_factory=dict)
-    """By rank: the incarnation number that was given to a process last."""
+    """By rank: the incarnation number that was given out last, to any process of the rank."""
     starting: dict[Claim, RankState] = field(default_factory=dict)
-    """The processes that are starting and cannot receive orders yet, the oldest first."""
+    """The processes that are starting and cannot carry out orders yet, in the order in which their
+    time limits end."""
     running: set[Claim] = field(default_factory=set)
     """The processes that are known to run."""
     displaced: list[RankState] = field(default_factory=list)
@@ -189,18 +191,18 @@ class Processes:
     """The processes whose ranks a successor has taken over. They are listed until they have ended.
     """
     refused: dict[str, tuple[Refused, float]] = field(default_factory=dict)
-    """By sender: the refusal of a process's claim to a rank, and the time of the refusal."""
+    """By sender on the bus: the refusal of its claim to a rank, and the time of the refusal."""
 
     def terminating(self) -> list[RankState]:
         """
-        Return the processes that were ordered to end and have not ended yet. It is not known until
-        then which state they leave behind.
+        Return the processes that were ordered to end and have not ended yet. Until they have, it is
+        not known which training state is left.
         """
         return [*self.displaced, *self.retiring]
 
     def starts(self, rank_state: RankState, now: float) -> None:
         """
-        Record that a process starts. Its time limit to join begins now.
+        Record that a process is starting. Its limit for the start (`policy.join`) begins at `now`.
         """
         claim = (rank_state.rank, rank_state.incarnation)
         self.starting.pop(claim, None)

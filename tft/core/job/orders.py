@@ -17,7 +17,7 @@ from tft.protocol.messages import OrderName
 LimitName = Literal[
     "freeze", "stop", "repair", "regroup", "rebuild", "hold", "check", "save", "join", "leave"
 ]
-"""The limits of `Policy` that orders use."""
+"""The names of the time limits in `Policy` that orders use."""
 
 
 class Late(StrEnum):
@@ -34,15 +34,15 @@ class Late(StrEnum):
     """The strategy begins again in a new round. The freeze of that round shows which rank is
     missing."""
     NETWORK = "network fault"
-    """A network fault that names no rank. The freeze that follows shows which ranks cannot be
-    reached."""
+    """A network fault that names no rank is added to the incident. The freeze that follows shows
+    which ranks cannot be reached."""
     NO_PAUSE = "no pause"
     """The pause, or the gathering at a boundary, is given up. All members continue to train."""
     RENEW = "limit again"
     """The limit is restarted, up to `Policy.patient` times, because the bus may be unreachable for
-    a while. After that, the column `late` of the order applies."""
+    a while. After that, the reaction in `OrderRule.late` applies."""
     DROP = "dropped"
-    """Nothing happens: the answer is not needed any more."""
+    """The job waits for the answer no longer, because it does not need it."""
 
 
 class Failed(StrEnum):
@@ -60,32 +60,32 @@ class Failed(StrEnum):
     NO_PAUSE = "no pause"
     """The pause, or the gathering at a boundary, is given up. All members continue to train."""
     NETWORK = "network fault"
-    """A network fault that names no rank."""
+    """A network fault that names no rank is added to the incident."""
     PLAN_AGAIN = "planned again"
     """The last checkpoint is planned again, without what this rank could not do."""
     IGNORED = "ignored"
-    """Nothing happens: the rank is leaving."""
+    """Nothing is done, because the rank is leaving the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderRule:
     """
-    One row of the table.
+    One row of the table `ORDERS`: what applies to one kind of order.
     """
 
     limit: LimitName
     """The name of the limit in `Policy` within which every rank must answer."""
     late: Late
-    """What happens when the limit has passed."""
+    """What the job does when ranks have not answered within the limit."""
     most_late: Late | None = None
-    """What happens instead if more than half of the ranks, and at least two, are late. None: the
-    same as `late`."""
+    """What the job does instead if more than half of the ranks, and at least two, are late. None:
+    the same as `late`."""
     failed: Failed
     phase: str
-    """The phase of the report under which the time of the order is counted."""
+    """The phase of the incident report under which the time of the order is counted."""
     returns: bool = False
-    """True if ranks return to the training loop through this order. A rank that has lost its device
-    context cannot do so, and its process is replaced."""
+    """True if the order is a step on the way back to the training loop. If a rank cannot carry it
+    out because it has lost its device context, the process of the rank is replaced."""
     digests: bool = False
     """True if the answer carries digests of the state that the rank holds."""
     action: str = ""

@@ -1,5 +1,5 @@
 """
-Define the facts about a job that are known before its machine is created.
+Define the facts about a job that are known before its job machine is created.
 """
 
 from dataclasses import dataclass
@@ -24,5 +24,5 @@ class Origin:
     older: tuple[tuple[str, int], ...] = ()
     """Checkpoints of earlier steps that the job can return to: directory and step."""
     first_incident: int = 1
-    """The number of the first incident of this run. It is greater than 1 in a job that was resumed.
-    """
+    """The number of the first incident of this run. It is greater than 1 if earlier runs of a
+    resumed job have had incidents."""

@@ -1,7 +1,7 @@
 """
 Pauses a job. All members continue to the same step boundary and wait there, with their process
-groups intact. They may run a check there. Then they continue. A pause is no incident unless a fault
-occurs in it or the check finds one.
+groups intact. They may run a check of links and devices there. Then they continue. A pause is not
+an incident, but a fault during the pause opens one, and so does a fault that the check finds.
 """
 
 from tft.core.job.attempts import Attempts
@@ -23,8 +23,8 @@ class Pausing:
 
     def begin(self, request: PauseRequested) -> None:
         """
-        Begin a pause: ask every member for its position. The member that is furthest sets the
-        boundary.
+        Begin a pause as `request` asks: order every member to report its position. All members will
+        wait at the end of the step that the furthest member has reached.
         """
         job = self._job
         job.pausing.request = request
@@ -34,7 +34,8 @@ class Pausing:
 
     def gather(self, why: str) -> None:
         """
-        Gather all members at a boundary without a pause, so that successors can take over there.
+        Gather all members at one step boundary, as for a pause, so that successors (processes that
+        are ready to replace others) can take over there. `why` is the reason for the log.
         """
         self._job.succession.gathering = True
         self._job.tell("gathering", why=why)
@@ -43,7 +44,7 @@ class Pausing:
     @property
     def gathered(self) -> bool:
         """
-        True when all members wait at the boundary at which successors will take over.
+        True when all members wait at the step boundary at which successors will take over.
         """
         job = self._job
         there = "hold" in job.incident.tasks and job.answered_all("hold")
@@ -56,12 +57,13 @@ class Pausing:
 
     def advance(self) -> None:
         """
-        Make one move towards the pause, if its conditions are met.
+        Make the next move of a pause or a gathering if its conditions are met: hold the members at
+        one step boundary, begin the check, or act on its result.
         """
         job = self._job
         tasks = job.incident.tasks
         if job.succession.gathering and not job.succession.warm():
-            return self.release()  # no successor is left that could take over
+            return self.release()  # no successor is ready any more, so let the members continue
         if job.processes.terminating() or any(task.waiting for task in tasks.values()):
             return None
         if "check" in tasks:
@@ -105,17 +107,20 @@ class Pausing:
         """
         self._job.tell("pause_given_up", why=why)
         for successor in self._job.succession.warm() if self._job.succession.gathering else ():
-            # it is not invited again: another attempt would fail too
+            # mark the successor as tried, so that the members are not gathered for it again: that
+            # would fail too
             successor.process.invited = True
         self.release()
 
     def release(self) -> None:
         """
-        Let all members continue. The job is healthy when every member has trained a step.
+        Let all members continue to train after a pause or a gathering. The job is healthy again
+        when every member has trained a step.
         """
         job = self._job
         if job.succession.gathering:
-            job.succession.gathering = False  # a pause that was requested in the meantime is kept
+            # keep `pausing.request`: a pause that was requested during the gathering comes next
+            job.succession.gathering = False
         else:
             job.pausing.request = None
             job.tell("released", members=len(job.ranks.members))

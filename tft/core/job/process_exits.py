@@ -18,8 +18,8 @@ UNPROTECTED = (
     "every rank has ended, and no rank has called tft.init: this run was not protected, and a "
     "fault would have ended it"
 )
-"""The outcome of a run in which no rank has called `tft.init`: tft has only started the processes.
-"""
+"""The reason that the report gives for a completed run in which no rank has called `tft.init`: tft
+has only started the processes."""
 
 _UNSAVED = "what the script saves after session.run may be missing or damaged"
 
@@ -40,13 +40,13 @@ class ProcessExits:
     def node_lost(self, message: NodeLost) -> None:
         """
         Give up a node whose agent has ended or is silent, with all processes on it. If the node
-        never joined and ranks have no place, end the job as failed.
+        never joined and ranks are still without a node, end the job as failed.
         """
         job = self._job
         agent = job.nodes.agents.get(message.node)
         stranger = message.pid and agent is not None and agent[1] != message.pid
         if stranger and message.at <= job.nodes.came[message.node]:
-            return None  # another agent has joined from this node since then
+            return None  # the report is about an earlier agent of a node that has joined again
         job.nodes.lost.add(message.node)
         if (
             message.node not in job.nodes.ranks
@@ -58,10 +58,10 @@ class ProcessExits:
 
     def emptied(self, node: int, *, silent: bool) -> list[tuple[RankState, int]]:
         """
-        Mark all processes of a node as gone. `silent`: some may still run there, so they are
-        ordered to end in case the node can be reached again. Recall the rank-local state that
-        another node has kept of them. Return the members that lost their process, each with the
-        step that it was computing.
+        Mark all processes of a node as ended. With `silent`, some may still run there, so order
+        them to end in case the node can be reached again. Order the node that keeps a copy of their
+        rank-local state to report it. Return the members that have lost their process, each with
+        the step that it was computing (0: not known).
         """
         job = self._job
         if job.state not in SETTLED:
@@ -85,8 +85,9 @@ class ProcessExits:
 
     def bereaved(self, left: list[tuple[RankState, int]], why: str, at: float) -> None:
         """
-        Record the loss of the ranks that `emptied` returned. First add the faults of all of them,
-        then choose a strategy: a decision must not be based on a part of the loss.
+        Handle the loss of the ranks that `emptied` has returned; `why` is the reason, `at` the time
+        of the loss. The faults of all these ranks are added before a strategy is chosen, because
+        the choice must not be based on a part of the loss.
         """
         job = self._job
         if not left:
@@ -101,19 +102,19 @@ class ProcessExits:
 
     def exited(self, message: Exited) -> None:
         """
-        Handle the end of a process. What it means depends on whether the process held a rank, was a
-        successor, or was being replaced.
+        Handle the end of a process. The end is a fault if the process held the rank of a member. It
+        is no fault if the process was a successor or had been replaced by one.
         """
         job = self._job
         job.nodes.forget(message.rank, message.incarnation, Spawn, Kill)
-        # a process that its agent could not end in time has ended now: its node may be used again
-        # for this rank
+        # if this process could not be ended in time before, its node was excluded for the rank. The
+        # process has ended now, so the node may be used again
         job.ranks.states[message.rank].excluded_nodes.pop(message.incarnation, None)
         rank_state = job.find(message.rank, message.incarnation)
         if rank_state is None:
             return None
-        # the loss of a process that was given up is handled already, but the rank-local state that
-        # it leaves is still used
+        # the process was given up before, so its loss is handled already. The rank-local state in
+        # this report is still useful
         if rank_state.process.stage is ProcessStage.GONE:
             rank_state.local_state.reported = message.local_state or rank_state.local_state.reported
             return None
@@ -140,9 +141,9 @@ class ProcessExits:
 
     def could_not_end(self, rank_state: RankState) -> None:
         """
-        Treat a process that its agent could not end in time as gone, without a report of its end.
-        Orders name the incarnation that they are for, so the process obeys none. No other process
-        of this rank is started on its node, where it may still run.
+        Treat a process that its agent could not end in time as ended, without a report of its end.
+        If it still runs, it obeys no order, because orders name the incarnation of each rank. No
+        other process of this rank is started on the same node.
         """
         job = self._job
         step = self._attempts.step_of(rank_state)
@@ -191,8 +192,9 @@ class ProcessExits:
 
     def _blame(self, rank_state: RankState, message: Exited, was: ProcessStage) -> None:
         """
-        Record the fault that the end of a process means. Force the end of the job if the process
-        ended by itself before it took part.
+        Add a fault for the end of a process, unless it was ended because of a fault that is in the
+        incident already. If the process has left by itself too early, allow only a last checkpoint
+        or the end of the job, because another process would do the same.
         """
         evidence = message.stack or rank_state.process.terminating or _how(message.code)
         if rank_state.process.blame == "hang" and message.stopped:
@@ -217,8 +219,8 @@ class ProcessExits:
 
     def _step_of(self, rank_state: RankState, message: Exited) -> int:
         """
-        Return the step that was being computed. For a new process that was not in the loop yet,
-        return the step that the other ranks wait to compute.
+        Return the step that the process was computing when it ended. For a replacement that has not
+        entered the loop yet, return the step that the other ranks wait to compute.
         """
         if message.incarnation == 0 or rank_state.repaired:
             return message.position.step + 1
@@ -226,11 +228,12 @@ class ProcessExits:
 
     def _left_late(self, rank_state: RankState, message: Exited) -> None:
         """
-        Handle a process that ended after the outcome was decided. If the outcome is `completed` and
-        the script of a member failed after `Session.run`, or was ended in there, the outcome
-        becomes `failed`. A signal after the end of the script is only noted.
-        Exit codes of processes that hold no member's rank are ignored, because their agent ends
-        them. An outcome that was already announced does not change, because the report is written.
+        Handle a process that ended after the outcome of the job was decided. If the outcome is
+        `completed`, but the script of a member has failed or was ended by a signal after
+        `Session.run`, change the outcome to `failed`. If a signal came after the end of the script,
+        only add a sentence to the reason. An outcome that was announced does not change, because
+        the report is written. Ignore processes that do not hold the rank of a member, because their
+        agent ends them.
         """
         if not message.code or not self._job.ranks.is_current(
             rank_state.rank, rank_state.incarnation
@@ -246,7 +249,8 @@ class ProcessExits:
 
     def _noted(self, what: str) -> None:
         """
-        Add a sentence to the reason of a `completed` job, unless the outcome was announced already.
+        Append the sentence `what` to the reason of a `completed` job, unless the outcome was
+        announced already.
         """
         end, state = self._job.end, self._job.state
         if state is State.EXITING and end.outcome and end.outcome.result == "completed":
@@ -254,20 +258,21 @@ class ProcessExits:
 
     def _not_completed(self, why: str) -> None:
         """
-        Change the outcome from `completed` to `failed`, unless it was announced already.
+        Change the outcome from `completed` to `failed` for the reason `why`, unless the outcome was
+        announced already.
         """
         job = self._job
         if job.state is State.EXITING and job.end.outcome and job.end.outcome.result == "completed":
             why = f"all steps are done, but then {why}"
             job.end.outcome = JobOver(result="failed", code=4, why=why)
-            job.timing.stay(
-                job.policy.join
-            )  # the scripts of other ranks may wait forever for the lost one
+            # limit the time to leave: the scripts of other ranks may wait forever for the lost rank
+            job.timing.stay(job.policy.join)
 
     def _left_in_peace(self, rank_state: RankState, message: Exited) -> bool:
         """
-        Return True if no rank has called `tft.init` so far, and handle this case: the job ends with
-        the first process that fails, or when all processes have ended.
+        If no rank has called `tft.init` so far, handle the end of the process and return True: the
+        job ends as failed with the first process that fails, or as completed when all processes
+        have ended. Otherwise return False.
         """
         if self._job.processes.joined:
             return False
@@ -286,8 +291,8 @@ class ProcessExits:
 
     def _update_evidence(self, rank_state: RankState, evidence: str, step: int) -> None:
         """
-        Add the evidence that a process left behind to its fault, since it says more than the order
-        to end the process. Update the step of the fault too.
+        Append `evidence`, which was reported with the end of a process, to the evidence of the
+        fault for which the process was ended. Set the step of that fault to `step`.
         """
         self._job.incident.faults = [
             replace(fault, evidence=f"{fault.evidence}\n{evidence}", step=step)
@@ -299,8 +304,8 @@ class ProcessExits:
 
 def _left_early(rank: int, code: int, was: ProcessStage) -> str:
     """
-    Return the sentence why a process that ended by itself, before it was ready, is not started
-    again.
+    Return a sentence that says why no other process is started for a rank whose process has left by
+    itself before it was ready. `code` is its exit code, `was` the stage that it had reached.
     """
     if code:
         return f"rank {rank} left with code {code} before it took any order: its log says why"

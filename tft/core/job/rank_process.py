@@ -22,13 +22,14 @@ class ProcessStage(StrEnum):
     JOINED = "joined"
     """The process has called `tft.init`."""
     READY = "ready"
-    """The process has adopted its state and can receive orders."""
+    """The process has called `Session.run`: tft knows its training state, and it can carry out
+    orders."""
     GONE = "gone"
     """The process has ended."""
 
 
 STARTING = frozenset({ProcessStage.ORDERED, ProcessStage.SPAWNED, ProcessStage.JOINED})
-"""The stages of a process that cannot receive orders yet."""
+"""The stages of a process that was ordered, but cannot carry out orders yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,37 +43,38 @@ class RankProcess:
     stage: ProcessStage = ProcessStage.ABSENT
     pid: int = 0
     started: int = 0
-    """The start time of the process, as the kernel of its node counts it. It distinguishes the
-    process from a later one with the same pid."""
+    """The start time of the process, as the kernel of its node counts it. Together with the pid it
+    identifies the process, because a pid may be used again."""
     sender: str = ""
-    """The sender whose reports count for this rank: the process whose claim to the rank was
-    accepted."""
+    """The name on the bus of the process whose claim to the rank was accepted. Only reports from
+    this sender count for the rank."""
     spawned: float = 0.0
-    """The time at which the process was ordered or first heard of, by the clock of the
-    controller."""
+    """The time from which the limit for the start of the process is counted, by the clock of the
+    controller: when it was ordered or, later, reported as started."""
     began: float = 0.0
     """The time at which the process was started, by the clock of its node."""
     terminating: str = ""
-    """Why the agent was ordered to end the process. Empty: it was not ordered to."""
+    """Why the agent was ordered to end the process. Empty: there was no such order."""
     terminating_since: float = 0.0
     blame: str = ""
     """The kind of fault that is recorded when the process ends. Empty: `process`."""
     straggles: str = ""
-    """Why another process is to take over from this one."""
+    """Why a successor was started that will take the rank over from this process. Empty: none was
+    started."""
     invited: bool = False
-    """True if this process was ready to take over or to come back, and the job has already stopped
-    once to let it in."""
+    """True if the job has already stopped once so that this process can take its rank over or come
+    back to the job. It is not tried a second time."""
 
     @property
     def ready(self) -> bool:
         """
-        True if the process can receive orders.
+        True if the process has called `Session.run`, so that it can carry out orders.
         """
         return self.stage is ProcessStage.READY
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Record that the ordered process has called `tft.init`.
+        Record that the ordered process has called `tft.init`. Its later reports come from `sender`.
         """
         self.stage = ProcessStage.JOINED
         self.pid, self.started, self.sender = message.pid, message.started, sender

@@ -25,18 +25,20 @@ class Declared:
     strategies: frozenset[str] = frozenset()
     """The strategies that the adaptor of the rank supports."""
     derives: bool = False
-    """True if the adaptor can make the rank-local state of this rank from a step number alone."""
+    """True if the adaptor can make the rank-local state (generators, data position) of this rank
+    from a step number alone."""
     shards: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """For each shard of the rank: all ranks that train with this shard."""
     column: tuple[int, ...] = ()
     """The ranks of the model replica that the rank belongs to."""
     reloads: bool = False
-    """True if the rank writes checkpoints without tft, and can find the newest one."""
+    """True if the rank writes checkpoints without tft, and can find the newest one itself."""
     after: float = 0.0
-    """The seconds that the functions which the rank calls after a step may take."""
+    """The seconds that the functions that the rank calls after a step, such as an evaluation, may
+    take."""
     inexact: tuple[str, ...] = ()
-    """Sentences about what the loop of the rank does in tails that an incident cannot undo or
-    repeat exactly."""
+    """Sentences about what the loop of the rank does in the tail of a step (the code between the
+    update and the end of the step) and an incident cannot undo or repeat exactly."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,20 +48,20 @@ class LocalState:
     """
 
     page: int | None = None
-    """The node whose page keeps the rank-local state that the process captures. None: the process
-    has captured nothing yet."""
+    """The node with the page (memory that the rank and its agent share) to which the rank-local
+    state is written in each step. None: nothing was written yet. `NOWHERE`: the page is lost."""
     since: int = 0
-    """The first step whose captured state this page can hold. Before that step the rank used
+    """The first step whose rank-local state can be on this page. Before that step the rank used
     another page."""
     reported: dict[int, str] = field(default_factory=dict)
-    """By step: the rank-local state that the rank captured, as its agent reported it after the
-    process was lost."""
+    """By step: the rank-local state (hexadecimal) that was reported to the controller, for example
+    by the agent after the process was lost."""
     early: frozenset[int] = frozenset()
-    """The steps in `reported` whose state was captured before they had ended, although the captures
-    of this rank change until then."""
+    """The steps in `reported` whose state may be out of date: it was captured before the step had
+    ended, and the state of this rank is known to change until then."""
     until: int | None = None
-    """The step after which the job continued without the rank. What the rank captured for later
-    steps was given up. None: the rank takes part."""
+    """The step after which the job continued without the rank. The rank-local state of later steps
+    must not be used. None: the rank takes part."""
 
     def counts(self, step: int) -> bool:
         """
@@ -70,7 +72,8 @@ class LocalState:
 
     def leave_behind(self, step: int) -> None:
         """
-        Record that the job continues from the end of `step` without the rank.
+        Record that the job continues from the end of `step` without the rank, so its rank-local
+        state of later steps must not be used.
         """
         self.until = step if self.until is None else min(step, self.until)
 
@@ -88,13 +91,13 @@ class SaveFailures:
     """Why the rank could not restore the copy that it was to save. It may still write its
     rank-local state."""
     commit: str = ""
-    """Why the rank could not commit the checkpoint. It may still write its own part."""
+    """Why the rank could not commit (complete) the checkpoint. It may still write its own part."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CheckResult:
     """
-    The result of the last check on a rank.
+    The result of the last check of links and devices on a rank.
     """
 
     verdict: Verdict = "pass"
@@ -105,15 +108,15 @@ class CheckResult:
 @dataclass(slots=True, kw_only=True)
 class RankState:
     """
-    What the controller knows of a rank: its place, its process, and the state in the memory of that
-    process.
+    What the controller knows about a rank: its node, its process, and the training state in the
+    memory of that process. A successor of a rank has a second `RankState`.
     """
 
     rank: int
     node: int | None = None
     excluded_nodes: dict[int, int] = field(default_factory=dict)
-    """Nodes on which no process of this rank is started, by incarnation: a process of the rank
-    could not be ended there, and may still run."""
+    """By incarnation of a process that could not be ended and may still run: its node. No other
+    process of this rank is started there."""
     process: RankProcess = field(default_factory=RankProcess)
     declared: Declared = field(default_factory=Declared)
     holdings: Holdings = field(default_factory=Holdings)
@@ -124,10 +127,10 @@ class RankState:
     training: bool = False
     """True while the rank is in the loop."""
     finished: bool = False
-    """True if the `train` of the rank has returned."""
+    """True if the training function of the rank (the argument of `Session.run`) has returned."""
     repaired: bool = False
-    """True if the present process has been in the loop, so that its position is a position of the
-    job."""
+    """True if the present process has entered the training loop. Before that, its position says
+    nothing about the progress of the rank."""
 
     @property
     def incarnation(self) -> int:
@@ -139,7 +142,7 @@ class RankState:
     @property
     def ready(self) -> bool:
         """
-        True if the rank can receive orders.
+        True if the rank has a process that can carry out orders.
         """
         return self.process.ready
 
@@ -153,7 +156,7 @@ class RankState:
     def standing(self, unplaceable: str = "") -> Standing:
         """
         Return the state of the rank in the form that the planner uses. `unplaceable` says why no
-        other process can be started for the rank; empty: one can be started.
+        other process can be started for the rank; it is empty if one can be started.
         """
         return Standing(
             rank=self.rank,
@@ -172,8 +175,9 @@ class RankState:
 
     def order(self, incarnation: int, at: float) -> None:
         """
-        Reset the state for a new process, which was ordered at time `at`. What belongs to the rank
-        itself is kept: its place, its shards, and where its rank-local state is.
+        Reset the state for a new process with this incarnation, which was ordered at time `at`.
+        Keep what belongs to the rank and not to its process: its node, its shards, and where its
+        rank-local state can be found.
         """
         self.process = RankProcess(
             incarnation=incarnation, stage=ProcessStage.ORDERED, spawned=at, began=at
@@ -186,7 +190,8 @@ class RankState:
 
     def join(self, message: Joined, sender: str) -> None:
         """
-        Record that the ordered process has called `tft.init`.
+        Record that the ordered process has called `tft.init`, and what it has declared. Its later
+        reports come from `sender`.
         """
         self.process.join(message, sender)
         self.declared.address = message.address

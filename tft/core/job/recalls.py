@@ -1,9 +1,10 @@
 """
-Asks for the rank-local state that other nodes have kept of a lost node, and takes it over.
+Recalls the rank-local state (generators, data position) of a lost node from the node that has kept
+a copy of it.
 
-Each node keeps the rank-local state of the node before it in the ring of nodes (`Nodes.keeper`).
-When a node is lost, its keeper is ordered to report what it has. The choice of a strategy waits for
-the answer, because the answer decides from which step training can continue.
+Each node keeps a copy for the node before it in the ring of nodes (`Nodes.keeper`). When a node is
+lost, its keeper is ordered to report these copies. The choice of a strategy waits for the answer,
+because the answer decides from which step training can continue.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from tft.protocol.messages import Recall, Recalled
 
 class Recalls:
     """
-    The recalls of one job.
+    Orders the recalls of one job, and handles the answers.
     """
 
     def __init__(self, job: Job) -> None:
@@ -23,9 +24,9 @@ class Recalls:
 
     def lose(self, node: int, incarnations: dict[int, int]) -> None:
         """
-        Order the keeper of a lost node to report what it has kept of the ranks that wrote their
-        captures there. `incarnations` has the process of each rank before the loss. What the lost
-        node itself was asked to report is not waited for any more.
+        Order the keeper of a lost node to report the rank-local state that it has kept of the ranks
+        of that node. `incarnations` has the incarnation of each rank before the loss. If the lost
+        node was itself asked to report something, do not wait for its answer any more.
         """
         job = self._job
         for lost, recalling in list(job.nodes.recalls.items()):
@@ -46,9 +47,9 @@ class Recalls:
 
     def take(self, message: Recalled) -> None:
         """
-        Take over the rank-local state of a rank of a lost node. A capture that was made before the
-        job went back beyond its step is not used, and neither are captures of a process that did
-        not hold the rank when the node was lost.
+        Handle the report of a keeper: store the rank-local state of one rank of a lost node. Do not
+        use the state of a step that a later rollback has undone, nor the state of a process that
+        did not hold the rank when the node was lost.
         """
         job = self._job
         nodes = job.nodes
@@ -79,13 +80,14 @@ class Recalls:
 
     def deadlines(self) -> list[float]:
         """
-        Return the times until which the open recalls are waited for.
+        Return the times until which the job waits for the answers to the open recalls.
         """
         return [self._until(recalling) for recalling in self._job.nodes.recalls.values()]
 
     def expire(self) -> None:
         """
-        Give up the recalls that were not answered in time.
+        Stop waiting for the recalls that were not answered in time. A late answer is still used
+        until the ranks roll back.
         """
         job = self._job
         for lost, recalling in list(job.nodes.recalls.items()):

@@ -1,6 +1,6 @@
 """
-Leads a job through an incident: freeze, stop, choose, repair, rebuild, roll back, resume. The job
-makes the next move as soon as the conditions of that move are met.
+Leads a job through an incident: freeze, stop, choose a strategy, repair, rebuild, roll back,
+resume. Each move, from one state of the job to the next, is made as soon as its conditions are met.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ WITH_NEW_PROCESSES = ("recover", "scale_out")
 
 class Recovery:
     """
-    Makes the moves of one job, in its incidents and while it trains.
+    Makes the moves of one job from state to state, in its incidents and while it trains.
     """
 
     def __init__(self, job: Job) -> None:
@@ -46,8 +46,8 @@ class Recovery:
 
     def advance(self) -> bool:
         """
-        Make one move if its conditions are met. Return True if another move may be possible at
-        once.
+        Make the next move of the job if its conditions are met. Return True if a further move may
+        be possible at once, so that the caller must call this again.
         """
         job = self._job
         match job.state:
@@ -58,7 +58,8 @@ class Recovery:
             case S.CLEARING if job.answered_all("stop", "compare") and not job.unsettled():
                 return self._compare()
             case S.CHOOSING if job.timing.deadline is None and not job.unsettled():
-                self.choice.consider()  # the choice has waited for what is left
+                # the choice was put off until processes had ended and lost nodes' state was known
+                self.choice.consider()
                 return True
             case S.CHOOSING if job.timing.expired and not job.unsettled():
                 self.choice.time_is_up()
@@ -97,13 +98,13 @@ class Recovery:
 
     def _await_the_last(self) -> None:
         """
-        When the first rank has finished training, set a deadline for the other ranks. They should
-        finish soon, unless the controller cannot hear them.
+        When the first rank has finished training, set a deadline for the others. They should finish
+        soon; without a deadline the job would wait forever for a rank that sends no reports.
         """
         job = self._job
         if job.training.finished and job.timing.deadline is None:
-            # the functions after the last step may take the time that the ranks have announced for
-            # them
+            # ranks may still run functions after the last step, such as an evaluation: add the
+            # longest time that a rank has announced for such functions
             job.timing.stay(
                 job.policy.tail
                 + max(rank_state.declared.after for rank_state in job.ranks.member_states())
@@ -111,8 +112,9 @@ class Recovery:
 
     def _healthy(self) -> None:
         """
-        End the job if all members have finished. Otherwise begin a pause that was requested
-        earlier, or change the processes or ranks that take part.
+        Look for something to do while the job is healthy. End the job if all members have finished.
+        Otherwise begin a pause that was requested earlier, or let successors take over, or let
+        ranks come back.
         """
         job = self._job
         if job.training.finished.issuperset(job.ranks.members):
@@ -127,14 +129,15 @@ class Recovery:
 
     def _finish(self) -> None:
         """
-        End the job, since all members have finished. If they compare slices of their copies,
-        compare the whole copies first: not every slice had its turn since the last steps.
+        End the job, because all members have finished. If copies were compared slice by slice,
+        first compare the whole copies, because the slices that were not digested in the last steps
+        may differ.
         """
         job = self._job
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # ranks carry out an order once in a round
+        job.incident.round += 1  # ranks ignore a second `compare` order of the same round
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:
@@ -150,15 +153,16 @@ class Recovery:
 
     def _take_opportunity(self) -> None:
         """
-        Invite the successors that are ready to take over, or the ranks that are ready to come back.
-        Each is invited once, because an attempt that failed would fail again. Nothing is invited
-        when the job has had as many incidents as it may have: the next incident would end it.
+        Stop the job to let successors take over, or to let ranks come back, if they are ready. This
+        is tried once for each process, because an attempt that failed would fail again. It is not
+        tried if the job has reached `policy.max_incidents`, because the next incident would end the
+        job.
 
-        A successor takes over at a step boundary that all members have reached. No rank is lost
-        there, so no step is interrupted.
+        Successors take over when all members wait at the same step boundary, so no step is
+        interrupted.
         """
         job = self._job
-        # successors that were invited before and could not take over are being ended
+        # `warm` does not return successors that could not take over before: these are being ended
         warm = job.succession.warm()
         back = [
             job.ranks.states[r]
@@ -180,8 +184,8 @@ class Recovery:
 
     def _stop_for(self, warm: list[RankState]) -> None:
         """
-        Stop the job so that these successors take over. First all members must wait at a step
-        boundary.
+        Open an incident in which the successors in `warm` take over their ranks. Call this when all
+        members wait at a step boundary.
         """
         job = self._job
         for successor in warm:
@@ -203,11 +207,13 @@ class Recovery:
             job.see(rank_state)
         self.attempts.locate()
         if job.history.lost and incident.progress.furthest:
-            job.training.untrained = False  # the events that said so may be lost
+            # a rank has completed a step, so the ranks have trained. The events that showed this
+            # may be among the lost ones
+            job.training.untrained = False
         for rank in incident.faulty() - self._only_switched():
             job.count(rank)
-        # A rank that has begun the update of a step had completed all all-reduces of the step. So
-        # every other rank has completed them too, or is about to.
+        # the step that all ranks finish before they leave their loops. A rank that has begun its
+        # update has completed all its all-reduces, so every other rank can complete them too
         finish = incident.progress.reached
         if incident.suspicion and not incident.faults:
             self.attempts.fault("network", None, finish + 1, job.timing.now, incident.suspicion)
@@ -217,16 +223,16 @@ class Recovery:
         if to:
             grace, longer = job.policy.grace, 0.0
             if {fault.kind for fault in incident.faults} == {"straggler"}:
-                # a straggler is not lost, so collectives that were begun can complete: give them
-                # more time
+                # no rank is lost, so collectives that were begun will complete: give them more time
                 grace, longer = job.policy.stop, job.policy.grace
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
         return True
 
     def _compare(self) -> bool:
         """
-        Once all ranks have left the loop, compare the copies of the shards and act on the result.
-        Then begin the choice of a strategy.
+        When all ranks have left their loops, order them to digest their copies of the shards. When
+        they have answered, judge the copies and begin the choice of a strategy. Return True if the
+        choice has begun.
         """
         job = self._job
         holders = self.comparison.holders()
@@ -234,15 +240,15 @@ class Recovery:
             job.issue(Compare(**job.key(), to=holders))
             return False
         self.comparison.judge()
-        if holders:  # the copies are compared only once in a round
+        if holders:  # copies were compared, so the initial states need no comparison of their own
             job.training.began = True
         self.choice.consider()
         return True
 
     def _only_switched(self) -> frozenset[int]:
         """
-        Return the ranks whose only fault is a request to switch them to other processes. Such a
-        request does not mean that a rank is unreliable.
+        Return the ranks that are in this incident only because of a request to switch them to other
+        processes. The incident is not counted against them, because they have not failed.
         """
         job = self._job
         others = {fault.rank for fault in job.incident.roots() if fault.kind != "straggler"}
@@ -250,8 +256,9 @@ class Recovery:
 
     def _terminate_suspects(self) -> None:
         """
-        If no rank makes progress, end the ranks that do not wait for other ranks, because such a
-        rank hangs. If all ranks are suspected, end none of them: the cause cannot be located.
+        End the suspects: if no rank makes progress, the ranks that do not wait for other ranks are
+        suspected to hang. If all ranks are suspected, end none of them, because then it is not
+        known which rank hangs.
         """
         job = self._job
         suspects = [
@@ -271,8 +278,8 @@ class Recovery:
     def lost(self, *rank_states: RankState) -> None:
         """
         Handle ranks that have lost their processes. If a rank has a successor, the successor takes
-        over. Otherwise another process is started at once, because its start takes longer than
-        anything else.
+        over. Otherwise another process is started at once, before a strategy is chosen, because
+        the start of a process is the longest part of an incident.
         """
         job = self._job
         before = [
@@ -306,7 +313,8 @@ class Recovery:
 
     def _is_awaited(self) -> bool:
         """
-        Return True if the adaptors of all remaining ranks support some strategy with new processes.
+        Return True if the adaptors of all ranks that still have a process support one of the
+        strategies that need a new process. Otherwise starting one would be useless.
         """
         left = [rank_state for rank_state in self._job.ranks.member_states() if rank_state.ready]
         return any(
@@ -316,8 +324,8 @@ class Recovery:
 
     def _replace_node(self, rank_state: RankState, node: int | None) -> None:
         """
-        End the other processes of the node of a lost rank too, so that all of them are replaced. If
-        no other sound rank holds some shard of these processes, keep them.
+        End all other processes on the node of a lost rank, so that they are replaced as well
+        (`policy.replace` is `node`). Keep them if the last sound copy of some shard would be lost.
         """
         if "recover" not in self._job.policy.enable:
             return
@@ -329,26 +337,28 @@ class Recovery:
             self._job.tell("node_kept", node=node, why=f"no other rank has shard {alone[0]!r}")
         else:
             for other in others:
-                # do not count this incident against the other rank
+                # this rank has not failed, so this incident must not be counted against it
                 self._job.incident.turnover.counted.add(other.rank)
                 self.attempts.terminate(other, f"its node is replaced with rank {rank_state.rank}")
 
     def replan(self) -> None:
         """
-        Choose the strategy again after a fault has joined the incident. This applies only in the
-        states CHOOSING, AWAITING and DUMPING, in which a choice was made or is being made.
+        Choose the strategy again, because a fault has joined the incident. Do nothing in states
+        other than CHOOSING, AWAITING and DUMPING: no choice has begun, or a new round begins.
         """
         if self._job.fault_reaction is not Reaction.REPLAN:
             return
         if self._job.state is S.DUMPING:
             self.shutdown.replan()
         else:
-            self.comparison.judge()  # the rank with the right copy may be lost now
+            # judge the copies again, because a rank whose copy decided the comparison may be lost
+            self.comparison.judge()
             self.choice.consider()
 
     def _blame_device(self) -> None:
         """
-        Name the rank whose device is the cause of a refused update, if it is one rank alone.
+        For each refused update whose cause is the device of a single rank, name that rank in the
+        fault, and count the incident against it.
         """
         job, incident = self._job, self._job.incident
         job.training.refusals.over()
@@ -368,7 +378,7 @@ class Recovery:
         job.move(S.HEALTHY)
         if incident.closed is not None:
             self.takeover.dismiss()
-            return True  # what has ended is a pause, not an incident
+            return True  # a pause has ended: the last incident was closed before
         for rank_state in job.ranks.states.values():
             began = incident.turnover.began_with.get(rank_state.rank)
             if began is not None:

@@ -1,6 +1,6 @@
 """
-Own what is known about updates that the ranks have refused because of their numbers, and find out
-the cause: the data or the model, or a device.
+Own what is known about updates that the ranks have refused to apply because of their numbers (NaN,
+Inf or a spike), and find out the cause: the data or the model, or a device.
 """
 
 from dataclasses import dataclass, field
@@ -11,53 +11,56 @@ from tft.protocol.messages import StepNumbers
 Cause = Literal["data or model", "device", "unknown"]
 
 MOST_SKIPS = 3
-"""How many times batches are left out at one step. If the step is refused with all of them, the
-cause is not the data: the model has diverged, or a device fails always."""
+"""How many times the batches of one step are replaced by the next ones. If the update is still
+refused, the cause is not the data: the model has diverged, or a device always fails."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RefusedStep:
     """
-    One step whose update was refused, computed with one batch.
+    One step whose update was refused, with all attempts to compute it from the same batches.
     """
 
     step: int
     attempts: list[dict[int, StepNumbers]] = field(default_factory=list)
-    """For each attempt to compute the step: by rank, what it has computed."""
+    """One entry for each attempt to compute the step: by rank, the digests of what it has computed.
+    """
     refused: int = 0
     """How many of the attempts were refused."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """By rank: why it has refused the update, in its last attempt."""
+    """By rank: why it has refused the update, in the last attempt that was refused."""
     skipped: int = 0
-    """How many batches were left out because of these refusals."""
+    """How many batches were left out because the update was refused."""
 
     @property
     def batches(self) -> int:
         """
-        How many batches the step takes.
+        How many batches each rank takes in this step.
         """
         return max((each.batches for one in self.attempts for each in one.values()), default=1)
 
     @property
     def changed(self) -> tuple[int, ...]:
         """
-        The ranks that have computed other numbers of their own in another attempt.
+        The ranks whose own losses or gradients were not the same in all attempts.
         """
         return tuple(sorted(rank for rank, own in self._own().items() if len(own) > 1))
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """
-        The ranks whose device is the cause. If the numbers of all ranks have changed, the
-        computation cannot be repeated bit for bit, and that shows nothing about a device.
+        The ranks whose device is the cause, because they computed different numbers from the same
+        state and batch. Empty if this is so for all of several ranks: then the computation cannot
+        be repeated bit for bit, and different numbers show nothing about a device.
         """
         return () if self._inexact() else self.changed
 
     @property
     def cause(self) -> Cause:
         """
-        The cause, from the comparison of the attempts. The same numbers again mean the data or the
-        model. If other numbers come from the same state and the same batch, the cause is a device.
+        The cause of the refusal, from a comparison of the attempts, which begin with the same state
+        and the same batch. If they give the same numbers, the cause is the data or the model. If
+        they give different numbers, the cause is a device.
         """
         compared = self._own()
         if not compared or self._inexact():
@@ -73,7 +76,8 @@ class RefusedStep:
 
     def _own(self) -> dict[int, set[str]]:
         """
-        Return the own numbers of each rank of which more than one attempt is known.
+        Return, for each rank of which more than one attempt is known, the digests of what it has
+        computed alone (losses and gradients), without duplicates.
         """
         found: dict[int, list[str]] = {}
         for attempt in self.attempts:
@@ -89,10 +93,10 @@ class Refusals:
     """
 
     present: RefusedStep | None = None
-    """The step that is computed again, with its present batch. None: there is none."""
+    """The refused step that is computed again, with its present batches. None: there is none."""
     under_way: bool = False
-    """True if the present attempt has numbers already. Each order to enter the loop begins another
-    attempt."""
+    """True if some rank has reported numbers of the present attempt. Each order to enter the loop
+    begins a new attempt."""
     refusing: bool = False
     """True if the present attempt was refused."""
     skips: dict[int, int] = field(default_factory=dict)
@@ -102,8 +106,8 @@ class Refusals:
 
     def refuse(self, rank: int, step: int, numbers: StepNumbers, why: str) -> bool:
         """
-        Record that a rank has refused the update of `step`. Return True if no other rank has
-        refused it in this attempt.
+        Record that a rank has refused the update of `step`. `numbers` has the digests of what it
+        has computed, `why` the reason. Return True if this is the first refusal in this attempt.
         """
         if self.present is None or self.present.step != step:
             self.present, self.under_way, self.refusing = RefusedStep(step=step), False, False
@@ -118,7 +122,8 @@ class Refusals:
 
     def trained(self, rank: int, step: int, numbers: StepNumbers | None) -> None:
         """
-        Record what a rank has computed in a step whose update it has applied.
+        Record what a rank has computed in `step`, whose update it has applied. Steps other than the
+        refused one are ignored.
         """
         if self.present is not None and self.present.step == step and numbers is not None:
             self._attempt(self.present)[rank] = numbers
@@ -131,7 +136,7 @@ class Refusals:
 
     def resumed(self) -> None:
         """
-        Record that the members enter the loop again: what they report from now on is of another
+        Record that the members enter the loop again, so that their next reports belong to a new
         attempt.
         """
         self.under_way = self.refusing = False
@@ -140,7 +145,7 @@ class Refusals:
 
     def leave_out(self, record: RefusedStep) -> None:
         """
-        Leave out the batches of a refused step from now on.
+        Record that the batches of a refused step are left out whenever the step is computed again.
         """
         record.skipped = record.batches
         self.skips[record.step] = self.skips.get(record.step, 0) + record.skipped
@@ -148,8 +153,9 @@ class Refusals:
 
     def returns_to(self, step: int) -> int:
         """
-        Record that all members continue from the end of `step`. Return how many batches they leave
-        out first. Batches of later steps are left out when these are refused again.
+        Record that all members continue from the end of `step`. Return how many batches they must
+        leave out before the next step. Forget the batches to leave out at steps after that: they
+        are left out again only if those steps are refused again.
         """
         for known in (self.skips, self.times):
             for later in [each for each in known if each > step + 1]:

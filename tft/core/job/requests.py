@@ -1,5 +1,6 @@
 """
-Own the requests of people that are not completed yet: a pause, and the end of the job.
+Own the requests of operators and programs that are not completed yet: a pause, and the end of the
+job.
 """
 
 from dataclasses import dataclass, field
@@ -17,19 +18,20 @@ class Pause:
     request: PauseRequested | None = None
     """The pause that is under way, or that will begin when the job is healthy. None: no pause."""
     result: str = ""
-    """The result of the last check: `passed`, or a sentence that says what was found. Empty: no
-    check has ended yet."""
+    """The result of the last check of links and devices: `passed`, or a sentence that says what was
+    found. Empty: no check has ended yet, or a new pause was requested since."""
 
 
 @dataclass(slots=True, kw_only=True)
 class JobEnd:
     """
-    The outcome of a job and its reason.
+    The end of a job: who has asked for it, the outcome, and the orders to the nodes.
     """
 
     stop: StopRequested | None = None
-    """The request to end the job."""
+    """The first request to end the job. None: nobody has asked for it."""
     outcome: JobOver | None = None
-    """How the job ends. None: not decided yet."""
+    """How the job ends. None: this is not decided yet."""
     orders: list[Order] = field(default_factory=list)
-    """The orders to the nodes to end all their processes. Empty until the ranks have left."""
+    """The orders to the nodes to end all their processes. If the job completes, they are given only
+    when the ranks have left; otherwise as soon as the outcome is decided."""

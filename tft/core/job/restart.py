@@ -1,6 +1,6 @@
 """
-Brings all members of a job back to training: repairs their state, has the wrappers rebuilt, rolls
-back, and resumes.
+Brings all members of a job back to training: lets them repair their state, form process groups,
+rebuild their wrappers (such as DDP), roll back, and resume.
 """
 
 from dataclasses import replace
@@ -50,9 +50,9 @@ class Restart:
 
     def start(self) -> bool:
         """
-        When every member can receive orders, complete the plan and begin the repair: form the
-        process groups, and copy the state that ranks lack. If there is no plan, choose a strategy
-        first.
+        When every member can carry out orders, plan the repair and begin it: form the process
+        groups, and copy the state that ranks lack. If no strategy is chosen, begin the choice.
+        Return True if another move of the job may be possible at once.
         """
         job, decision, store = self._job, self._job.incident.decision, self._job.nodes.store
         if decision.plan is None:
@@ -69,7 +69,7 @@ class Restart:
             )
             if isinstance(repair, str):
                 decision.failed[decision.base] = repair
-                decision.plan = None  # the strategy is chosen again
+                decision.plan = None  # so that the next call chooses another strategy
                 return True
             decision.plan = replace(decision.plan, step=repair.step, repair=repair)
             note_lost_step(job, repair.step)
@@ -78,11 +78,11 @@ class Restart:
 
     def _all_there(self) -> bool:
         """
-        Return True if every member can receive orders, every terminating process has ended, and the
-        waiting time before another attempt is over.
+        Return True if every member can carry out orders, nothing about the remaining state is still
+        unknown (`Job.unsettled`), and the waiting time before another attempt is over.
         """
         job = self._job
-        # tested first, because this test is cheaper than the one of every member
+        # a cheap test comes first, because the test of every member is slow in a large job
         if job.waits_for_starters():
             return False
         waits = job.timing.deadline is not None and job.timing.deadline > job.timing.now
@@ -108,7 +108,8 @@ class Restart:
         )
         job.issue(regroup)
         if step is None:
-            # ranks that find a checkpoint do so later, because they may need the new groups for it
+            # the ranks will find and load a checkpoint themselves. They do so when the process
+            # groups are formed, because they may need the groups for it
             return
         if repair.load:
             forget_tails(job, step)
@@ -134,9 +135,9 @@ class Restart:
 
     def repaired(self) -> None:
         """
-        When every member holds the planned state, order the ranks to build their wrappers. If the
-        plan names no step, the ranks first find and load one of the checkpoints that they write
-        themselves.
+        When every member has carried out the repair, order the ranks to build their wrappers. If
+        the plan names no step, first order them to find and load a checkpoint that they write
+        without tft. If the copies are not equal after the repair, a new round begins instead.
         """
         job, incident = self._job, self._job.incident
         if incident.progress.step is None and "reload" not in incident.tasks:
@@ -144,7 +145,7 @@ class Restart:
             return
         why_not = self._found() if incident.progress.step is None else ""
         if why_not:
-            # another search would find the same checkpoint
+            # do not try these strategies again: the ranks would find the same checkpoint
             incident.decision.failed |= dict.fromkeys(RELOADING, why_not)
             self._attempts.freeze()
             return
@@ -153,8 +154,8 @@ class Restart:
             return
         longer = 0.0
         if any(rank_state.holdings.held is None for rank_state in job.ranks.member_states()):
-            # a rank without state gets it while the wrappers are built, and copying a large state
-            # takes longer
+            # a rank without state gets it while the wrappers are built. Copying a large state takes
+            # longer than building wrappers, so allow the time of a repair
             longer = max(0.0, job.policy.repair - job.policy.rebuild)
         job.step_to(S.REBUILDING, job.to_all(Rebuild), longer=longer)
 
@@ -169,8 +170,8 @@ class Restart:
 
     def _found(self) -> str:
         """
-        Check the checkpoint that the members have found and loaded, and use it as the state to
-        continue from. Return "", or a sentence why the checkpoint cannot be used.
+        Check the checkpoint that the members have found and loaded. If it can be used, record its
+        step as the one to continue from and return "". Otherwise return a sentence that says why.
         """
         job, incident = self._job, self._job.incident
         found: dict[int, int] = {}
@@ -192,8 +193,9 @@ class Restart:
                 f"the ranks have found a checkpoint of step {step}, and all state after step "
                 f"{incident.spread.firm} may be wrong"
             )
-        # if all members have lost their processes, no rank is left to say how far the run had come;
-        # then the step of the checkpoint is not checked
+        # a checkpoint of a later step than any rank has begun is of another run. This is not
+        # checked if all members have lost their processes, because then no rank knows how far the
+        # run had come
         if (
             incident.progress.begun < step
             and not job.ranks.members <= incident.turnover.respawns.keys()
@@ -212,8 +214,9 @@ class Restart:
 
     def rebuilt(self) -> None:
         """
-        When every member has built its wrapper, go on to the rollback. Building the wrappers may
-        have made the initial states of the ranks equal, so these are compared now, once in a job.
+        When every member has built its wrapper, go on to the rollback. Before that, compare the
+        initial states of the ranks, once in a job. It is done here because building wrappers such
+        as DDP may make these states equal.
         """
         job = self._job
         job.training.untrained = False
@@ -232,8 +235,8 @@ class Restart:
         job.incident.exactness.returns_to(step)
         note_habits(job, step)
         skip = self._skip(step)
-        # checkpoints of later steps must not be used any more: the job computes these steps again,
-        # perhaps with another result
+        # forget checkpoints of later steps: the job computes these steps again, perhaps with
+        # another result
         job.checkpoints.drop_later(step)
         self._leave_behind(step)
         note_early(job, step)
@@ -254,10 +257,10 @@ class Restart:
 
     def _leave_behind(self, step: int) -> None:
         """
-        Invalidate what ranks that are no members have from steps after `step`: their copies and
-        their rank-local state. The members continue from `step` and compute the later steps again.
-        A copy of a rank that left its loop in the tail of its step is not used later either: the
-        members may have come further in that tail.
+        Make sure that no later incident uses the copies and the rank-local state that ranks outside
+        the job have of steps after `step`, because the members compute these steps again. If such a
+        rank left its loop in the tail of a step (the code after the update), its copy is not used
+        either, because the members may have come further in that tail.
         """
         job = self._job
         for rank_state in job.ranks.states.values():
@@ -270,9 +273,10 @@ class Restart:
 
     def _skip(self, step: int) -> int:
         """
-        Return the number of batches to skip after `step`: the largest of the number that a plugin
-        has advised, the number for refused updates and, with `policy.skip_batch`, the number up to
-        the last numeric fault. A second rollback to the same step skips the same number.
+        Return the number of data batches to skip after `step`. This is the largest of the number
+        that a plugin has advised, the number for refused updates and, with `policy.skip_batch`, the
+        number up to the last numeric fault. A second rollback to the same step in this incident
+        skips the same number.
         """
         incident = self._job.incident
         refused = self._job.training.refusals.returns_to(step)
@@ -287,9 +291,9 @@ class Restart:
 
     def _deriving(self, step: int) -> tuple[int, ...]:
         """
-        Return the ranks that must make their rank-local state anew from the number `step` alone,
-        because no captured state is left. Log this, and add it to the reservations: training then
-        does not continue bit for bit.
+        Return the ranks that must make their rank-local state (generators, data position) anew from
+        the number `step` alone, because no captured state of this step is left or can be used. Log
+        this, and add a reservation, because training then does not continue bit for bit.
         """
         job, joining = self._job, self._job.incident.turnover.joining
         without_local_state = [
@@ -309,6 +313,10 @@ class Restart:
         return ranks
 
     def resume(self) -> None:
+        """
+        Order all members to enter their loops at the step after the agreed one, and forget what was
+        only valid during the repair.
+        """
         job = self._job
         job.training.trained = set()
         job.training.refusals.resumed()
@@ -328,9 +336,9 @@ class Restart:
 
     def _note_compared(self) -> None:
         """
-        Record that all copies were equal at the end of the agreed step. If a member that shares a
-        shard could not read its state, its copy was not compared. Then only the steps that are
-        computed again no longer count as compared.
+        Record that all copies were equal at the end of the agreed step. If a member could not read
+        a shard that other members hold too, its copy was not compared. Then record instead that no
+        step after the agreed one counts as compared, and add a reservation.
         """
         job, step = self._job, self._job.incident.progress.agreed
         unread = self._comparison.unread()
@@ -345,17 +353,18 @@ class Restart:
 
     def _called_again(self) -> bool:
         """
-        Return True if the functions after the agreed step must be called again, because some rank,
-        alive or lost, may not have completed them, or may have completed them with a wrong copy.
-        For a rank that was lost with its node, and for the ranks of an earlier run, this is
-        unknown: the functions are called again.
+        Return True if all ranks must call the functions that are registered to be called after a
+        step once more for the agreed step. This is so if some rank, alive or lost, may not have
+        completed them or may have called them with a wrong copy. If that is unknown, as for a rank
+        that was lost with its node or for an earlier run of a resumed job, return True as well.
         """
         job, incident, step = self._job, self._job.incident, self._job.incident.progress.agreed
         if step == 0 or not any(
             rank_state.declared.after for rank_state in job.ranks.member_states()
         ):
             return False
-        # the job was resumed here, and it is unknown which functions the earlier run has called
+        # at the step from which the job started, it is unknown whether an earlier run has called
+        # the functions. After a corruption, they may have been called with a wrong copy
         if step == job.training.first or any(f.kind == "corruption" for f in incident.faults):
             return True
         lost = incident.turnover.respawns.keys() - incident.exactness.marks.keys()

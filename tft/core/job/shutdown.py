@@ -1,5 +1,5 @@
 """
-Ends a job: with a last checkpoint by the survivors, by completion, or without saving.
+Ends a job: with a last checkpoint by the survivors, as completed, or without saving.
 """
 
 from tft.core.job.commands import JobOver
@@ -18,7 +18,7 @@ from tft.protocol.messages import Commit, Complete, End, EndNode, Restore, Save
 S = State
 
 FINISHED = "every rank has finished"
-"""The reason of a completed job of which nothing else is to be said."""
+"""The reason that the report gives for a completed job. Another sentence may be appended."""
 
 
 class Shutdown:
@@ -33,8 +33,8 @@ class Shutdown:
 
     def dump(self) -> None:
         """
-        Plan a last checkpoint. If one is planned already, plan it again with the ranks that can
-        still write. End the job as failed if no last checkpoint is possible.
+        Plan a last checkpoint and begin to write it. If one is planned already, plan it again with
+        the ranks that can still write. If no last checkpoint is possible, end the job as failed.
         """
         job, incident = self._job, self._job.incident
         failed = {
@@ -54,7 +54,9 @@ class Shutdown:
             incident.decision.tried.append(("dump", why))
             incident.decision.plan = EXIT
             return self.exit("failed", 4, f"no last checkpoint can be written: {why}")
-        again = job.state is S.DUMPING  # then only one copy of each shard is written
+        # if the checkpoint is planned again, `policy.save_copies` is ignored: each shard is written
+        # only once
+        again = job.state is S.DUMPING
         incident.round += again
         job.move(S.DUMPING)
         incident.progress.step = step + 1
@@ -76,13 +78,16 @@ class Shutdown:
             plan=plan,
             incarnations={rank: job.ranks.states[rank].incarnation for rank in plan.writers},
         )
-        if plan.restoring:  # restore first, because a saver writes the state that it has in use
+        # a rank writes the state with which it trains. If the checkpoint needs an earlier copy that
+        # the rank keeps, the rank must restore that copy first
+        if plan.restoring:
             job.issue(Restore(**job.key(), to=plan.restoring, step=step))
         return None
 
     def _standings(self) -> dict[int, Standing]:
         """
-        Return the state of each rank for the planner, without ranks that have failed to write.
+        Return the state of each rank in the form that the planner uses, without the ranks that have
+        failed to write their part of the last checkpoint.
         """
         return {
             s.rank: s.standing() for s in self._job.ranks.states.values() if not s.failures.write
@@ -97,9 +102,10 @@ class Shutdown:
 
     def _misses_somebody(self) -> bool:
         """
-        Return True if a process that must write or commit is gone, even if a successor holds its
-        rank now. The rank need not be a member. Once all files are saved, only the committing rank
-        counts, because files that other ranks write again would be mixed with the complete set.
+        Return True if a process that must write or commit the last checkpoint cannot do so any
+        more, even if another process holds its rank now. The rank need not be a member. When all
+        files are written, only the rank that commits the checkpoint is needed: files that were
+        written again would be mixed with the complete set.
         """
         job, asked = self._job, self._job.incident.last_checkpoint.incarnations
         commit = job.incident.tasks.get("commit")
@@ -144,10 +150,13 @@ class Shutdown:
         """
         job = self._job
         if job.nodes.recalls:
-            return  # a rank writes the rank-local state that is reported
+            # a node still has to report rank-local state of a lost node, which the checkpoint needs
+            return
         if job.processes.terminating():
-            return  # when the ends of these processes are reported, the checkpoint is planned again
-        self.replan()  # the loss of a writer that is no member is noticed only here
+            return  # wait for the ends of these processes, because then the checkpoint may change
+        # plan again if a writer is lost. Only this call notices the loss of a writer that is no
+        # member
+        self.replan()
         if job.state is not S.DUMPING or not job.answered_all("restore", "save"):
             return
         plan = job.incident.last_checkpoint.plan
@@ -193,15 +202,15 @@ class Shutdown:
         End the job as completed: every member has finished. `doubt` is a sentence about copies that
         were not compared at the end.
         """
-        # the ranks have written their parts, or will not do so any more
+        # periodic checkpoints that are incomplete now stay so, because no rank writes any more
         self._job.leave_unfinished(self._job.training.last_step + 1)
         self.exit("completed", 0, f"{FINISHED}; {doubt}" if doubt else FINISHED)
 
     def exit(self, result: str, code: int, why: str) -> None:
         """
-        Decide how the job ends, and let the ranks leave. `result` is `completed`, `dumped`,
-        `failed` or `cancelled`; `code` is the exit code of `tft run`. If a signal has asked for the
-        end, a failed job counts as cancelled.
+        Decide how the job ends, and order the ranks to leave. `result` is `completed`, `dumped`,
+        `failed` or `cancelled`; `code` is the exit code of `tft run`; `why` is the reason for the
+        report. If a signal has asked for the end of the job, `failed` becomes `cancelled`.
         """
         job, incident = self._job, self._job.incident
         if result == "failed":
@@ -232,7 +241,8 @@ class Shutdown:
 
     def dismiss(self, rank: int) -> None:
         """
-        Tell a process that joins now that the job is over, because the end of the job is decided.
+        Order the process that has just joined as `rank` to end, if the job is ending and has not
+        completed.
         """
         job = self._job
         outcome, task = job.end.outcome, job.incident.tasks.get("end")

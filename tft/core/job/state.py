@@ -1,6 +1,6 @@
 """
-Own the facts that the controller knows of a job, and the small operations that all decisions use.
-No decision is made here.
+Own all facts that the controller knows about a job, and the small operations on them that the
+modules with the decisions share. No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ class Job:
         self.policy = policy
         self.state = State.AWAITING
         self.said: list[Command] = []
-        """The commands that result from the event that is being handled."""
+        """The commands that the machine will return for the event that is being handled."""
         self.timing = Timing(now=at, led=at)
         self.ranks = Ranks.of(world)
         self.succession = Succession()
@@ -50,7 +50,7 @@ class Job:
         self.checkpoints = Checkpoints.of(origin)
         self.training = Training.of(origin)
         self.incident = Incident(number=0, opened=at, decision=Decision(plan=START))
-        """The open incident. If none is open, the last one."""
+        """The open incident. If no incident is open, the last one."""
         self.history = History(next_number=origin.first_incident)
         self.pausing = Pause()
         self.end = JobEnd()
@@ -59,8 +59,9 @@ class Job:
 
     def find(self, rank: int, incarnation: int) -> RankState | None:
         """
-        Return the state of exactly this process: it holds its rank, is a successor, or was replaced
-        and has not ended yet. None: no such process is known.
+        Return the state of the process with this rank and this incarnation: the process that holds
+        the rank, a successor, or a replaced process that has not ended yet. Return None if no such
+        process is known.
         """
         for rank_state in (
             self.ranks.states.get(rank),
@@ -76,23 +77,25 @@ class Job:
 
     def awaits_ends(self) -> bool:
         """
-        Return True if the machine waits for the end of each process: while the job runs, and after
-        it has completed. When a job ends in another way, the nodes end all their processes within
-        one limit.
+        Return True if the machine must watch that each process that is being ended really ends.
+        This is so while the job runs, and while the ranks leave a completed job. When a job ends in
+        another way, the agents end all processes of their nodes, and one time limit covers them.
         """
         return self.state not in SETTLED or (self.state is State.EXITING and not self.end.orders)
 
     def unsettled(self) -> bool:
         """
-        Return True while it is not known which state is left: a process is being ended, or a node
-        is asked for the rank-local state that it has kept of a lost node.
+        Return True while it is not known which training state is left in the job, because a process
+        is being ended, or because a node has not yet reported the rank-local state that it keeps of
+        a lost node.
         """
         return bool(self.processes.terminating() or self.nodes.recalls)
 
     def returning(self) -> frozenset[int]:
         """
-        Return the non-members that could come back to the job: complete model replicas, of ranks
-        that can receive orders and have not failed too often. Empty if `scale_out` is not enabled.
+        Return the ranks that have left the job and can come back to it. Only whole model replicas
+        come back: each of their ranks must be able to receive orders, and must not have failed too
+        often. Return no ranks if `scale_out` is not enabled.
         """
         if self.ranks.whole or "scale_out" not in self.policy.enable:
             return frozenset()
@@ -112,7 +115,8 @@ class Job:
         Return True if no process of the job runs any more. If the job has completed, only the
         processes that hold the rank of a member count, because the nodes end the others.
         """
-        if not self.end.orders:  # no order to end was sent to the nodes, so the job has completed
+        # when a job has not completed, the nodes are ordered to end all processes at once
+        if not self.end.orders:
             return not any(self.ranks.is_current(*process) for process in self.processes.running)
         return not self.processes.running
 
@@ -120,9 +124,9 @@ class Job:
 
     def home(self, rank_state: RankState) -> int | None:
         """
-        Return the node on which a process for this rank can be started: the rank's present node or,
-        if that node is lost or excluded, another node with room. None: there is no such node, or
-        the rank never had a node.
+        Return the node on which a process for this rank can be started: its present node or, if
+        that node is lost or excluded, another node with room. Return None if there is no such node,
+        or if the rank never had a node.
         """
         if rank_state.node not in self.nodes.lost | {*rank_state.excluded_nodes.values()}:
             return rank_state.node
@@ -130,8 +134,8 @@ class Job:
 
     def elsewhere(self, rank_state: RankState, room: Mapping[int, int]) -> int | None:
         """
-        Return another node on which this rank may be started. `room` is the number of free places
-        by node. None: there is no such node.
+        Return a node with room on which a process of this rank may be started, other than its
+        present node, or None if there is none. `room` is the number of free places by node.
         """
         excluded = {*rank_state.excluded_nodes.values(), rank_state.node}
         return self.nodes.with_room(excluded, room)
@@ -151,26 +155,26 @@ class Job:
 
     def see(self, rank_state: RankState) -> None:
         """
-        Record the position of a rank, alive or dead, for the choice of the step to return to. A
-        position is ignored while ranks search for a checkpoint and the agreed step is unknown,
-        because they may have found a checkpoint of another run.
+        Record the last known position of a rank in the incident, for the choice of the step to
+        return to. Ignore it while the rank loads a checkpoint that the ranks must find themselves,
+        because that may be a checkpoint of another run.
         """
         if not rank_state.holdings.searching or self.incident.progress.step is not None:
             self.incident.progress.saw(rank_state.position)
 
     def search(self, *, over: bool = False) -> None:
         """
-        Record that every member begins to load a checkpoint or, with `over`, that this has ended.
-        When it ends, some ranks may have loaded a step that others have not, and no other rank has
-        their rank-local state of that step.
+        Record that every member begins to load a checkpoint or, with `over`, that the loading has
+        ended. Until it has ended, the state and the position of a member do not count, because some
+        members may have loaded a step that others have not.
         """
         for rank_state in self.ranks.member_states():
             rank_state.holdings.searching = not over
 
     def checkpointed(self, step: int, directory: str) -> None:
         """
-        Record that the checkpoint of `step` is complete. Older checkpoints that are incomplete now
-        will stay so.
+        Record that the checkpoint of `step` is complete, and that older checkpoints that are
+        incomplete now will never be completed.
         """
         self.leave_unfinished(step)
         self.checkpoints.add(step, directory, keep=self.policy.keep_checkpoints)
@@ -206,7 +210,8 @@ class Job:
 
     def flapping(self, rank: int) -> str:
         """
-        Return a sentence if a rank has failed too often lately, else an empty text.
+        Return a sentence if a rank has caused too many incidents lately (more than `policy.flaps`
+        within `policy.flap_window` seconds), else an empty text.
         """
         since = self.timing.now - self.policy.flap_window
         recent = self.history.recent(rank, since)
@@ -221,8 +226,8 @@ class Job:
 
     def move(self, state: State) -> None:
         """
-        Go from the present state to `state`, and drop the deadline. Raises `InternalError` for a
-        move that is not in the table.
+        Go from the present state to `state`, and drop the deadline of the present state. Raises
+        `InternalError` if the table `TRANSITIONS` does not allow this move.
         """
         if state not in TRANSITIONS[self.state]:
             raise InternalError(f"the state machine has no transition from {self.state} to {state}")
@@ -232,13 +237,14 @@ class Job:
     @property
     def fault_reaction(self) -> Reaction:
         """
-        Return the reaction to a fault in the present state.
+        The reaction to a fault in the present state.
         """
         return FAULTS[self.state]
 
     def step_to(self, state: State, order: RankOrder, *, longer: float = 0.0) -> None:
         """
-        Change to `state` and issue the only order of that state. `longer` is as for `issue`.
+        Go to `state`, drop the open orders, and issue the only order of the new state. The ranks
+        get `longer` seconds more than the usual limit to answer.
         """
         self.move(state)
         self.incident.tasks = {}
@@ -246,13 +252,15 @@ class Job:
 
     def to_all(self, order: Callable[..., RankOrder], **facts: object) -> RankOrder:
         """
-        Make an order for every member.
+        Return an order of the class `order` that is addressed to every member. `facts` are the
+        fields that only this class of order has. The order is not sent yet.
         """
         return order(**self.key(), to=tuple(sorted(self.ranks.members)), **facts)
 
     def key(self) -> dict[str, Any]:  # Any: the fields have different types
         """
-        Return the fields that all orders to ranks have in common.
+        Return the values of the fields that all orders to ranks have: epoch, incident, round, and
+        the incarnations of the ranks.
         """
         return {
             "epoch": self.timing.epoch,
@@ -265,8 +273,8 @@ class Job:
 
     def issue(self, *orders: RankOrder, longer: float = 0.0) -> None:
         """
-        Send an order to its ranks. They must answer within the limit of `ORDERS` for this order,
-        plus `longer` seconds.
+        Send an order to its ranks. Several `orders` must be of the same class. The ranks must
+        answer within the limit that `ORDERS` has for this order, plus `longer` seconds.
         """
         name = ORDER_NAMES[type(orders[0])]
         limit = ORDERS[name].seconds(self.policy) + longer
@@ -281,8 +289,8 @@ class Job:
 
     def answered_all(self, *orders: OrderName) -> bool:
         """
-        Return whether every rank has answered these orders. An order that was not issued counts as
-        answered.
+        Return True if every rank that must answer these orders has done so. An order that was not
+        issued counts as answered.
         """
         tasks = self.incident.tasks
         return not any(tasks[order].waiting for order in orders if order in tasks)
@@ -296,8 +304,8 @@ class Job:
 
     def issued(self, order: OrderName) -> float:
         """
-        Return the time at which an open order was issued. If it is not open, return the present
-        time.
+        Return the time at which an open order was issued. If the order is not open, return the
+        present time.
         """
         task = self.incident.tasks.get(order)
         return self.timing.now if task is None else task.issued
@@ -306,7 +314,8 @@ class Job:
 
     def spawn(self, rank_state: RankState, node: int, cause: str) -> None:
         """
-        Order the agent of this node to start another process for a rank.
+        Order the agent of `node` to start a process for a rank. `cause` is the reason that the
+        agent gets. The process is a successor if another process holds the rank now.
         """
         successor = not self.ranks.holds_rank(rank_state)
         self.settle(rank_state, node)
@@ -338,13 +347,14 @@ class Job:
 
     def waits_for_starters(self) -> bool:
         """
-        Return whether the process of some member is still starting.
+        Return True if the process of some member is still starting.
         """
         return any(self.ranks.is_current(*process) for process in self.processes.starting)
 
     def kill(self, rank_state: RankState, why: str, *, last_words: bool) -> None:
         """
-        Order the agent to end the process of a rank.
+        Order the agent of the node to end the process of a rank. `why` is the reason that the agent
+        gets. With `last_words`, the process first writes the stacks of its threads.
         """
         if rank_state.node is not None:
             self.order_node(
@@ -382,6 +392,6 @@ class Job:
 
     def tell(self, event: str, **facts: object) -> None:
         """
-        Send an event for the log.
+        Write an event with its facts into the log.
         """
         self.said.append(Tell(event=event, facts=facts))

@@ -23,8 +23,9 @@ from tft.protocol.messages import Advised
 S = State
 
 OPPORTUNITIES = ("migrate", "scale_out")
-"""The strategies that are chosen without a fault. If one of them is not possible, the report does
-not mention it."""
+"""The strategies that need no fault: a successor takes over, or ranks come back. The report does
+not list them among the strategies that were not possible, because in most incidents they are not.
+"""
 
 
 class StrategyChoice:
@@ -44,18 +45,18 @@ class StrategyChoice:
 
     def consider(self) -> None:
         """
-        Begin the choice: ask the recovery plugins if there are any, otherwise decide at once. The
-        choice waits until every terminating process has ended, and until the nodes that keep the
-        rank-local state of lost nodes have reported it: before that it is not known which state is
-        left.
+        Begin the choice of a strategy: ask the recovery plugins if there are any, otherwise decide
+        at once. If a process is still being ended, or if a node has not yet reported the rank-local
+        state that it keeps of a lost node, return without a choice and let the caller try again
+        later: it is not known yet which training state is left.
         """
         job, incident = self._job, self._job.incident
         # an earlier choice is no longer valid
         incident.decision.plan, incident.decision.advice = None, None
         if job.state is not S.CLEARING:
-            incident.round += 1  # advice about earlier offers no longer counts
+            incident.round += 1  # so that advice about the offers of the old round is ignored
         if job.unsettled():
-            job.timing.deadline = None  # earlier offers are not waited for
+            job.timing.deadline = None  # do not wait for advice about the offers made before
             return
         if job.state is S.CLEARING:
             job.tell("stopped", incident=incident.number, ranks=sorted(incident.faulty()))
@@ -85,9 +86,9 @@ class StrategyChoice:
 
     def offers(self) -> tuple[Offer, ...]:
         """
-        Return an offer for each strategy, with the reasons against it. If only `exit` would be
-        possible, first drop a guessed limit on sound copies, then the doubt about copies of ranks
-        with numeric faults.
+        Return an offer for each strategy. If only `exit` would be possible, which saves nothing,
+        accept more copies of the state: first copies that are in doubt only as a precaution, then
+        copies of ranks with numeric faults.
         """
         job, incident = self._job, self._job.incident
         made = self._make_offers()
@@ -100,8 +101,8 @@ class StrategyChoice:
             if s.ready and not s.holdings.trusted and not s.holdings.damaged
         ]
         if doubted and _hopeless(made):
-            # if all copies contain bad numbers, the cause is not one rank's memory: these copies
-            # are better than none
+            # every remaining copy is of a rank with a numeric fault, so the cause is probably not
+            # the memory of one rank: using such a copy is better than losing everything
             for rank_state in doubted:
                 rank_state.holdings.trusted = True
             job.tell("doubt_dropped", ranks=[rank_state.rank for rank_state in doubted])
@@ -135,7 +136,8 @@ class StrategyChoice:
 
     def unplaceable(self, rank_state: RankState) -> str:
         """
-        Return why no other process can be started for a rank, or "" if one can.
+        Return a sentence that says why no other process can be started for a rank, or "" if one can
+        be started.
         """
         job = self._job
         if job.incident.decision.forced:
@@ -158,8 +160,8 @@ class StrategyChoice:
 
     def _without_room(self) -> list[int]:
         """
-        Return the members that have lost their node and for which no other node has room. Places
-        are assigned in the order of the ranks.
+        Return the members that need another node and for which no other node has room. The free
+        places are assigned to such members in the order of the ranks.
         """
         job, without = self._job, []
         left = dict(job.nodes.room)
@@ -176,7 +178,9 @@ class StrategyChoice:
 
     def advised(self, message: Advised) -> None:
         """
-        Handle the advice of a recovery plugin. Advice about offers of an earlier round is ignored.
+        Handle the advice of the recovery plugins: rule out the strategies that they veto, and then
+        decide, or wait if they have asked for more time. Ignore advice about the offers of an
+        earlier round.
         """
         job, incident = self._job, self._job.incident
         if (message.incident, message.round) != (incident.number, incident.round):
@@ -198,8 +202,8 @@ class StrategyChoice:
 
     def time_is_up(self) -> None:
         """
-        End the wait for advice. If a plugin has asked for more time, ask the plugins again. If no
-        plugin has answered, decide without advice.
+        End the wait for advice. If the plugins had asked for more time, ask them again. If they
+        have not answered, decide without advice.
         """
         if self._job.incident.decision.awaited:
             self.ask()
@@ -239,9 +243,9 @@ class StrategyChoice:
 
     def _why_not_replace(self, advice: Advised, offer: Offer) -> str | None:
         """
-        Return why the ranks that the advice names cannot be replaced, or None if they can be. The
-        remaining processes and the checkpoints must leave a step to continue from, unless the ranks
-        find and load checkpoints themselves.
+        Return a sentence that says why the ranks that the advice names cannot be replaced, or None
+        if they can be. There must be a step to continue from without the copies of these ranks, in
+        memory or in a checkpoint, unless the ranks find and load a checkpoint themselves.
         """
         if not advice.base or not advice.replace or offer.reload:
             return None
@@ -292,8 +296,9 @@ class StrategyChoice:
 
     def _go_on(self, plan: Plan) -> None:
         """
-        Begin a plan after which training continues: decide which ranks take part, and in which
-        processes. `Restart` does the rest when all members can receive orders.
+        Begin a plan after which training continues: set which ranks are members, and start or end
+        processes as the plan demands. `Restart` does the rest when all members can carry out
+        orders.
         """
         job, incident = self._job, self._job.incident
         advice = incident.decision.advice
@@ -302,7 +307,8 @@ class StrategyChoice:
                 incident.spread.lower(advice.not_after)
             incident.exactness.skip = max(incident.exactness.skip, advice.skip)
         job.move(S.AWAITING)
-        # the second attempt begins at once, unless it is the last one
+        # the first repetition of a strategy begins at once, unless it is the last attempt. Each
+        # later attempt waits `policy.backoff` seconds longer than the one before
         waits = incident.decision.attempts - (job.policy.attempts > 2)
         if waits > 0:
             job.timing.stay(job.policy.backoff * waits)
@@ -312,7 +318,7 @@ class StrategyChoice:
         job.ranks.members = (job.ranks.members - {*plan.leaving}) | {*plan.joining}
         incident.turnover.joining |= {*plan.joining}
         for rank_state in job.ranks.member_states():
-            # the rank could not be placed before; now a node has room
+            # a member has no process, because no node had room for it before: try again
             if rank_state.process.stage is ProcessStage.GONE:
                 job.respawn(rank_state)
         own = advice.replace if advice is not None and advice.base else ()
@@ -323,7 +329,8 @@ class StrategyChoice:
 
     def _why_replaced(self) -> str:
         """
-        Return the reason that an agent gets for ending the living process of a rank.
+        Return the reason that the agent is given when it must end the living process of a rank that
+        the plan replaces.
         """
         advice = self._job.incident.decision.advice
         if advice is None:
@@ -332,7 +339,8 @@ class StrategyChoice:
 
     def take_over(self, rank: int) -> None:
         """
-        Give the rank to its successor, and end the process that held it.
+        Give the rank to its successor, and end the process that held it. The successor inherits
+        what is known about the shards and the rank-local state of the rank.
         """
         job = self._job
         old, successor = job.ranks.states[rank], job.succession.successors.pop(rank)
@@ -344,7 +352,8 @@ class StrategyChoice:
             old.local_state.page,
             old.local_state.since,
         )
-        # the successor will hold the same shards, but has not reported them yet
+        # the successor will hold the shards of the old process. It reports them itself only when it
+        # is ready
         successor.declared.shards, successor.declared.column, successor.declared.derives = (
             old.declared.shards,
             old.declared.column,
@@ -352,9 +361,9 @@ class StrategyChoice:
         )
         successor.declared.reloads = old.declared.reloads
         if old.process.stage is not ProcessStage.GONE:
-            job.processes.retiring.append(
-                old
-            )  # the report of its end will contain the rank-local state that it captured
+            # the old process must still be known: the report of its end contains the rank-local
+            # state that it has captured
+            job.processes.retiring.append(old)
             why = "another process has taken the rank over"
             old.process.terminating, old.process.terminating_since = why, job.timing.now
             job.kill(old, why, last_words=False)

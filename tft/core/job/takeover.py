@@ -1,6 +1,7 @@
 """
-Replaces processes that still train: those of stragglers, of ranks that are switched on request, and
-on nodes that the job is to leave. Also brings back ranks that have left the job.
+Replaces processes that still train, by successors that are started beside them: for stragglers
+(slow ranks), for ranks that are switched on request, and for nodes that the job must leave. Also
+brings back ranks that have left the job.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ class Takeover:
 
     def straggles(self, message: Noticed) -> None:
         """
-        Start a successor for a rank that slows the others down. If none can be started, log the
-        reason.
+        Start a successor (a second process) on another node for a rank that slows the others down.
+        If no successor can be started, log the reason.
         """
         job = self._job
         rank_state = job.ranks.states[message.rank]
@@ -43,8 +44,9 @@ class Takeover:
 
     def _bring_up(self, rank_state: RankState, node: int, why: str, cause: str) -> None:
         """
-        Start a successor for a rank on this node, while the present process of the rank continues
-        to train. `why` is the evidence against the rank; `cause` is the reason that the agent gets.
+        Start a successor for a rank on `node`, while the present process of the rank continues to
+        train. `why` says why the present process is replaced; `cause` is the reason that the agent
+        of the node gets.
         """
         successor = RankState(rank=rank_state.rank)
         rank_state.process.straggles = why
@@ -53,8 +55,8 @@ class Takeover:
 
     def _why_no_successor(self, rank_state: RankState) -> str:
         """
-        Return why no successor can be started for a rank, or "" if one can be. This does not check
-        whether another node has room.
+        Return a sentence that says why no successor can be started for this rank now, or "" if one
+        can be started. This does not check whether another node has room.
         """
         job = self._job
         if job.fault_reaction is not Reaction.FREEZE:
@@ -66,7 +68,8 @@ class Takeover:
 
     def _why_no_migration(self) -> str:
         """
-        Return why no rank of this job can have a successor, or "" if ranks can.
+        Return a sentence that says why the strategy `migrate` is not possible in this job, so that
+        a successor would be useless, or "" if it is possible.
         """
         job = self._job
         unable = [
@@ -78,8 +81,9 @@ class Takeover:
 
     def switch(self, message: SwitchRequested) -> None:
         """
-        Switch these ranks to other processes as soon as possible. Ranks that only an earlier
-        request named keep their processes.
+        Handle the request to move ranks to other processes. The request replaces an earlier one: a
+        rank that only the earlier request named keeps its process. If the move is not possible, log
+        the reason.
         """
         job, wanted = self._job, frozenset(message.ranks)
         why_not = self._why_no_switch(wanted)
@@ -101,14 +105,15 @@ class Takeover:
             s.process.stage not in (ProcessStage.JOINED, ProcessStage.READY)
             for s in job.ranks.member_states()
         )
-        # a process declares when it joins which strategies it supports, so before all members have
-        # joined a switch is not refused
+        # a process tells which strategies it supports only when it joins. So while some member has
+        # not joined, a switch is not refused for lack of that support
         return self._why_no_migration() if ranks and not absent else ""
 
     def is_left(self, node: int) -> bool:
         """
-        Return True if the job can continue without this node, which has joined and is not lost: it
-        has no members, or every member on it is to be switched.
+        Return True if the job does not need this node, because every member on the node is to be
+        moved to another process, or because no member is on it. Return False for a node that has
+        never joined.
         """
         job = self._job
         there = {
@@ -118,8 +123,8 @@ class Takeover:
 
     def leave(self, node: int, why: str) -> None:
         """
-        Give up a node: end all processes on it. They get time to report their rank-local state
-        first.
+        Give up a node for the reason `why`: order its agent to end all processes there. The agent
+        still runs, so it can report the rank-local state of these processes.
         """
         job = self._job
         there = [rank_state for rank_state in job.ranks.member_states() if rank_state.node == node]
@@ -136,7 +141,8 @@ class Takeover:
 
     def call_off(self, why: str, ranks: frozenset[int]) -> None:
         """
-        Cancel the switch of these ranks: they keep their processes, and their successors are ended.
+        Cancel the switch of these ranks for the reason `why`. The ranks keep their processes, and
+        their successors are ended.
         """
         job = self._job
         if not ranks:
@@ -153,8 +159,8 @@ class Takeover:
 
     def seek(self) -> None:
         """
-        Start a successor for each rank that is to be switched, if a node has room. Nodes that such
-        a rank is to leave are not used.
+        Start a successor for each rank that is to be switched and has none, if a node has room. Do
+        not use the nodes on which ranks that are to be switched run now.
         """
         job = self._job
         going = {job.ranks.states[rank].node for rank in job.succession.switch}
@@ -172,8 +178,9 @@ class Takeover:
 
     def recall(self) -> None:
         """
-        Start another process for each rank that has left the job and lost its process, if a node
-        has room and the rank has not failed too often.
+        Start another process for each rank that has left the job (`scale_in`) and has no process,
+        if a node has room and the rank has not caused too many incidents lately. When the process
+        is ready, the rank can come back to the job.
         """
         job = self._job
         if job.ranks.whole or "scale_out" not in job.policy.enable:
@@ -189,7 +196,8 @@ class Takeover:
 
     def dismiss(self) -> None:
         """
-        End the successors that were invited and could not take over.
+        End the successors for which the job has stopped once already, but which could not take
+        over.
         """
         for successor in self._job.succession.successors.values():
             if successor.process.invited:

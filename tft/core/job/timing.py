@@ -14,19 +14,19 @@ class Timing:
 
     now: float
     led: float
-    """The time at which the present leader began. Time limits are counted from this time on,
-    because no answer could arrive without a leader."""
+    """The time at which the present leader (the controller that decides) began. No time limit is
+    counted from an earlier time, because no answer could arrive without a leader."""
     epoch: int = 0
     """The epoch of the leader."""
     deadline: float | None = None
-    """The time at which the present state ends in any case. It is used for a pause, for the wait
-    for advice of plugins, and for the exit of the ranks. None: the state has no such limit."""
+    """The time until which the present state may last, for example a pause, the wait for advice of
+    plugins, the wait before another attempt, or the exit of the ranks. None: there is no limit."""
     allowed: float = 0.0
     """The number of seconds that `stay` was called with for the present deadline."""
 
     def stay(self, seconds: float) -> None:
         """
-        Set the deadline of the present state, in seconds from now.
+        Set the deadline of the present state to `seconds` seconds from now.
         """
         self.deadline, self.allowed = self.now + seconds, seconds
 
@@ -39,7 +39,8 @@ class Timing:
 
     def lead(self, epoch: int, at: float) -> None:
         """
-        Restart the time limit of the present state under a new leader.
+        Record that a leader with this epoch has begun at the time `at`, and restart the time limit
+        of the present state.
         """
         if self.deadline is not None:
             self.deadline = at + self.allowed

@@ -1,5 +1,5 @@
 """
-Own the progress of training, and the facts about its checkpoints.
+Own the facts about the progress of training, the rollbacks, and the checkpoints.
 """
 
 from collections import Counter
@@ -14,24 +14,27 @@ UNFINISHED = "ranks ended before they had written their part"
 @dataclass(slots=True, kw_only=True)
 class Rollbacks:
     """
-    The rollbacks of all ranks, as far as they say which captures of rank-local state still count.
+    The rollbacks of the job. They show which captured rank-local state is out of date: the state of
+    a step that was computed before a rollback to an earlier step.
     """
 
     _found: list[tuple[tuple[int, int], int]] = field(default_factory=list)
-    """Incident and round of a rollback, and the step that it went back to, in order. A rollback is
-    left out if a later one went back at least as far."""
+    """For each rollback, in order: its incident and round, and the step that it went back to. A
+    rollback is left out if a later one went back at least as far."""
 
     def went_back(self, attempt: tuple[int, int], step: int) -> None:
         """
-        Record that the ranks were ordered in this incident and round to go back to `step`.
+        Record that the ranks were ordered to go back to `step`. `attempt` is the incident and the
+        round of the order.
         """
         self._found = [(at, back) for at, back in self._found if back < step]
         self._found.append((attempt, step))
 
     def kept(self, attempt: tuple[int, int], step: int) -> bool:
         """
-        Return True if a capture of `step` still counts. `attempt` is the incident and the round of
-        the last rollback of the rank before the capture was read.
+        Return True if rank-local state that was captured at `step` may still be used, because no
+        rollback since then went back to an earlier step. `attempt` is the incident and the round of
+        the last rollback of the rank before the state was read.
         """
         return all(step <= back for at, back in self._found if at > attempt)
 
@@ -47,27 +50,28 @@ class Training:
     last_step: int
     """The highest completed step."""
     compared: int
-    """The last step at whose end the copies of each shard were found equal, by slices or as a whole.
-    Copies of later steps may differ."""
+    """The last step at whose end the copies of each shard were found equal, either slice by slice
+    or as a whole. Copies of later steps may differ."""
     whole: int
-    """The last step at whose end the whole copies were found equal. They include module buffers,
-    which slices leave out."""
+    """The last step at whose end the whole copies of each shard were found equal. Whole copies
+    include module buffers; slices do not."""
     sliced: bool = False
-    """True if the ranks compare slices of their copies in every step."""
+    """True if the ranks digest a slice of their copies in every step, so that copies are compared
+    while the job trains."""
     untrained: bool = True
-    """True until the ranks have built their wrappers for the first time. Until then nothing is
-    trained, so any initial state may be used."""
+    """True until the ranks have built their wrappers (such as DDP) for the first time. Until then
+    nothing is trained, and each rank may use its own initial state."""
     began: bool = False
-    """True once the states with which the ranks begin to train were compared."""
+    """True once the initial states of the ranks were compared. This is done once in a job."""
     tails: bool = False
     """True if the training loops report where their steps end."""
     attempt: tuple[int, int] | None = None
     """The incident and the round in which the ranks were last ordered to resume. A pause does not
     change it. None: no rank has trained yet."""
     trained: set[int] = field(default_factory=set)
-    """The ranks that have completed a step since the last resume."""
+    """The ranks that have completed a step since the last order to resume, or have finished."""
     finished: set[int] = field(default_factory=set)
-    """The ranks whose `train` has returned."""
+    """The ranks whose training function (the argument of `Session.run`) has returned."""
     rollbacks: Rollbacks = field(default_factory=Rollbacks)
     refusals: Refusals = field(default_factory=Refusals)
     """The updates that the ranks have refused because of their numbers."""
@@ -88,7 +92,7 @@ class Training:
 
     def found_equal(self, step: int) -> None:
         """
-        Record that the whole copies of all ranks were equal at the end of `step`.
+        Record that the whole copies of every shard were equal on all ranks at the end of `step`.
         """
         self.whole = max(self.whole, step)
         self.compared = max(self.compared, step)
@@ -97,8 +101,7 @@ class Training:
 @dataclass(slots=True, kw_only=True)
 class Checkpoints:
     """
-    The checkpoints on disk that contain all ranks, and the checkpoints that could not be written or
-    read.
+    The complete checkpoints on disk, and the checkpoints that could not be written or read.
     """
 
     directory: str
@@ -112,8 +115,8 @@ class Checkpoints:
     unread: Counter[int] = field(default_factory=Counter)
     """By step: how many times a rank could not load the checkpoint of this step."""
     missed: dict[tuple[int | None, str], list[int]] = field(default_factory=dict)
-    """By rank and reason: the steps whose checkpoint could not be written. The rank is None if no
-    rank has reported the reason."""
+    """By rank and reason: the steps whose checkpoint could not be written. The rank is None if the
+    controller itself has noticed that the checkpoint is incomplete."""
     newest: int = 0
     """The step of the newest checkpoint that was completed. Before the first one: the step from
     which the job started."""
@@ -140,8 +143,9 @@ class Checkpoints:
 
     def add(self, step: int, directory: str, *, keep: int) -> None:
         """
-        Add a checkpoint, and drop the oldest ones beyond the newest `keep` (0: keep all). Ranks
-        remove these from disk once the new checkpoint is reported, so no rank can go back to them.
+        Add a checkpoint, and forget all but the newest `keep` checkpoints (0: forget none). The
+        ranks remove older ones from disk once the new one is reported, so the job cannot go back to
+        them.
         """
         known = {**self.known, step: directory}
         self.known = {each: known[each] for each in sorted(known)[-keep:]}
@@ -150,7 +154,7 @@ class Checkpoints:
 
     def drop_later(self, step: int) -> None:
         """
-        Drop the checkpoints of steps after `step`, because these steps are computed again.
+        Forget the checkpoints of steps after `step`, because these steps are computed again.
         """
         self.known = {each: directory for each, directory in self.known.items() if each <= step}
         self.newest = min(self.newest, step)
@@ -158,9 +162,9 @@ class Checkpoints:
     def unfinished(self, step: int, *, every: int) -> list[int]:
         """
         Return the steps before `step` whose periodic checkpoint is incomplete although no rank has
-        reported a failure. A rank that ends before it has written its part cannot report that.
-        These checkpoints stay incomplete, because ranks write no part of an older checkpoint once
-        that of `step` is complete.
+        reported a failure: a rank that ends before it has written its part cannot report that.
+        `every` is the number of steps between two checkpoints; 0 means that there are none. Call
+        this when no rank will write a part of a checkpoint before `step` any more.
         """
         if not every:
             return []
@@ -170,8 +174,8 @@ class Checkpoints:
 
     def found(self, step: int) -> None:
         """
-        Record that the checkpoint of `step`, which was counted as unfinished, is complete after
-        all, or that the reason of its failure was reported.
+        Stop counting the checkpoint of `step` as unfinished, because it is complete after all, or
+        because a rank has reported why it failed.
         """
         unfinished = (None, UNFINISHED)
         if step in self.missed.get(unfinished, ()):

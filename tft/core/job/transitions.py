@@ -22,22 +22,22 @@ class State(StrEnum):
     REBUILDING = "rebuilding"
     """Wrappers are being built around the repaired state."""
     ROLLING_BACK = "rolling back"
-    """RNG and data positions are being set to the agreed step."""
+    """RNG and data positions are being set to the step that all members return to."""
     RESUMING = "resuming"
-    """The ranks train again. Success is announced after one more step of every member."""
+    """The ranks train again. When every member has trained one step, the incident is closed."""
     HEALTHY = "healthy"
     PAUSING = "pausing"
     """All ranks continue to the same step boundary, to wait there."""
     PAUSED = "paused"
-    """All ranks wait at that boundary, maybe while a check runs."""
+    """All ranks wait at the same step boundary. A check of links and devices may run there."""
     CONFIRMING = "confirming"
     """All ranks have finished, and their copies are compared before the job is complete."""
     FREEZING = "freezing"
     """Every rank is asked for its position, and begins no further update."""
     CLEARING = "clearing"
-    """The training threads leave the loop and drop the broken groups."""
+    """The training threads leave the loop and drop the broken process groups."""
     CHOOSING = "choosing"
-    """Recovery plugins are asked which strategy to follow. Without a plugin this takes no time."""
+    """Recovery plugins are asked which strategy to follow. Without plugins this takes no time."""
     DUMPING = "dumping"
     """The survivors write a last checkpoint."""
     EXITING = "exiting"
@@ -65,8 +65,8 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     S.ENDED: frozenset(),
 }
 """The states that may follow each state. In every state in which a rank is in the loop or forms a
-process group, a fault leads to FREEZING. A leader that has lost events of the story freezes the
-ranks in almost every state, because it cannot know what they do."""
+process group, a fault leads to FREEZING. A new controller that could not read all recorded events
+also goes to FREEZING, from almost every state, because it does not know what the ranks do."""
 
 SETTLED = frozenset({S.EXITING, S.ENDED})
 """The states in which the outcome of the job is decided."""
@@ -86,19 +86,20 @@ class Reaction(StrEnum):
     FREEZE = "freezes"
     """The event is a fault: it opens an incident, or joins the open one, and a new round begins."""
     JOIN = "joins"
-    """The event is a fault: it joins the open incident. What is under way continues."""
+    """The event is a fault: it joins the open incident. The freeze or the stop of the ranks that is
+    under way continues."""
     REPLAN = "replans"
     """The event is a fault: it joins the open incident, and the strategy is chosen again."""
     FORCE = "ends"
-    """From now on only a last checkpoint is possible, and the job begins to write it."""
+    """The event asks for the end of the job: the ranks are stopped and save a last checkpoint."""
     PAUSE = "pauses"
-    """All ranks are brought to one step boundary."""
+    """All ranks are brought to one step boundary, to wait there."""
     LATER = "keeps"
     """The request is kept, and carried out when the job is healthy."""
     RELEASE = "releases"
-    """All ranks continue to train from the boundary at which they wait."""
+    """All ranks continue to train from the step boundary at which they wait."""
     ABSORB = "absorbs"
-    """The event is late, or does not concern this job: nothing is done about it."""
+    """The event comes too late or has no meaning in this state: nothing is done about it."""
 
 
 R = Reaction
@@ -114,8 +115,8 @@ FAULTS = {
     **dict.fromkeys((S.CHOOSING, S.AWAITING, S.DUMPING), R.REPLAN),
     **_LATE,
 }
-"""The reaction to a fault in each state. It does not matter whether a report, a late answer or a
-comparison has shown the fault."""
+"""The reaction to a fault in each state. The reaction is the same for every way in which a fault is
+found: a report, a late answer to an order, or a comparison of copies."""
 
 REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "NodeJoined": _HEARD,
@@ -155,8 +156,8 @@ REACTIONS: Mapping[str, Mapping[State, Reaction]] = {
     "DeadlinePassed": _HEARD,
     "Led": dict.fromkeys(State, R.TAKE),
 }
-"""The reaction to each kind of event in each state. The kind of a report is the name of its
-message."""
+"""The reaction to each kind of event in each state. The kind of an event is the name of its class;
+for a received report, the name of the class of its message."""
 
 UNREACHABLE: Mapping[tuple[str, State], str] = {
     **{

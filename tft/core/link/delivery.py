@@ -2,9 +2,9 @@
 Make reports arrive once and in order over a bus that guarantees neither.
 
 The sender numbers its reports and repeats each one until it is acknowledged (`Outbox`). The
-receiver accepts from each sender exactly the next number (`Inbox`), and acknowledges with
-`Lead.heard` the highest number that it has accepted. A lost report is sent again; a repeated or
-early report is ignored.
+receiver accepts from each sender exactly the next number (`Inbox`). It acknowledges the highest
+number that it has accepted, in the field `heard` of its `Lead` messages. A lost report is sent
+again; a repeated or early report is ignored.
 """
 
 from collections.abc import Mapping
@@ -32,15 +32,16 @@ class Outbox:
 
     def acknowledge(self, number: int) -> None:
         """
-        Drop all reports up to `number`: the receiver has them. An older acknowledgement that comes
-        late changes nothing.
+        Drop all reports up to `number`, because the receiver has them. A late acknowledgement with
+        a lower number changes nothing.
         """
         for heard in [kept for kept in self._pending if kept <= number]:
             del self._pending[heard]
 
     def pending(self) -> list[tuple[int, Report]]:
         """
-        Return the reports that have to be sent again with their numbers, in order.
+        Return the reports that are not acknowledged and must be sent again, each with its number,
+        in the order of the numbers.
         """
         return list(self._pending.items())
 
@@ -50,8 +51,8 @@ class Inbox:
     Decides which received reports are accepted. It keeps the highest number accepted from each
     sender.
 
-    With `gaps`, some accepted reports are not known any more, and their senders will not repeat
-    them. Then any later report of a sender is accepted.
+    Set `gaps` if the receiver has forgotten some of the numbers that it had accepted. Their senders
+    will not repeat these reports, so any higher number is then accepted, not only the next one.
     """
 
     def __init__(self, heard: Mapping[str, int] | None = None, *, gaps: bool = False) -> None:
@@ -73,7 +74,8 @@ class Inbox:
 
     def heard(self) -> dict[str, int]:
         """
-        Return the highest number accepted, by sender. This is the content of `Lead.heard`. If the
-        controller's process is lost, its successor creates its `Inbox` with these numbers.
+        Return the highest accepted number of each sender. The controller sends these numbers as
+        `Lead.heard`. If the process of the controller is lost, the next one creates its `Inbox`
+        with them.
         """
         return dict(self._heard)

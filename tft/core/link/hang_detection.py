@@ -17,16 +17,17 @@ LEARNT = 5
 """The number of steps that must be seen before step times are used. The first steps are slow,
 because caches are cold."""
 ASLEEP = 1.0
-"""The longest time in seconds between two heartbeats of a running node. After a longer gap the
-whole node was paused, not one of its ranks."""
+"""The longest time in seconds between two heartbeats of a running node. A longer gap means that the
+whole node was paused, so the gap does not count as a stall of its ranks."""
 REMEMBERED = 64
-"""The number of step times that are remembered: enough for a median, few enough to follow a job
-that changes."""
+"""The number of step times that are remembered. It is large enough for a stable median, and small
+enough to follow a job whose steps become faster or slower."""
 
 
 class HangDetection:
     """
-    The detector. The controller passes every heartbeat to it, and gets its verdict in return.
+    Detects silent nodes and stalls of one job. The controller passes every heartbeat to it, and
+    gets the verdict in return.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -51,7 +52,7 @@ class HangDetection:
 
     def limit(self) -> float:
         """
-        Return how many seconds may pass without progress of any rank.
+        Return how many seconds may pass without progress of any rank before this is a stall.
         """
         if len(self._durations) < LEARNT:
             return self._policy.first_step
@@ -64,7 +65,8 @@ class HangDetection:
 
     def resumed(self, at: float) -> None:
         """
-        Record that training continues from now on: silence before `at` does not count.
+        Record that training continues at time `at`. The time before `at` does not count as a stall,
+        and the first step afterwards may take longer than others.
         """
         self._moved = max(self._moved, at)
         self._last.clear()
@@ -79,17 +81,17 @@ class HangDetection:
 
     def heard(self, beat: Beat, at: float) -> float | None:
         """
-        Record a heartbeat that arrived at time `at`. If this is a stall, return the seconds of
-        silence, otherwise None.
+        Record a heartbeat that arrived at time `at`. If no rank has made progress for longer than
+        `limit` allows, return the seconds since the last progress, otherwise None.
 
-        The silence is measured by the clock of the node: heartbeats that a restarted broker has
-        delayed do not mean that a rank hangs. The offset between the node's clock and the local
+        These seconds are measured by the clock of the node, because a restarted broker may deliver
+        heartbeats late although no rank hangs. The offset between the node's clock and the local
         clock is taken from the heartbeat with the shortest delivery time.
         """
         self._beats.pop(beat.node, None)
         self._beats[beat.node] = at
         before = self._sent.get(beat.node, beat.at)
-        if beat.at < before:  # the machine of the node has restarted, and its clock began again
+        if beat.at < before:  # the node was rebooted, and its clock began again
             self._offsets.pop(beat.node, None)
         offset = min(self._offsets.get(beat.node, math.inf), at - beat.at)
         self._offsets[beat.node] = offset
@@ -115,9 +117,9 @@ class HangDetection:
         some. Each node is returned once.
         """
         if not self._beats or at - next(reversed(self._beats.values())) > 1.0:
-            return []  # no node is heard, so the cause is the bus or this controller
-        # this is called after every heartbeat, so it must be fast: stop at the first node that was
-        # heard in time
+            return []  # no node at all is heard, so the bus or this controller is the likely cause
+        # this runs after every heartbeat and must be fast. The nodes are sorted by the time of
+        # their last heartbeat, so the search stops at the first node that is not late
         late = takewhile(lambda beat: at - beat[1] > self._policy.node_silence, self._beats.items())
         gone = [node for node, _ in late]
         for node in gone:

@@ -1,16 +1,17 @@
 """
-Decide which controller leads: another controller claims the next epoch when the leader is silent.
+Decide which controller leads. An epoch is the number of a leader: when the leader is silent,
+another controller claims the next epoch.
 
-Two controllers may claim the same epoch, and a leader that was only disconnected may still send
-orders. Both are harmless: a claim is an entry in the shared log of events, which accepts each epoch
-once and then no older epoch, and ranks and agents obey only the newest epoch that they know.
+Two controllers may claim the same epoch, but a claim is an entry in the shared log of events, and
+the log accepts each epoch only once and no older epoch after it. A leader that was only
+disconnected may still send orders, but ranks and agents obey only the newest epoch that they know.
 """
 
 
 class Lease:
     """
-    The lease of one standby controller. The code is pure: the caller passes in messages and the
-    time.
+    Tells one standby controller when to claim the leadership. The code is pure: the caller passes
+    in messages and the time.
     """
 
     def __init__(self, *, patience: float, at: float) -> None:
@@ -23,20 +24,21 @@ class Lease:
 
     def heard(self, epoch: int, at: float) -> None:
         """
-        Record that a controller leads in this epoch, or has claimed it. A `Lead` of an older epoch
-        than the newest known one is ignored.
+        Record that at time `at` a controller led in `epoch` or claimed it. A message of an older
+        epoch than the newest known one is ignored.
         """
         if epoch >= self._epoch:
             self._epoch, self._heard = epoch, max(at, self._heard)
 
     def next_deadline(self) -> float:
         """
-        Return the time at which to call `claim`.
+        Return the time at which to call `claim`, if no leader is heard before.
         """
         return self._heard + self._patience
 
     def claim(self, at: float) -> int | None:
         """
-        Return the epoch that this controller should claim. None: a leader is still there.
+        Return the epoch that this controller should claim, or None if a leader was heard less than
+        `patience` seconds before the time `at`.
         """
         return self._epoch + 1 if at >= self.next_deadline() else None

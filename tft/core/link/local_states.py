@@ -1,9 +1,11 @@
 """
-Keep the rank-local state of each node on another node, over a bus that loses messages.
+Keep the rank-local state of the ranks of each node on another node (the keeper), over a bus that
+loses messages. A capture is the rank-local state (generators, data position) of one rank at one
+step.
 
-The agent of a node sends the captures of its ranks to the node that keeps them (`Sending`). That
-node answers with what it has (`Keeping`). Both messages are levels: the newest one counts, and a
-later one makes up for a lost one.
+The agent of a node sends the captures of its ranks to the keeper (`Sending`). The keeper answers
+which captures it has (`Keeping`). Each message describes the full present state, not a change, so a
+lost message is made good by the next one.
 """
 
 from collections.abc import Mapping
@@ -12,56 +14,59 @@ from dataclasses import dataclass, replace
 from tft.protocol.messages import Capture, LocalStates, LocalStatesKept, Recall, Recalled
 
 Version = tuple[int, int]
-"""The newest incarnation of a rank on its node, and how often its captures have changed. Together
-they say whether captures are the same."""
+"""The newest incarnation of a rank on its node, and how many captures were written to the rank's
+page. Two sets of captures with the same version are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captures:
     """
-    The valid captures of a rank, as its agent has read them from the page of the rank.
+    The valid captures of a rank, as its agent has read them from the page of the rank (shared
+    memory between agent and rank).
     """
 
     rank: int
     version: Version
     attempt: tuple[int, int]
-    """Incident and round of the last rollback of the rank."""
+    """The incident and the round of the last rollback of the rank."""
     changes: bool
-    """True if captures of this rank were seen to change after the all-reduces of their step."""
+    """True if the rank-local state of this rank was seen to change between the all-reduces of a
+    step and the end of the step."""
     captures: tuple[Capture, ...]
     contents: Mapping[str, bytes]
-    """By digest: the content of the captures."""
+    """By digest: the content of the captures. Captures with the same content share an entry."""
 
 
 @dataclass(slots=True)
 class _Sent:
     """
-    What is known of the captures of one rank at the keeper.
+    What the sending agent knows about the captures of one rank that the keeper has.
     """
 
     version: Version = (-1, 0)
-    """The captures that were sent last."""
+    """The version of the captures that were sent last."""
     kept: Version = (-1, 0)
-    """The newest captures that the keeper has completely."""
+    """The newest version of which the keeper has all captures."""
     contents: frozenset[str] = frozenset()
-    """The contents that the keeper has."""
+    """The digests of the contents that the keeper has."""
 
 
 class Sending:
     """
-    The captures of all ranks of a node, and how much of them its keeper has.
+    The sending side: tracks which captures of the ranks of this node were sent to the keeper, and
+    which of them the keeper has.
     """
 
     def __init__(self, node: int, pid: int) -> None:
         self._node, self._pid = node, pid
         self._sent: dict[int, _Sent] = {}
         self.keeper: int | None = None
-        """The node that keeps the captures. None: no node does."""
+        """The node that keeps the captures of this node. None: there is no other node."""
 
     def send_to(self, keeper: int | None) -> bool:
         """
-        Set the node that keeps the captures. Return True if it is another one than before: nothing
-        is known of what it has, so all captures must be sent to it.
+        Set the node that keeps the captures. Return True if the keeper has changed. Then all
+        captures must be sent again, because it is not known what the new keeper has.
         """
         if keeper == self.keeper:
             return False
@@ -70,19 +75,22 @@ class Sending:
 
     def is_sent(self, rank: int, version: Version) -> bool:
         """
-        Return True if these captures of a rank were sent, whether the keeper has them or not.
+        Return True if this version of the captures of a rank was sent to the keeper, even if the
+        keeper has not acknowledged it.
         """
         return self._of(rank).version == version
 
     def is_kept(self, rank: int, version: Version) -> bool:
         """
-        Return True if the keeper has these captures of a rank.
+        Return True if the keeper has acknowledged that it has this version of the captures of a
+        rank.
         """
         return self._of(rank).kept == version
 
     def message(self, captures: Captures) -> LocalStates:
         """
-        Return the message with these captures. Contents that the keeper has are left out.
+        Return the message that sends these captures to the keeper, and record their version as
+        sent. Contents that the keeper already has are left out.
         """
         sent = self._of(captures.rank)
         sent.version = captures.version
@@ -106,8 +114,9 @@ class Sending:
 
     def heard(self, message: LocalStatesKept) -> Version | None:
         """
-        Take an answer of the keeper. Return the captures of the rank that the keeper has completely
-        now. None: the answer does not say that.
+        Record an answer of the keeper. Return the newest version of the rank's captures that the
+        keeper has completely, or None if the answer is not meant for this agent, comes from another
+        keeper, or says that contents are missing.
         """
         if (message.keeper, message.node, message.pid) != (self.keeper, self._node, self._pid):
             return None
@@ -125,23 +134,25 @@ class Sending:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     """
-    What a node has of one rank of another node.
+    The captures that a node keeps for one rank of another node.
     """
 
     message: LocalStates
-    """The newest message about the rank, with the contents of all its captures that were sent."""
+    """The newest message about the rank. To its contents are added those that earlier messages
+    brought and that its captures still need."""
 
     def local_states(self) -> dict[int, str]:
         """
-        Return the captures by step. If a step has two captures, return the one that was taken when
-        its window closed.
+        Return the rank-local state (hexadecimal) by step. If a step has two captures, return the
+        one that was taken when the update window of the step had closed.
         """
         return {each.step: self.message.contents[each.content] for each in self._usable()}
 
     def early(self) -> tuple[int, ...]:
         """
-        Return the steps of which only a capture from before their end is there, if the captures of
-        this rank change until then.
+        Return the steps of which all usable captures were taken before the step had ended. Such a
+        capture may be out of date if the rank-local state of this rank is known to change until the
+        end of a step. If it is not known to change, return no steps.
         """
         if not self.message.changes:
             return ()
@@ -150,8 +161,9 @@ class _Kept:
 
     def _usable(self) -> list[Capture]:
         """
-        Return the captures whose content is there and will not change before the all-reduces of the
-        step. For each step, that of the closed window comes last.
+        Return the captures whose content is present and will not change before the all-reduces of
+        the step are complete. They are sorted by step; within a step, the capture that was taken
+        after the update window had closed comes last.
         """
         there = [
             each
@@ -163,7 +175,7 @@ class _Kept:
 
 class Keeping:
     """
-    What a node has of the rank-local state of other nodes.
+    The keeping side: holds the captures that other nodes have sent to this node.
     """
 
     def __init__(self, node: int) -> None:
@@ -172,11 +184,11 @@ class Keeping:
 
     def take(self, message: LocalStates) -> LocalStatesKept | None:
         """
-        Keep the captures of a rank, and drop earlier ones that the message does not list. Return
-        the answer. None: a newer message of the same agent was there before.
+        Keep the captures of a rank, and drop earlier captures that the message does not list.
+        Return the answer, or None if a newer message of the same agent has arrived before.
 
-        What another agent of the node has sent stays until the present agent sends a capture of the
-        rank, because the controller may still ask for it.
+        Captures that an earlier agent of the node has sent are kept until the present agent sends a
+        message about the rank, because the controller may still ask for them.
         """
         key = (message.node, message.rank)
         old = self._kept.get(key)
@@ -204,7 +216,8 @@ class Keeping:
 
     def forget(self, kept_by: Mapping[int, int]) -> None:
         """
-        Drop what another node keeps now. `kept_by` is the keeper of each node that is not lost.
+        Drop the captures of each node whose keeper is another node now. `kept_by` maps each node
+        that is not lost to its keeper; captures of nodes that are not in it stay.
         """
         for node, rank in [
             key for key in self._kept if kept_by.get(key[0], self._node) != self._node
@@ -213,13 +226,15 @@ class Keeping:
 
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
-        Return the reports of what this node has of the ranks of a lost node. `at` is the time.
+        Return one report for each rank in `order`, with the captures that this node keeps of the
+        rank. `at` is the time to put into the reports.
         """
         return [self.report(order.lost, rank, at) for rank in order.ranks]
 
     def report(self, lost: int, rank: int, at: float) -> Recalled:
         """
-        Return the report of what this node has of a rank of the lost node. `at` is the time.
+        Return the report of the captures that this node keeps of a rank of the lost node. `at` is
+        the time to put into the report. If nothing is kept, the report has incarnation -1.
         """
         kept = self._kept.get((lost, rank))
         if kept is None:

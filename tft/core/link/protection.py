@@ -1,5 +1,6 @@
 """
-Count the steps in which ranks were not protected against the loss of their node.
+Count the steps in which ranks were not protected against the loss of their node, because no other
+node had their rank-local state (generators, data position) of the step.
 """
 
 from tft.protocol.messages import Beat
@@ -7,8 +8,8 @@ from tft.protocol.messages import Beat
 
 class Protection:
     """
-    Counts from the beats how many update windows have opened before another node had the
-    rank-local state of the step.
+    Adds up the counts that heartbeats (`Beat`) carry. A rank counts each update window that it
+    opens before another node has the rank-local state of the step.
     """
 
     def __init__(self) -> None:
@@ -16,16 +17,17 @@ class Protection:
 
     def heard(self, beat: Beat) -> None:
         """
-        Take the counts in a beat. The count of a rank only grows, unless its node has got another
-        agent and with it new pages. Then the rank begins again from 0, and the old count is lost.
+        Record the counts in a heartbeat. The count of a rank only grows. The exception is a new
+        agent on the node: it creates new shared memory, so the rank counts again from 0 and the old
+        count is lost.
         """
         for pulse in beat.pulses:
             self._counts[beat.node, pulse.rank] = pulse.unprotected
 
     def steps(self) -> int:
         """
-        Return the number of such steps of the rank that has the most. A rank that has moved to
-        another node has them on both.
+        Return the number of unprotected steps of the rank that has the most of them. For a rank
+        that has moved, the counts of all its nodes are added.
         """
         by_rank: dict[int, int] = {}
         for (_, rank), count in self._counts.items():

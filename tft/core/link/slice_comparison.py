@@ -1,8 +1,8 @@
 """
 Compare the copies of shards while the job trains. In each step every rank digests one slice of its
-shards, and the beats bring the digests. So every byte is compared once in as many steps as there
-are slices. The code is pure, like the hang detection; only its verdicts become events of the job
-machine.
+shards. The heartbeats of the nodes (`Beat`) carry the digests to the controller. So with N slices,
+every byte is compared once in N steps. The code is pure, and only its verdicts become events of the
+job machine.
 """
 
 from collections import Counter, deque
@@ -14,31 +14,35 @@ from tft.core.plan.topology import Replicas
 from tft.protocol.messages import Beat, SliceDigest
 
 CONTRIBUTION = -1
-"""Stands in `SliceDigest.number` for the digest of what a rank contributed to the gradients."""
+"""The value of `SliceDigest.number` that marks a digest of the rank's own contribution to the
+gradients, not of a slice."""
 WAITING = 16
-"""The number of complete steps behind an incomplete one, at least. After that, the digests that are
-missing were lost with their beats: the comparison goes on with the steps that are complete."""
+"""The number of compared steps after which a missing earlier step is given up. Its digests were
+lost with their heartbeats, so the comparison continues with the later steps."""
 
 KEPT = 1000
-"""The number of steps of which digests are kept at most, while digests of other ranks are
-missing."""
+"""The maximum number of steps whose digests are kept while the digests of other ranks for these
+steps are missing."""
 
 Attempt = tuple[int, int]
-"""The incident and the round after which the ranks train. Digests of another attempt are late."""
+"""The incident and the round in which the ranks were last ordered to resume. Digests with another
+attempt are out of date."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Steps:
     """
-    The steps in which all slices were equal on all ranks.
+    The steps whose slices were found equal on all ranks that hold them.
     """
 
     last: int
-    """All slices of this step were equal. In the beginning: the whole state was compared."""
+    """The newest step up to which no step is missing. At first it is the step at which the ranks
+    resumed, whose whole state was compared."""
     run: int = 0
-    """The number of such steps, up to `last`, without a gap."""
+    """The number of consecutive steps with equal slices that end with `last`."""
     ahead: set[int] = field(default_factory=set)
-    """Later steps of this kind, behind a gap."""
+    """The steps after `last` whose slices were equal too, although a step before them is missing.
+    """
 
     def add(self, step: int) -> None:
         """
@@ -47,7 +51,7 @@ class _Steps:
         if step <= self.last:
             return
         self.ahead.add(step)
-        if len(self.ahead) > WAITING:  # the digests of the step before are lost
+        if len(self.ahead) > WAITING:  # the digests of the missing step were lost: skip that step
             self.last, self.run = min(self.ahead) - 1, 0
         while self.last + 1 in self.ahead:
             self.last += 1
@@ -58,29 +62,32 @@ class _Steps:
 @dataclass(slots=True, kw_only=True)
 class _Dispute:
     """
-    Copies of one shard that differed without a majority, and what their holders had contributed.
+    A case in which copies of one shard differed and no majority shows which copy is wrong. It keeps
+    the digests that can show this once the steps are computed again.
 
-    A wrong copy shows first in the gradients of its holder, and one step later in those of all
-    ranks. So the rank whose contribution is the first to differ when the steps are computed again
-    had the wrong copy. If no gradient has shown it, the wrong numbers have not spread: then the
-    slice itself, computed again, is equal to that of the rank with the right copy.
+    A wrong copy changes the gradients of its holder first, and one step later those of all ranks.
+    So when the steps are computed again from a sound state, the first rank whose gradients come out
+    different from before had the wrong copy. If no gradients come out different, the wrong numbers
+    have not spread. Then the slice that is computed again is equal to the right copy.
     """
 
     incident: int | None = None
-    """The number of the incident that followed. None: not known yet."""
+    """The number of the incident that the difference caused. None: not known yet."""
     holders: tuple[int, ...]
     before: Mapping[int, Mapping[int, int]]
-    """By step after the last one at which the copies were equal, and by rank: the digest."""
+    """The digests of the gradients that each rank contributed before the incident, by step and
+    rank. They begin after the last step at which the copies were equal."""
     slice: tuple[str, int, int]
     """The shard, the number of the slice, and the step at which the copies differed."""
     copies: Mapping[int, int]
-    """By rank: the digest of this slice."""
+    """By rank: the digest of this slice, as the rank held it when the copies differed."""
 
 
 class SliceComparison:
     """
-    Compares the slices of one job. The controller passes every beat to it, and feeds the verdicts to
-    the machine, one after another, until the ranks train again after an incident.
+    Compares the slices of one job. The controller passes every heartbeat to it, and passes its
+    verdicts one after another to the job machine. When the ranks resume after an incident, verdicts
+    that were not fetched are dropped.
     """
 
     def __init__(self) -> None:
@@ -90,24 +97,25 @@ class SliceComparison:
         self._steps = _Steps(last=0)
         self._slices = 0
         self._said = 0
-        """The newest step of a `SlicesAgreed`."""
+        """The step of the newest `SlicesAgreed` verdict."""
         self._kept = 0
-        """The newest step of which a rank keeps a copy that may be used once it is compared."""
+        """The newest step of which some rank keeps a copy in host memory. Such a copy may be used
+        once all slices were compared at that step or later."""
         self._differ = False
         self._verdicts: deque[SliceVerdict] = deque()
         self._waiting: dict[int, dict[str, dict[int, int]]] = {}
-        """By step, shard and rank: digests of slices that are not compared yet."""
+        """By step, shard and rank: the digests of steps that are not completely compared yet."""
         self._agreed: dict[tuple[int, str], int] = {}
         """By slice and shard: the last step at which all copies of the slice were equal."""
         self._contributed: dict[int, dict[int, int]] = {}
-        """By step and rank: the digest of what the rank contributed."""
+        """By step and rank: the digest of the gradients that the rank contributed."""
         self._dispute: _Dispute | None = None
 
     @property
     def compared(self) -> int:
         """
-        The newest step at whose end all copies are known to have been equal: every slice was
-        compared at that step or a later one.
+        The newest step at whose end all copies are known to have been equal, because every slice
+        was compared at that step or a later one.
         """
         if not self._slices or self._steps.run < self._slices:
             return self._begun
@@ -115,15 +123,17 @@ class SliceComparison:
 
     def resumed(self, attempt: Attempt, step: int, replicas: Replicas) -> None:
         """
-        Begin again: the members of `replicas` continue from the end of `step`, where all copies
-        were compared.
+        Restart the comparison, because the members continue from the end of `step`, where all
+        copies were compared. `replicas` has the shards of these members. A second call with the
+        same `attempt` does nothing.
         """
         if attempt == self._attempt:
             return
         if self._dispute is not None and self._dispute.incident is None:
             self._dispute.incident = attempt[0]
         elif self._dispute is not None and self._dispute.incident != attempt[0]:
-            # after another incident, gradients may come out otherwise for another reason
+            # after a further incident, gradients may differ from before for another reason, so they
+            # no longer show which copy was wrong
             self._dispute = None
         self._attempt, self._replicas, self._begun = attempt, replicas, step
         self._steps = _Steps(last=step)
@@ -133,7 +143,7 @@ class SliceComparison:
 
     def heard(self, beat: Beat) -> None:
         """
-        Take the digests of a beat.
+        Record and compare the digests in a heartbeat.
         """
         for pulse in beat.pulses:
             for digest in pulse.digests:
@@ -144,9 +154,9 @@ class SliceComparison:
 
     def verdict(self, at: float, *, calm: bool) -> SliceVerdict | None:
         """
-        Return the oldest verdict that was not returned yet, stamped with the time `at`. None: there
-        is none. If the job is not `calm`, because an incident or a pause is under way, return only
-        that copies differ: nothing else matters then.
+        Return the oldest verdict that was not returned yet, with the time `at`, or None if there is
+        none. Pass `calm=False` while an incident or a pause is under way. Then only the verdict
+        that copies differ is returned, because the job machine ignores the others in that state.
         """
         found = self._verdicts
         if not found or not (calm or isinstance(found[-1], SlicesDiffered)):
@@ -155,8 +165,9 @@ class SliceComparison:
 
     def _tell(self) -> None:
         """
-        Tell the newest compared step once for every cycle through the slices, and as soon as the
-        newest kept copy is compared: each time is a line in the story.
+        Add a `SlicesAgreed` verdict once for every cycle through all slices, and also as soon as
+        the newest copy in host memory is compared. It is not added in every step, because each
+        verdict is a line in the story (the recorded events of the job).
         """
         compared = self.compared
         if self._differ or compared <= self._said:
@@ -182,7 +193,7 @@ class SliceComparison:
         self._slices = digest.of
         copies = self._waiting.setdefault(digest.step, {}).setdefault(shard, {})
         copies[rank] = digest.digest
-        if len(self._waiting) > KEPT:  # a rank that reports no digests must not fill the memory
+        if len(self._waiting) > KEPT:  # a rank that sends no digests must not fill the memory
             del self._waiting[min(self._waiting)]
         if len(copies) < len(holders):
             return
@@ -196,7 +207,8 @@ class SliceComparison:
 
     def _complete(self, step: int) -> None:
         """
-        Count a step if all its slices are compared, and drop what is not needed any more.
+        Record that a step is compared if the slices of all shards are. Then drop the digests of
+        compared steps.
         """
         copies = self._waiting[step]
         if any(len(copies.get(s, ())) < len(ranks) for s, ranks in self._replicas.groups.items()):
@@ -234,8 +246,8 @@ class SliceComparison:
 
     def _trace(self) -> None:
         """
-        Name the rank that had the wrong copy, once the steps of a dispute are computed again and
-        the gradients of a rank are the first to come out otherwise.
+        End the dispute when the disputed steps are computed again and some gradients come out
+        different from before: the ranks that are first to differ had the wrong copy.
         """
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
@@ -243,9 +255,9 @@ class SliceComparison:
         for step in sorted(self._contributed):
             now, before = self._contributed[step], dispute.before.get(step, {})
             if step > dispute.slice[2]:
-                return  # the gradients did not show it
+                return  # all gradients came out as before, so they do not show the wrong copy
             if any(rank in before and rank not in now for rank in dispute.holders):
-                return  # this rank has not reported the step yet
+                return  # a holder has not reported the repeated step yet
             changed = tuple(
                 rank for rank in dispute.holders if rank in before and now[rank] != before[rank]
             )
@@ -255,7 +267,8 @@ class SliceComparison:
 
     def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:
         """
-        Name the rank whose slice was another one than that which is computed again.
+        End the dispute when the disputed slice is computed again: the ranks whose earlier slice
+        differed from the new one had the wrong copy.
         """
         dispute = self._dispute
         if dispute is not None and dispute.incident is not None and dispute.slice == where:
@@ -264,8 +277,9 @@ class SliceComparison:
 
     def _settle(self, dispute: _Dispute, wrong: tuple[int, ...], step: int) -> None:
         """
-        End a dispute. If not all holders computed otherwise, these ranks had the wrong copy. `step`
-        is the first step that shows it.
+        End the dispute, and add a verdict that names the ranks in `wrong`. Add none if `wrong` is
+        empty or names all holders, because then nothing is shown about a single copy. `step` is the
+        first step whose numbers came out different.
         """
         self._dispute = None
         if wrong and wrong != dispute.holders and dispute.incident is not None:

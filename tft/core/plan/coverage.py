@@ -12,11 +12,13 @@ def covered_step(
     groups: Mapping[str, Sequence[int]], standings: Standings, ceiling: int | None = None
 ) -> int | str:
     """
-    Return the highest step of which every shard has a sound copy, in use or as an earlier copy in
-    memory. If there is no such step, return a sentence that says why.
+    Return the highest step of which every shard has a sound copy: the state with which a rank
+    trains, or an earlier copy that it keeps in memory. If there is no such step, return a sentence
+    that says why.
 
-    A copy of every shard is needed, so a single rank that is ahead does not set the step, and a
-    faulty rank never does.
+    A single rank that is ahead of the others does not set the step, because the step must have a
+    copy of every shard. Copies that a fault has touched do not count, nor do copies of steps later
+    than `ceiling`.
     """
     steps = covered_steps(groups, standings, ceiling)
     return steps if isinstance(steps, str) else max(steps)
@@ -64,9 +66,9 @@ def agreed(steps: frozenset[int] | str, terms: Terms) -> int | str:
 
 def held_step(steps: frozenset[int] | str, terms: Terms) -> int | str:
     """
-    Return the highest of `steps` for which every rank has its own generators' state and data
-    position, or can get them. If there is none, return a sentence that says why. `steps` are the
-    steps of which every shard has a sound copy.
+    Return the highest of `steps` for which every rank has its rank-local state (generators, data
+    position), or can get it. If there is none, return a sentence that says why. `steps` are the
+    steps of which every shard has a sound copy, or a sentence that says why there are none.
     """
     if isinstance(steps, str):
         return steps
@@ -95,8 +97,9 @@ UNFIT = "no step was trained yet, and ranks {} no longer have the state they beg
 
 def unfit(standings: Standings, members: Iterable[int], step: int, terms: Terms) -> tuple[int, ...]:
     """
-    Return the living members that no longer have their initial state. If all ranks must restart
-    from their initial states, these cannot. Empty if there is a checkpoint of `step` on disk.
+    Return the living members that no longer have their initial state, and so cannot restart from
+    it. Return none of them if there is a checkpoint of `step` on disk, because then no rank needs
+    its initial state.
     """
     if terms.checkpoints[step]:
         return ()
@@ -108,8 +111,9 @@ def sound(
     shard: str, ranks: Sequence[int], standings: Standings, step: int, ceiling: int | None
 ) -> list[Standing]:
     """
-    Return the holders that can send this shard as it was at `step`, in the order of `ranks`. If
-    some holders have ended the step, holders that were interrupted in its tail are left out.
+    Return the holders that can send this shard as it was at `step`, in the order of `ranks`. Leave
+    out holders that were interrupted in the tail of the step (the code between the update and the
+    end of the step), unless no holder has ended the step.
     """
     holders = [standings[rank] for rank in ranks if rank in standings]
     found = [holder for holder in holders if holder.has(shard, step, ceiling)]
@@ -118,8 +122,8 @@ def sound(
 
 def listed(ranks: Iterable[int]) -> str:
     """
-    Return a list of ranks as text for a message. Only the first 16 are named, because a job may
-    have a hundred thousand.
+    Return a list of ranks as text for a message. Name only the first 16 and count the rest, because
+    a job may have a hundred thousand ranks.
     """
     named = list(ranks)
     if len(named) <= 16:

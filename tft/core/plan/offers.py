@@ -1,5 +1,6 @@
 """
-Find for each strategy whether it can work, with the reasons.
+Find out for each strategy (retry, recover, dump, …) whether it is possible in the present incident,
+with the reasons.
 """
 
 from collections.abc import Callable, Collection
@@ -10,19 +11,19 @@ from tft.core.plan.standing import Standing, Standings, Terms
 from tft.core.plan.topology import Topology
 
 RELOADING = ("retry", "recover")
-"""The strategies in which all ranks of the world take part. Only with these can the members
-continue from a checkpoint that the ranks find themselves."""
+"""The strategies that may continue from a checkpoint that the ranks write without tft and find
+themselves. This needs all ranks of the world, and all of them take part in these strategies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """
-    A strategy with the reasons for it and against it.
+    The planner's answer about one strategy: what the strategy would do, or why it is not possible.
     """
 
     strategy: str
     why_not: str | None
-    """The sentence why the strategy is not possible. None: it is possible."""
+    """The sentence that says why the strategy is not possible. None: it is possible."""
     why: str = ""
     """A sentence that says what the strategy would do."""
     step: int | None = None
@@ -32,19 +33,18 @@ class Offer:
     joining: tuple[int, ...] = ()
     """For `scale_out`: the ranks that would come back to the job."""
     replace: tuple[int, ...] = ()
-    """For `recover` and `migrate`: the ranks with a living process that would get another process.
-    """
+    """For `recover` and `migrate`: the ranks whose living process would be replaced by another."""
     reload: bool = False
-    """True if all members would load the newest checkpoint that the ranks write without tft. Its
-    step is not known in advance."""
+    """True if all members would find and load the newest checkpoint that the ranks write without
+    tft. The step of that checkpoint is not known in advance."""
 
 
 def offers(
     topology: Topology, standings: Standings, members: frozenset[int], terms: Terms
 ) -> tuple[Offer, ...]:
     """
-    Return all strategies in the order in which they are tried, each with the reasons for it or
-    against it. `exit` comes last and is always possible.
+    Return an offer for each strategy, in the order in which the strategies are tried. An offer says
+    what the strategy would do, or why it is not possible. `exit` comes last and is always possible.
     """
     covered = covered_steps(topology.groups, standings, terms.ceiling)
     there = {rank for rank, standing in standings.items() if standing.alive}
@@ -59,8 +59,8 @@ def _why_not(
     strategy: str, standings: Standings, members: Collection[int], terms: Terms
 ) -> str | None:
     """
-    Return a reason against a strategy that has nothing to do with the copies in memory, for example
-    that the strategy is not enabled. None: there is no such reason.
+    Return the first reason against a strategy that can be found without looking at the copies in
+    memory, for example that the strategy is not enabled. Return None if there is no such reason.
     """
     if strategy == "exit":
         return None
@@ -82,8 +82,9 @@ def is_saved(
     covered: frozenset[int] | str, standings: Standings, members: Collection[int], terms: Terms
 ) -> bool:
     """
-    Return True if a last checkpoint of some step can be written because all its shards are held. It
-    need not be possible to continue training from that step.
+    Return True if a last checkpoint can be written, because the shards of some step are complete in
+    memory and `dump` is not ruled out. This does not mean that training can continue from that
+    step: rank-local state may be lost.
     """
     possible = _why_not("dump", standings, members, terms) is None
     return possible and not isinstance(covered, str)
@@ -92,7 +93,7 @@ def is_saved(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
     """
-    The planner's view of one incident, in which each strategy is examined.
+    The facts about one incident, with one method for each strategy that returns its offer.
     """
 
     topology: Topology
@@ -101,7 +102,7 @@ class _Case:
     terms: Terms
     covered: frozenset[int] | str
     """The steps of which every shard has a sound copy on a rank that can receive orders. If there
-    is none, the sentence that says why."""
+    are none: a sentence that says why."""
     lost: frozenset[int]
     """The members that cannot receive orders."""
 
@@ -118,8 +119,8 @@ class _Case:
 
     def offer(self, strategy: str, judge: Callable[[], Offer]) -> Offer:
         """
-        Return the offer for a strategy. If `_why_not` has a reason against it, the offer says so;
-        otherwise call `judge` for the offer.
+        Return the offer for a strategy. If `_why_not` returns a reason against the strategy, the
+        offer carries that reason. Otherwise `judge`, the method of the strategy, makes the offer.
         """
         why_not = _why_not(strategy, self.standings, self.members, self.terms)
         return judge() if why_not is None else Offer(strategy=strategy, why_not=why_not)
@@ -143,8 +144,9 @@ class _Case:
 
     def _whole(self, strategy: str) -> Offer | None:
         """
-        Return an offer that rules the strategy out if some member is lost or has failed too often:
-        then the strategy must wait for another incident. None: there is no such member.
+        Return an offer that rules the strategy out if some member has lost its process or has
+        failed too often. Return None if there is no such member. `migrate` and `scale_out` are not
+        urgent, so they wait until all members are well.
         """
         lost = sorted(self.lost)
         if lost:
@@ -176,8 +178,8 @@ class _Case:
         return self._in_place("recover", why, going=tuple(faulty))
 
     def scale_in(self) -> Offer:
-        # a rank that is starting for the first time is only late; a lost rank that starts again may
-        # leave the job
+        # a rank whose first process is still starting need not leave the job. A rank that has lost
+        # a process in this incident may leave, although a new process is starting for it
         late = {rank for rank in self.lost if self._standing(rank).coming}
         lost = self.lost - (late - self.terms.replaced)
         leaving = self.topology.columns_of(lost | self.terms.flapping.keys())
@@ -220,9 +222,9 @@ class _Case:
         going: tuple[int, ...] = (),
     ) -> Offer:
         """
-        Return the offer for a strategy after which training continues. It is possible if there is a
-        step to continue from, without the copies of the ranks in `going`, whose processes are
-        replaced.
+        Return the offer for a strategy after which training continues. The strategy is possible if
+        there is a step from which all members can continue. The processes of the ranks in `going`
+        are replaced, so the copies that they hold do not count.
         """
         covered = self.covered
         if going:
@@ -238,7 +240,8 @@ class _Case:
         if isinstance(step, str):
             without = f"with ranks {listed(going)} replaced, " if going else ""
             return Offer(strategy=strategy, why_not=without + step)
-        # no step is complete in memory, so `step` is that of a checkpoint
+        # no step is complete in memory, so `step` is that of a checkpoint, or 0 for the initial
+        # states. A member that no longer has its initial state needs another process then
         if isinstance(covered, str):
             staying_on = self.members - {*leaving, *going}
             changed = unfit(self.standings, staying_on, step, self.terms)
@@ -253,10 +256,9 @@ class _Case:
 
     def _is_searched(self, strategy: str) -> bool:
         """
-        Return True if all members would continue from a checkpoint that the ranks find themselves.
-        Return False if all shards of some step are still in memory and can be saved, even if a
-        member cannot get them: saving them is better, because it is unknown which checkpoint the
-        ranks would find.
+        Return True if all members would continue from a checkpoint that the ranks write without tft
+        and find themselves. Return False if a last checkpoint can be written from memory instead.
+        That is better, because it is unknown how old the checkpoint is that the ranks would find.
         """
         if not self.terms.reloads or strategy not in RELOADING:
             return False

@@ -1,5 +1,5 @@
 """
-Define the plan: what is done about an incident.
+Define the plan: how one incident is handled, from the chosen strategy to the repair of the state.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from tft.core.plan.repair import Repair
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    What is done about an incident, from the choice of the strategy until training continues. If
-    another fault joins, the plan is dropped and a new one is made.
+    The plan for one incident. It is made when a strategy is chosen, and holds until training
+    continues. If another fault joins the incident, the plan is dropped and a new one is made.
     """
 
     strategy: str
-    """The built-in strategy."""
+    """The built-in strategy that is followed, such as `retry` or `recover`."""
     name: str
-    """The name under which a plugin has advised the strategy. Without advice it is the same as
-    `strategy`."""
+    """The name under which a recovery plugin has advised the strategy. Without such advice, the
+    same as `strategy`."""
     why: str = ""
     """A sentence that says what the strategy does."""
     step: int | None = None
@@ -28,12 +28,12 @@ class Plan:
     leaving: tuple[int, ...] = ()
     """The ranks that leave the job."""
     joining: tuple[int, ...] = ()
-    """The ranks that come back."""
+    """The ranks that come back to the job."""
     replaced: tuple[int, ...] = ()
-    """The ranks with a living process that get another process."""
+    """The ranks whose living process is replaced by another process."""
     repair: Repair | None = None
-    """How every member gets its state. None until all members can receive orders: new processes may
-    hold state too, and their addresses are not known earlier."""
+    """How every member gets its state. None until all members can receive orders, because what new
+    processes hold and their addresses are not known earlier."""
 
     @classmethod
     def of(cls, offer: Offer, name: str) -> "Plan":
@@ -52,6 +52,7 @@ class Plan:
 
 
 START = Plan(strategy="retry", name="start", why="the job starts")
-"""The plan with which a job begins: it is handled like a job that has lost all its processes."""
+"""The plan with which a job begins. The start is handled like an incident in which all ranks have
+lost their processes."""
 EXIT = Plan(strategy="exit", name="exit", why="nothing is saved")
 """The plan of a job that ends without a last checkpoint."""

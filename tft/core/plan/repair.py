@@ -39,15 +39,15 @@ class Repair:
     transfers: Mapping[int, tuple[Transfer, ...]] = field(default_factory=dict)
     """By rank: the shards that it fetches, and the ranks that it fetches them from."""
     load: str = ""
-    """The directory of the checkpoint that all members load. Empty: no checkpoint is needed."""
+    """The directory of the checkpoint that all members load. Empty: no checkpoint is loaded."""
 
 
 def plan_repair(
     topology: Topology, standings: Standings, members: Collection[int], terms: Terms
 ) -> Repair | str:
     """
-    Return how every member gets the state of the agreed step, or the sentence that says why this is
-    not possible.
+    Choose the step that all members continue from, and return how every member gets the state of
+    that step. If this is not possible, return a sentence that says why.
     """
     covered = covered_steps(topology.groups, standings, terms.ceiling)
     held = held_step(covered, terms)
@@ -76,10 +76,12 @@ def _transfers(
     topology: Topology, standings: Standings, members: Collection[int], step: int, terms: Terms
 ) -> dict[int, tuple[Transfer, ...]]:
     """
-    Return, for each member that cannot provide a shard itself, the shards and the sources to fetch
-    from. A rank that was interrupted in the tail fetches too if other ranks have ended the step.
-    Every source can send every byte of a shard; each named source sends a part of the bytes. The
-    load is balanced: within a shard the receivers take turns over the holders, and across shards
+    Return, for each member without a usable copy of some of its shards, these shards and the ranks
+    to fetch each of them from. A rank that was interrupted in the tail of `step` (the code between
+    the update and the end of the step) also fetches, if other ranks have ended the step.
+
+    A receiver fetches a shard from up to `SOURCES` ranks at once, a part of the bytes from each.
+    The load is balanced: within a shard, the receivers take turns over the holders; across shards,
     the holders with the least load come first.
     """
     plan: dict[int, list[Transfer]] = {}

@@ -1,5 +1,5 @@
 """
-Find which rank writes which part of a last checkpoint.
+Decide which rank writes which part of a last checkpoint.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,23 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
     """
-    The parts of the last checkpoint of one step, and the rank that writes each part. If a writer is
-    lost, the plan is dropped and a new one is made.
+    Which rank writes which part of the last checkpoint of one step. If a writer is lost, the plan
+    is dropped and a new one is made.
     """
 
     step: int
     writers: tuple[int, ...] = ()
-    """The ranks that write. The first one also writes the rank-local state of lost ranks."""
+    """The ranks that write. The first of them also writes the rank-local state that is known of
+    lost ranks."""
     with_local_state: frozenset[int] = frozenset()
-    """The writers that write their own rank-local state. The others write shards only."""
+    """The writers that write their own rank-local state. The other writers write shards only."""
     restoring: tuple[int, ...] = ()
-    """The writers that first restore an earlier copy of the state, that of `step`."""
+    """The writers that first go back to their earlier copy of the state of `step`, because they
+    train with the state of another step or with a wrong one."""
     shards: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: the shards that it writes. Each shard is written once."""
+    """By writer: the shards that it writes. Each shard of the job has exactly one such writer."""
     copies: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By writer: the shards that it writes in addition, although another writer writes them too."""
+    """By writer: the shards of which it writes a further copy, beside the writer in `shards`."""
 
 
 def plan_save(
@@ -41,9 +43,10 @@ def plan_save(
     with_copies: bool,
 ) -> SavePlan:
     """
-    Return which rank writes which part of a last checkpoint of `step`. `able` has the ranks that
-    can write, and for each whether its rank-local state belongs to `step`. A rank with incomplete
-    state writes too: its shards cannot be used, but no other rank has its rank-local state.
+    Return which rank writes which part of a last checkpoint of `step`. The keys of `able` are the
+    ranks that can write; the value is True if the job may use the rank-local state that the rank
+    has of `step`. A rank whose shards are incomplete still writes its rank-local state,
+    because no other rank has that.
     """
     shards = savers(topology, standings, step, ceiling, spread=spread)
     restoring = tuple(rank for rank in sorted(shards) if not standings[rank].uses(step, ceiling))
@@ -76,8 +79,8 @@ def savers(
     by_node: dict[int, int] = {}
     for shard, ranks in topology.groups.items():
         holders = sound(shard, ranks, standings, step, ceiling)
-        # prefer copies in use, because they were just compared; earlier copies were not, and their
-        # ranks may have left the job
+        # prefer the copies with which ranks train, because these were just compared. Earlier copies
+        # in memory were not compared, and the ranks that keep them may have left the job
         holders = [holder for holder in holders if holder.uses(step, ceiling)] or holders
         chosen = holders[0].rank
         if spread:
@@ -95,8 +98,8 @@ def copiers(
     savers: Mapping[int, Sequence[str]],
 ) -> dict[int, tuple[str, ...]]:  # fmt: skip
     """
-    Return which ranks can write a further copy of which shards, in addition to the first writer of
-    each shard: all ranks that train with the shard.
+    Return, for each rank that trains with the state of `step`, the shards of which it can write a
+    further copy: the shards that it holds and that `savers` does not assign to it already.
     """
     return {
         rank: tuple(

@@ -19,7 +19,7 @@ class Standing:
     address: str = ""
     """The address from which the shards of the rank can be fetched."""
     alive: bool = True
-    """True if the rank can receive orders. The planner treats any other rank as one that holds no
+    """True if the rank can receive orders. The planner treats a rank that cannot as if it held no
     state."""
     coming: bool = False
     """True if the rank cannot receive orders yet, because its process is starting."""
@@ -29,24 +29,26 @@ class Standing:
     sound: bool = True
     """True if no fault has touched the state with which the rank trains."""
     outrun: frozenset[str] = frozenset()
-    """The shards of which other ranks have a more complete copy, because they came further in the
-    tail of that step. This rank's copies of them do not count."""
+    """The shards of which other ranks have a more complete copy, because those ranks came further
+    in the tail of step `held` (the code between the update and the end of the step). This rank's
+    copies of these shards do not count."""
     passed_over: Mapping[str, int] = field(default_factory=dict)
-    """By shard: the last step of which a copy of this rank counts."""
+    """By shard: the last step of which this rank's copy may be used. Later copies differ from those
+    of another rank, and the copies of the other rank are used."""
     tail: bool = False
-    """True if the rank left its loop in the tail of step `held`. Then a part of that tail was
-    perhaps not run."""
+    """True if the rank left its loop in the tail of step `held`, so a part of the code after the
+    update may not have run for this step."""
     backups: tuple[int, ...] = ()
     """The earlier steps of which the rank keeps a sound copy in memory."""
     unplaceable: str = ""
-    """Why no other process can be started for the rank. Empty: one can be started."""
+    """Why no other process can be started for the rank. Empty: a process can be started."""
     strategies: frozenset[str] = frozenset()
     """The strategies that the adaptor of the rank supports."""
 
     def copies(self, ceiling: int | None) -> frozenset[int]:
         """
-        Return the steps, none later than `ceiling`, of which this rank can provide its complete
-        state.
+        Return the steps of which this rank can provide its complete state. Steps later than
+        `ceiling` are left out; None means that there is no limit.
         """
         if not self.alive:
             return NOTHING
@@ -67,7 +69,8 @@ class Standing:
 
     def uses(self, step: int, ceiling: int | None) -> bool:
         """
-        Return True if the rank trains with the state of this step, and that state is sound.
+        Return True if the rank trains with the state of `step` and that state is sound. An earlier
+        copy that the rank only keeps in memory does not count here.
         """
         sound = self.alive and self.sound and (ceiling is None or step <= ceiling)
         return sound and self.held == step
@@ -86,17 +89,17 @@ class Terms:
     ceiling: int | None = None
     """The last step whose state can be sound. None: there is no such limit."""
     checkpoints: Mapping[int, str] = field(default_factory=dict)
-    """By step: the directory of a checkpoint of all ranks. The directory is empty if nothing was
-    trained yet: then the initial state of each rank is enough."""
+    """By step: the directory of a checkpoint of all ranks. While nothing is trained, the only entry
+    is step 0 with an empty directory: each rank can start from its own initial state."""
     trained: bool = True
     """True if some step may have been trained, so that there is something to save."""
     faulty: frozenset[int] = frozenset()
-    """The ranks that are the cause of the incident."""
+    """The ranks that the faults of the incident name as their cause."""
     replaced: frozenset[int] = frozenset()
-    """The ranks that have lost their process in this incident, including those that have got
-    another one since."""
+    """The ranks that have lost their process in this incident. They stay in this set when they get
+    another process."""
     flapping: Mapping[int, str] = field(default_factory=dict)
-    """The ranks that have failed too often, each with a sentence that says so."""
+    """The ranks that have caused too many incidents lately, each with a sentence that says so."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """The strategies that were followed and did not help, or that a plugin has excluded, each with
     the reason."""
@@ -104,17 +107,18 @@ class Terms:
     """Why only the strategies `dump` and `exit` are possible. Empty: every strategy may be chosen.
     """
     without_local_state: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """The ranks whose rank-local state (generators, data position) is lost with their node. For
-    each of them: the steps of which this state is known nevertheless."""
+    """The ranks that do not have their own rank-local state (generators, data position) of every
+    step any more, for example because their node was lost. For each of them: the steps of which
+    this state is still known."""
     excluded: frozenset[int] = frozenset()
-    """The ranks that are ready to come back to the job, but could not continue from the step of the
-    other ranks."""
+    """The ranks that are ready to come back to the job, but whose adaptor cannot make their
+    rank-local state for the step of the other ranks."""
     strangers: frozenset[int] = frozenset()
     """The ranks that have never reported which shards they hold."""
     successors: frozenset[int] = frozenset()
-    """The ranks for which another process is ready to take over."""
+    """The ranks for which a successor (a second process) is ready to take over."""
     returning: frozenset[int] = frozenset()
-    """The non-members that are ready to come back."""
+    """The ranks that have left the job and are ready to come back to it."""
     reloads: bool = False
-    """True if all ranks of the world take part, and each can find the newest checkpoint that it
-    writes without tft."""
+    """True if all ranks of the world take part, and each of them writes checkpoints without tft and
+    can find the newest one itself."""

@@ -1,6 +1,7 @@
 """
-Own which ranks hold which shard of the state, on which nodes they run, and which ranks leave the
-job together. This module does not know kinds of parallelism: it uses only what the ranks report.
+Own the topology of a job: which ranks hold which shard of the state, on which nodes they run, and
+which ranks can leave the job only together. This module does not know data, tensor or pipeline
+parallelism. It uses only the groups that the ranks report.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +20,15 @@ class Topology:
     """By shard: the ranks that hold a copy of it, in a fixed order. A rank may hold any number of
     shards, and a group may have any size."""
     columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """By rank: the ranks of its model replica, which can leave the job and come back only together.
-    A rank that is not a key leaves alone."""
+    """By rank: the ranks of its model replica (the ranks that hold the whole model together), which
+    can leave the job and come back only together. A rank that is not a key can leave alone."""
     nodes: Mapping[int, int] = field(default_factory=dict)
     """By rank: the node on which it runs."""
 
     def columns_of(self, ranks: Iterable[int]) -> frozenset[int]:
         """
-        Return these ranks and all ranks that have to leave together with them.
+        Return these ranks and all ranks that must leave the job together with them, because they
+        belong to the same model replicas.
         """
         return frozenset(peer for rank in ranks for peer in self.columns.get(rank) or (rank,))
 
@@ -34,22 +36,22 @@ class Topology:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
     """
-    The shards of the members of a job.
+    The shards of which several members of a job hold a copy. Their slices can be compared.
     """
 
     groups: Mapping[str, tuple[int, ...]]
     """By shard with several holders: the members that hold it."""
     names: Mapping[int, Sequence[str]]
-    """By member: the names of its shards, in the order in which it numbers them."""
+    """By member: the names of all its shards. The index of a name is the number by which the member
+    refers to the shard in its digests."""
 
 
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:
     """
-    Return the shard groups of a state that is cut into `len(ranks) // copies` shards. The shards
-    are given to the ranks in turn, so the holders of one shard are as many ranks apart as there are
-    shards. If the division leaves a remainder, the first shards have one copy more. The shards are
-    named `kind.0`, `kind.1`, …; if every rank holds the whole state, the only shard is named
-    `kind`.
+    Return the shard groups of a state that is cut into N = `len(ranks) // copies` shards. The
+    shards are given to the ranks in turn, so shard 0 is held by every N-th rank of `ranks`. If the
+    division leaves a remainder, the first shards have one copy more. The shards are named `kind.0`,
+    `kind.1`, …; if N is 1, every rank holds the whole state and the only shard is named `kind`.
 
     MindIO TFT forms its replica groups by the same rule. Raises `UsageError` if `copies` is less
     than 1 or more than the number of ranks.

@@ -1,16 +1,16 @@
 """
 Own the rank machine: it decides what the process of one rank does with the orders that it receives.
-It is pure, like the job machine.
+The machine is pure: it reads no clock and does no I/O.
 
-The control thread runs this machine. The training thread is either in the user's loop, or out of
-the loop, where it carries out one order after another; the event `Left` reports that it is out. The
-training thread may also stand still inside the loop, at the edge of an update window: the event
-`Located` reports that.
+The control thread of the process runs this machine. The training thread is either in the user's
+training loop, or out of it, where it carries out one order after another. The event `Left` reports
+that it is out. The training thread may also stand still inside the loop, just before an update
+window (`with session.update():`). The event `Located` reports that.
 
-A newer round of an incident cancels all older orders: what is under way is aborted, and what is
-queued is dropped. A check of links and devices is not aborted, because an abort would shut the
-process groups that a pause must keep. A check that has not begun is taken back. A check that has
-begun runs to its end, unless the rank must leave the loop.
+When an order of a newer round arrives, all older orders are cancelled: the running one is aborted,
+and the queued ones are dropped. Only a check of links and devices is not aborted, because an abort
+would close the process groups that must stay open during a pause. A check that has not begun is
+withdrawn. A check that has begun runs to its end, unless the rank must leave the loop.
 """
 
 from dataclasses import dataclass, field
@@ -41,34 +41,35 @@ from tft.core.rank.transitions import REACTIONS, Reaction, Stage
 from tft.protocol.messages import Answered, Hold, OrderName, Stop
 
 AGAIN = 0.05
-"""The time in seconds between two aborts. Aborts are repeated because an abort finds nothing to
-interrupt if it comes just before the training thread enters a collective or begins to form a
-process group."""
+"""The time in seconds between two aborts. Aborts are repeated, because an abort interrupts nothing
+if it comes just before the training thread enters a collective or begins to form a process
+group."""
 
 
 @dataclass(slots=True)
 class RankMachine:
     """
-    The state machine of one process of one rank. It begins outside the loop, without any order.
+    The state machine of one process of one rank. At the start, the training thread is outside the
+    loop and no order is known.
     """
 
     rank: int
     incarnation: int
     epoch: int = 0
     key: tuple[int, int] = (0, 0)
-    """The incident and the round whose orders are obeyed."""
+    """The newest incident and round of which an order was received. Older orders are ignored."""
     inside: bool = False
     """True if the training thread is in the loop or on its way into the loop."""
     doing: OrderName | None = None
-    """The order that the training thread is carrying out. None: no order."""
+    """The order that the training thread is carrying out. None: it carries out no order."""
     standing: bool = False
     """True if the training thread stands still in the loop because of a `Hold` order."""
     _hold: Hold | None = None
-    """The `Hold` order that is answered when the training thread stands at the end of its step.
-    None: there is none."""
+    """The `Hold` order that waits to be answered until the training thread stands still at the end
+    of the ordered step. None: no `Hold` is waiting."""
     _stop: Stop | None = None
-    """The `Stop` order that is carried out when the training thread is out of the loop. None: there
-    is none."""
+    """The `Stop` order that waits to be carried out until the training thread is out of the loop.
+    None: no `Stop` is waiting."""
     _queue: list[Execute] = field(default_factory=list)
     _wake: float | None = None
     _heard: dict[OrderName, float] = field(default_factory=dict)
@@ -90,8 +91,8 @@ class RankMachine:
 
     def handle(self, event: RankEvent) -> list[RankCommand]:
         """
-        Handle an event and return the commands for the shell. Every input of the machine goes
-        through this method.
+        Handle one event. Return the commands that the surrounding process must carry out. Every
+        input of the machine goes through this method.
         """
         match event:
             case Ordered():
@@ -119,7 +120,7 @@ class RankMachine:
 
     def next_deadline(self) -> float | None:
         """
-        Return the time at which `Woken` is due. None: no such time.
+        Return the time at which the event `Woken` must be sent, or None if none must be sent.
         """
         return self._wake
 
@@ -131,9 +132,9 @@ class RankMachine:
         order = event.order
         key = (order.incident, order.round)
         if order.epoch < self.epoch or key < self.key:
-            return []  # the order is from an earlier controller, or of an earlier round
+            return []  # an earlier controller or an earlier round has sent the order: it is void
         if order.incarnations.get(self.rank, 0) != self.incarnation:
-            return []  # the order is not for this incarnation of the rank
+            return []  # the order is for another process of the same rank
         self.epoch = order.epoch
         if key == self.key and event.name in self._heard:
             answer = self._answers.get(event.name)
@@ -146,8 +147,8 @@ class RankMachine:
 
     def _react(self, reaction: Reaction, event: Ordered) -> list[RankCommand]:
         """
-        Do what the table says about an order. A `Stop` or a `Hold` is stored until the training
-        thread has reached the place that the order names.
+        Do what the table `REACTIONS` says about an order, and return the commands for it. A `Stop`
+        or a `Hold` is stored until the training thread has reached the step that the order names.
         """
         match reaction, event.order:
             case Reaction.LOCK, _:
@@ -170,8 +171,8 @@ class RankMachine:
                 self._stop = stop
                 return self._next()
             case Reaction.ABORT, order:
-                # `End` and `Complete`: the job is over for this rank, which leaves the loop at the
-                # next edge of an update window
+                # the order is `End` or `Complete`: the job is over for this rank. With step 0 the
+                # training thread leaves the loop before it enters another update window
                 self._queue.append(Execute(name=event.name, order=order))
                 leave: list[RankCommand] = [LeaveAfter(step=0)] if self.inside else []
                 return [*leave, *self._abort(event.at)]
@@ -202,9 +203,10 @@ class RankMachine:
 
     def _stands(self, event: Located) -> list[RankCommand]:
         """
-        Answer a `Hold` order if the training thread stands still at the end of the step of the
-        order, or of a later one. A rank that is out of the loop answers too, because its training
-        thread does not move; the answer is a failure if the rank left the loop before that step.
+        Answer the waiting `Hold` order if the training thread stands still at the end of the
+        ordered step or of a later one. A rank that is out of the loop answers too, because its
+        training thread does not move. Its answer is a failure if it left the loop before the
+        ordered step.
         """
         hold = self._hold
         reached = hold is not None and event.position.step >= hold.step
@@ -241,17 +243,19 @@ class RankMachine:
         self.inside = self.standing = False
         self._wake = None
         if self._hold is not None:
-            # find out where the training thread left the loop
+            # a `Hold` order still waits for an answer: ask for the position at which the training
+            # thread left the loop
             return [HoldAfter(step=self._hold.step)]
         return self._next()
 
     def _leaving(self, event: Leaving) -> list[RankCommand]:
         if self._stop is None:
-            return []  # the rank leaves for the end of the job, or has left the loop meanwhile
+            return []  # the rank leaves because the job ends, or has left the loop already
         at, finish = event.position, self._stop.finish
         ended = at.step > finish or (at.step == finish and not (at.tail or at.after))
         if ended and self.doing != "check":
-            # the other ranks have left: nobody will complete the step that this rank computes
+            # this rank computes a step after the last one that all ranks complete. The other ranks
+            # will not take part in its collectives, so do not wait for the grace time
             return self._abort(event.at)
         self._wake = event.at + self._stop.grace
         return []
@@ -275,8 +279,8 @@ class RankMachine:
 
     def _errand(self) -> list[RankCommand]:
         """
-        Return the next order that the training thread can carry out while it stands still in the
-        loop. Only a check is possible there.
+        Return the command for the next order if the training thread can carry it out while it
+        stands still in the loop. Only a check is possible there. Otherwise return no command.
         """
         if not self.standing or not self._queue or self._queue[0].name != "check":
             return []
@@ -315,10 +319,12 @@ class RankMachine:
 
     def _free(self) -> list[RankCommand]:
         """
-        Record that the training thread carries out no order, and return its next order.
+        Record that the training thread carries out no order now. Return the command for its next
+        order.
         """
         self.doing = None
-        # otherwise `_wake` is the time limit of a `Stop` order
+        # stop repeating aborts. But while a `Stop` order waits for the rank to leave the loop,
+        # `_wake` is the grace time of that order and must be kept
         if self._stop is None or not self.inside:
             self._wake = None
         return self._next()

@@ -1,7 +1,6 @@
 """
 Define the events that the rank machine receives from the process around it, and the commands that
-it returns. `Left` means that the training thread is out of the user's loop. `Located` reports
-whether it stands still inside the loop, at the edge of an update window.
+the machine returns to that process.
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +20,8 @@ from tft.protocol.messages import (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ordered:
     """
-    An order for this rank was received. It may be a repetition.
+    An order for this rank was received. It may be a repetition of an order that was received
+    before, because orders are repeated until they are answered.
     """
 
     at: float
@@ -32,7 +32,8 @@ class Ordered:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
     """
-    From now on the training thread enters no update window. The event carries its position.
+    The command `Lock` was carried out: from now on the training thread enters no update window
+    (`with session.update():`). The event carries the position of the training thread.
     """
 
     at: float
@@ -45,8 +46,8 @@ class Locked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """
-    The position of the training thread, and whether it stands still there. It stands still while it
-    waits at the edge of an update window, with its all-reduces complete.
+    The position of the training thread, and in `still` whether it stands still there. It stands
+    still when it waits before an update window and all its all-reduces of the step are complete.
     """
 
     at: float
@@ -59,8 +60,8 @@ class Located:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlocked:
     """
-    The training thread may enter update windows again. The event carries the position at which it
-    stood still.
+    The command `Unlock` was carried out: the training thread may enter update windows again. The
+    event carries the position at which the thread stood still.
     """
 
     at: float
@@ -72,8 +73,8 @@ class Unlocked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """
-    From now on the training thread leaves the loop at the next end of a step. The event carries its
-    present position.
+    The command `LeaveAfter` was passed on: the training thread will leave the loop when it has
+    finished the step of that command. The event carries the present position of the thread.
     """
 
     at: float
@@ -83,7 +84,7 @@ class Leaving:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """
-    The training thread has left the loop and waits for orders.
+    The training thread has left the user's training loop and waits for orders.
     """
 
     at: float
@@ -92,7 +93,8 @@ class Left:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """
-    The training thread has carried out an order, or the order has failed.
+    The training thread has carried out an order, or the order has failed. `failure` is None on
+    success, otherwise the reason.
     """
 
     order: RankOrder
@@ -119,7 +121,8 @@ class Done:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
     """
-    An order was taken back before the training thread had begun it.
+    The command `Withdraw` was successful: the training thread had not begun the order, and will not
+    carry it out.
     """
 
 
@@ -148,7 +151,7 @@ class Lock:
 class HoldAfter:
     """
     Let the training thread finish step `step`, keep it out of the next update window, and report
-    whether it stands still there. If it reaches that place later, report that then.
+    its position (`Located`) now and again when it stands still before that window.
     """
 
     step: int
@@ -157,15 +160,17 @@ class HoldAfter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlock:
     """
-    Let the training thread enter update windows again, and report the step that it completes next.
+    Let the training thread enter update windows again, and report to the controller when it
+    completes its next step.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAfter:
     """
-    Let the training thread finish step `step` with its tail, if it has not done so. Then it leaves
-    the loop.
+    Let the training thread finish step `step`, including its tail (the code between the update and
+    the end of the step). Then it leaves the loop. If the step is finished already, it leaves before
+    it enters another update window.
     """
 
     step: int

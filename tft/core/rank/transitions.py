@@ -22,11 +22,11 @@ class Stage(StrEnum):
     CHECKING = "checking"
     """Out of the loop, running a check."""
     LOOP = "in the loop"
-    """In the user's loop, or on its way into it."""
+    """In the user's loop, or on its way into the loop."""
     HELD = "held"
-    """In the loop, standing still at a step boundary."""
+    """In the loop, standing still at a step boundary, as a `Hold` order demands."""
     CHECKING_HELD = "checking while held"
-    """In the loop, at a step boundary, running a check."""
+    """In the loop, at a step boundary, running a check of links and devices."""
 
 
 S = Stage
@@ -41,8 +41,8 @@ TRANSITIONS: Mapping[Stage, frozenset[Stage]] = {
     S.HELD: frozenset({S.IDLE, S.BUSY, S.CHECKING, S.LOOP, S.CHECKING_HELD}),
     S.CHECKING_HELD: frozenset({S.HELD, S.LOOP, S.CHECKING}),
 }
-"""The stages that may follow each stage. A stage that carries out an order may follow itself, when
-the next order begins at once."""
+"""The stages that may follow each stage. A stage in which an order is carried out may follow
+itself, because the next order may begin at once."""
 
 
 class Reaction(StrEnum):
@@ -57,13 +57,14 @@ class Reaction(StrEnum):
     UNLOCK = "unlock"
     """The training thread may enter update windows again."""
     STOP = "stop"
-    """The training thread drops the broken process groups, as soon as it carries out no other
-    order."""
+    """The training thread, which is out of the loop, drops the broken process groups as soon as it
+    carries out no other order."""
     LEAVE = "leave"
     """The training thread leaves the loop at the end of the step that the order names. If it takes
     longer than the grace time of the order, it is interrupted."""
     GRACE = "grace"
-    """The running check is interrupted if it takes longer than the grace time of the order."""
+    """A check runs outside the loop. It is interrupted if it takes longer than the grace time of
+    the `Stop` order."""
     ABORT = "abort"
     """The training thread is interrupted at once, because the job is over for this rank. The order
     is carried out when the thread is out of the loop."""
