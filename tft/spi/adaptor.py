@@ -405,7 +405,8 @@ class AdaptorSpecs:
 
         If two copies of a shard differ, this shows which of the two ranks had the wrong one, when
         the steps are computed again. The hook is called at the end of each step, if copies are
-        compared while the job trains. It may return None until it has seen a whole step.
+        compared while the job trains and exactly two ranks hold one of the shards of this rank. It
+        may return None until it has seen a whole step.
 
         Not needed: without this hook no rank is named if only two ranks hold a shard.
         """

@@ -96,10 +96,11 @@ class Slices:
         Note the shards of this rank. Only those that several ranks hold are compared.
         """
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
-        hook = self._hook
-        self._list = direct(hook.tft_slices) if hook.tft_slices.get_hookimpls() else None
-        told = hook.tft_contribution
-        self._contribution = direct(told) if told.get_hookimpls() else None
+        listing, contribution = self._hook.tft_slices, self._hook.tft_contribution
+        self._list = direct(listing) if listing.get_hookimpls() else None
+        # among three or more copies the majority shows which one is wrong
+        needed = any(len(each.ranks) == 2 for each in shards) and contribution.get_hookimpls()
+        self._contribution = direct(contribution) if needed else None
 
     def resume(self, incident: int, round_: int) -> None:
         """

@@ -1,0 +1,144 @@
+"""
+The digests of slices that a rank posts on its page, with an adaptor made for the test.
+"""
+
+from collections.abc import Iterator
+
+import pluggy
+import pytest
+
+from tft.core.link.slice_comparison import CONTRIBUTION
+from tft.page import Page
+from tft.protocol.messages import ShardCopies
+from tft.spi import AdaptorSpecs, Buffer, SliceContent, hookimpl
+from tft.worker.slices import AT_ONCE, Slices
+
+OF = 4
+
+
+class Adaptor:
+    """
+    Holds one buffer for each shard, and notes how often it is asked for them.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.memory = bytearray(range(256)) * (size // 256)
+        self.moved = 0
+        self.listed = 0
+        self.asked = 0
+
+    @hookimpl
+    def tft_slices(self, shard: str) -> SliceContent:
+        self.listed += 1
+        buffers = (Buffer(name="values", view=memoryview(self.memory)),)
+        return SliceContent(head=b"head", buffers=buffers, identity=(self.moved,))
+
+    @hookimpl
+    def tft_contribution(self) -> int:
+        self.asked += 1
+        return 7
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    page = Page.create()
+    yield page
+    page.close()
+
+
+def slices(adaptor: Adaptor, page: Page, *holders: int) -> Slices:
+    """
+    Return the slices of a rank that holds one shard for each number of holders.
+    """
+    manager = pluggy.PluginManager("tft")
+    manager.add_hookspecs(AdaptorSpecs)
+    manager.register(adaptor)
+    made = Slices(manager.hook, page)
+    made.begin(
+        [
+            ShardCopies(shard=f"shard-{number}", ranks=tuple(range(count)))
+            for number, count in enumerate(holders)
+        ]
+    )
+    return made
+
+
+def posted(page: Page, since: int = 0) -> list[tuple[int, int, int]]:
+    """
+    Return the step, the number of the slice and the shard of each digest.
+    """
+    return [(each.step, each.number, each.shard) for each in page.digests(since)]
+
+
+@pytest.mark.parametrize(
+    ("holders", "asked"), [((2,), True), ((3,), False), ((3, 2), True), ((4, 1), False)]
+)
+def test_contribution_is_digested_where_no_majority_can_decide(
+    page: Page, holders: tuple[int, ...], asked: bool
+) -> None:
+    """When exactly two ranks hold a shard, then the contribution to the gradients is digested in
+    each step. Among more copies a majority shows which one is wrong."""
+    adaptor = Adaptor(1024)
+    assert slices(adaptor, page, *holders).digest(1, 1, OF) is None
+    assert adaptor.asked == asked
+    assert (
+        (1, CONTRIBUTION, 0) in posted(page) if asked else (1, CONTRIBUTION, 0) not in posted(page)
+    )
+    compared = [index for index, count in enumerate(holders) if count > 1]
+    assert [shard for _, number, shard in posted(page) if number == 1] == compared
+
+
+def test_memory_that_stays_is_listed_once_in_a_cycle(page: Page) -> None:
+    """When a whole cycle has listed the same memory, then it is listed once in each further cycle. A
+    change of one byte changes the digest of its slice in each of them."""
+    adaptor = Adaptor(1024)
+    made = slices(adaptor, page, 3)
+    for step in range(1, 3 * OF + 1):
+        adaptor.memory[256 * (step % OF)] = step  # the first byte of the slice
+        assert made.digest(step, step % OF, OF) is None
+    assert adaptor.listed < 2 * OF
+    digests = {each.step: each.digest for each in page.digests()}
+    assert len(set(digests.values())) == 3 * OF
+
+
+def test_memory_that_was_replaced_is_read_after_the_next_listing(page: Page) -> None:
+    """When the memory of a shard is replaced, then a later cycle digests the new memory, and memory
+    is listed in each step again."""
+    adaptor = Adaptor(1024)
+    made = slices(adaptor, page, 3)
+    for step in range(1, 2 * OF + 1):
+        made.digest(step, step % OF, OF)
+    old = {each.number: each.digest for each in page.digests()}
+    adaptor.memory, adaptor.moved, adaptor.listed = bytearray(1024), 1, 0
+    for step in range(3 * OF, 4 * OF):
+        made.digest(step, step % OF, OF)
+    new = {each.number: each.digest for each in page.digests()}
+    assert adaptor.listed == OF
+    assert all(new[number] != old[number] for number in range(OF))
+
+
+def test_forgotten_memory_is_listed_again(page: Page) -> None:
+    """When the references to the memory were dropped, then the next digest lists it anew."""
+    adaptor = Adaptor(1024)
+    made = slices(adaptor, page, 3)
+    for step in range(1, 2 * OF + 2):
+        made.digest(step, step % OF, OF)
+    listed = adaptor.listed
+    made.forget()
+    made.digest(2 * OF + 2, 2, OF)
+    assert adaptor.listed == listed + 1
+
+
+def test_large_slice_is_left_to_the_caller(page: Page) -> None:
+    """When a slice is large, then nothing is posted until the returned function is called. Its
+    digests belong to the attempt in which the slice was due."""
+    adaptor = Adaptor(2 * OF * AT_ONCE)
+    made = slices(adaptor, page, 3)
+    made.resume(3, 1)
+    work = made.digest(5, 1, OF)
+    assert work is not None
+    assert posted(page) == []
+    made.resume(4, 1)
+    work()
+    (digest,) = page.digests()
+    assert (digest.incident, digest.round, digest.step, digest.number) == (3, 1, 5, 1)
