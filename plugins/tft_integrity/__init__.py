@@ -21,9 +21,12 @@ VARIABLE = "TFT_INTEGRITY"
 DEFAULT = 50
 """The N of `--integrity` without a number."""
 ON_THE_WAY = 2
-"""The number of steps that digests may take to the controller. There are so many slices fewer than
-N, so that a difference is known N steps after it began. If steps are shorter than the time between
-two beats of an agent, it may be known some steps later."""
+"""The least number of steps that digests may take to the controller. There are so many slices fewer
+than N, so that a difference is known N steps after it began. If steps are much shorter than the
+time between two beats of an agent, it may be known some steps later."""
+SHARE = 8
+"""Of more than 16 steps, one in this many is for the way to the controller: a beat then brings the
+digests of several short steps."""
 
 
 @hookimpl
@@ -57,4 +60,11 @@ def tft_environment(options: Mapping[str, Any]) -> Mapping[str, str]:  # Any: va
 @hookimpl
 def tft_opened(session: SessionView) -> object | None:
     steps = int(os.environ.get(VARIABLE, "0"))
-    return Digester(session, max(1, steps - ON_THE_WAY)) if steps else None
+    return Digester(session, slices(steps)) if steps else None
+
+
+def slices(steps: int) -> int:
+    """
+    Return the number of slices, so that a difference is known after `steps` steps.
+    """
+    return max(1, steps - max(ON_THE_WAY, steps // SHARE))

@@ -55,6 +55,18 @@ def test_many_digests_are_brought_at_once(rank: _RankState) -> None:
     assert rank.urgent()
 
 
+def test_slow_digests_are_left_to_the_next_beat(rank: _RankState) -> None:
+    """When a beat has the digests of fewer steps than a part of the cycle, then none that follow are
+    worth a beat of their own. They are again when steps are as short as at the beginning."""
+    hurried = []
+    for begin, count in ((1, 6), (7, 5), (12, 5), (17, 7)):
+        for step in range(begin, begin + count):
+            post(rank, step, 48)
+        rank.pulse(0)
+        hurried.append(rank.hurried)
+    assert hurried == [True, False, False, True]
+
+
 def test_digests_of_steps_that_are_computed_again_are_brought(rank: _RankState) -> None:
     """When a rank has gone back to an earlier step, then its new digests are brought too."""
     post(rank, 30, 48)

@@ -27,7 +27,7 @@ from tft.config import descriptor_variables
 from tft.forked_task import ForkedTask
 from tft.page import Page
 from tft.parent_death import LAST_WORDS
-from tft.protocol.messages import Exited, Kill, Pulse, Spawn, Spawned
+from tft.protocol.messages import Exited, Kill, Pulse, SliceDigest, Spawn, Spawned
 
 log = structlog.get_logger(__name__)
 
@@ -36,14 +36,14 @@ LAST_WORDS_LIMIT = 0.5
 Writing takes milliseconds even for a hundred threads, unless the machine is busy."""
 
 
-PARTS = 8
+PARTS = 7
 """The least number of beats that bring digests in one cycle through the slices. One beat for each
 digest would be too many: a beat takes a part of a short step on a node whose cores are busy."""
 MANY = 24
 """The number of new digests of one rank for which a beat is sent at once. The page keeps only the
 newest digests."""
-REPEATED = 4
-"""Each digest is in one beat less than this number, so two beats may be lost."""
+REPEATED = 3
+"""Each digest is in one beat less than this number, so one beat may be lost."""
 
 
 @dataclass(slots=True)
@@ -87,6 +87,9 @@ class _RankState:
     """How many digests were on the page at each of the last beats."""
     sent: tuple[int, int] = (0, 0)
     """How many digests were on the page at the last beat, and the step of the newest one."""
+    hurried: bool = False
+    """True if the last beat had the digests of a part of a cycle, or many: those that follow may be
+    worth a beat of their own."""
     last: Pulse | None = None
     """The status at the end of a process, for one beat: it may have digests that no beat had."""
 
@@ -102,12 +105,17 @@ class _RankState:
         Return whether the new digests of this rank are worth a beat of their own: they are those of
         a part of a cycle, or they are many.
         """
-        posted, (sent, step) = self.page.posted(), self.sent
-        newest = self.page.digests(posted - 1) if posted > sent else ()
-        if not newest:
-            return False
-        part = max(1, newest[-1].of // PARTS)
-        return posted - sent >= MANY or not step - part < newest[-1].step < step + part
+        posted = self.page.posted()
+        newest = self.page.digests(posted - 1) if posted > self.sent[0] else ()
+        return bool(newest) and self._worth(posted, newest[-1], MANY)
+
+    def _worth(self, posted: int, newest: SliceDigest, many: int) -> bool:
+        """
+        Return whether the digests since the last beat are those of a part of a cycle, or `many`.
+        """
+        sent, step = self.sent
+        part = max(1, newest.of // PARTS)
+        return posted - sent >= many or not step - part < newest.step < step + part
 
     def pulse(self, incarnation: int) -> Pulse:
         """
@@ -115,7 +123,9 @@ class _RankState:
         """
         digests = self.page.digests(self.repeated())
         if digests:
-            self.sent = self.posted[-1], digests[-1].step
+            posted = self.posted[-1]
+            self.hurried = self._worth(posted, digests[-1], MANY // 2)
+            self.sent = posted, digests[-1].step
         return Pulse(
             rank=self.rank,
             incarnation=incarnation,
@@ -245,6 +255,12 @@ class Ranks:
         Return whether ranks of this node have posted digests on their pages.
         """
         return any(rank_state.page.posted() for rank_state in self._rank_states.values())
+
+    def hurried(self) -> bool:
+        """
+        Return whether ranks post digests so fast that the next ones may be worth a beat of their own.
+        """
+        return any(rank_state.hurried for rank_state in self._rank_states.values())
 
     def urgent(self) -> bool:
         """

@@ -56,7 +56,7 @@ BEAT = 0.1
 """The time in seconds between two heartbeats. At the same interval, unacknowledged reports are sent
 again, and the steps of the ranks are read for plugins that observe progress."""
 DIGESTS = 0.02
-"""Seconds between two looks for new digests on the pages of the ranks, once there are any."""
+"""Seconds between two looks for new digests on the pages of the ranks, while there are many."""
 SETTLING = 1.0
 """The time in seconds that the agent waits at its end until the controller has acknowledged the
 last reports. The controller can handle many reports in this time."""
@@ -283,7 +283,7 @@ class Agent:
         compared, the fewer steps are lost if they differ.
         """
         while True:
-            await asyncio.sleep(DIGESTS if self._ranks.posted() else BEAT)
+            await asyncio.sleep(DIGESTS if self._ranks.hurried() else BEAT)
             if self._ranks.urgent():
                 self._beat()
 
