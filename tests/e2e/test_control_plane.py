@@ -59,6 +59,47 @@ def test_a_killed_broker_controller_or_store_is_restarted_in_training(
     assert_told(outcome)
 
 
+@pytest.mark.parametrize(
+    ("part", "kills"),
+    [
+        ("controller", True),
+        ("agent-0", True),
+        *(
+            pytest.param(part, kills, marks=pytest.mark.soak)
+            for part, kills in [
+                ("controller", False),
+                ("agent-0", False),
+                ("broker", True),
+                ("broker", False),
+                ("store-0", True),
+                ("store-0", False),
+            ]
+        ),
+    ],
+)
+def test_a_stopped_part_is_continued(
+    part: str, kills: bool, tmp_path: Path, fake_undisturbed: Outcome
+) -> None:
+    """When a part of tft is stopped (SIGSTOP) and nobody continues it, then its parent does, and the
+    job ends as the undisturbed one. A rank that is killed meanwhile is recovered without a loss."""
+    with fast(tmp_path / "run", more=("--seconds", "0.03")) as running:
+        until(reached(running, 20), "step 20")
+        before = running.pid(part)
+        os.kill(before, signal.SIGSTOP)
+        if kills:
+            strike(running, "rank-1")
+        outcome = running.end(LIMIT)
+    assert outcome.code == 0, outcome.output
+    assert outcome.run_dir.joinpath("pids", f"{part}.pid").read_text() == f"{before}\n"
+    identical(outcome, fake_undisturbed)
+    assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == (
+        [("recover", 0)] if kills else []
+    )
+    log = (outcome.run_dir / "logs" / "agent-0.log").read_text()
+    assert f"the {part} was stopped" in outcome.output or "store_continued" in log
+    assert_told(outcome)
+
+
 @pytest.mark.parametrize("at", [0.5, pytest.param(0.2, marks=pytest.mark.soak), 1.0])
 def test_ranks_save_a_last_checkpoint_when_the_story_is_damaged(
     at: float, tmp_path: Path, fake_undisturbed: Outcome

@@ -20,12 +20,17 @@ from pathlib import Path
 import structlog
 
 from tft.files import write_whole
+from tft.stopped import StopGuard, is_stopped
 
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
 """The pids that a `Child` reaps. The set is global, because the kernel keeps one table of children
 for the whole process."""
+
+
+_guards: dict[int, StopGuard] = {}
+"""By pid: what continues a process that must not stay stopped."""
 
 
 class Child:
@@ -91,6 +96,8 @@ class Child:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         # kill its process group now: while the process is unreaped, no other group gets this number
         self.end()
+        if (guard := _guards.pop(self.pid, None)) is not None:
+            guard.close()
         self.code = self._wait()
         _watched.discard(self.pid)
         os.close(self._pidfd)
@@ -116,6 +123,14 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def keep_going(self, continued: Callable[[], None]) -> None:
+        """
+        Continue the process whenever it is stopped (SIGSTOP) for too long. `continued` is called
+        each time.
+        """
+        if self.code is None:
+            _guards[self.pid] = StopGuard(self.pid, continued)
+
     def stopped(self) -> bool:
         """
         Return whether the process is stopped, as by SIGSTOP.
@@ -136,20 +151,19 @@ def signal_main_thread(pid: int, number: int) -> None:
     ctypes.CDLL(None).tgkill(pid, pid, number)
 
 
-def is_stopped(pid: int) -> bool:
+def look_at_children() -> None:
     """
-    Return whether a process is stopped, as by SIGSTOP. A process that is gone is not stopped.
+    Reap the ended child processes that no `Child` watches, and find the stopped ones. Call this on
+    the loop after SIGCHLD.
     """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in "Tt"
+    reap_strangers()
+    for guard in _guards.values():
+        guard.look()
 
 
 def reap_strangers() -> None:
     """
-    Reap all ended child processes that no `Child` watches. Call this on the loop after SIGCHLD.
+    Reap all ended child processes that no `Child` watches.
     """
     while True:
         try:

@@ -13,9 +13,10 @@ from typing import Literal
 
 import structlog
 
-from tft.agent.child import is_stopped, signal_main_thread
+from tft.agent.child import signal_main_thread
 from tft.errors import PeerError
 from tft.spi.launcher import Answer, Ask, hear_answer, say, written
+from tft.stopped import is_stopped
 
 log = structlog.get_logger(__name__)
 

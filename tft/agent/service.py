@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 import pluggy
 import structlog
 
-from tft.agent.child import reap_strangers, write_pid
+from tft.agent.child import look_at_children, write_pid
 from tft.agent.fork_server import ForkServer
 from tft.agent.local_states import LocalStateExchange
 from tft.agent.output import Console
@@ -140,7 +140,7 @@ class Agent:
         loop.set_exception_handler(self._callback_failed)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_end, number)
-        loop.add_signal_handler(signal.SIGCHLD, reap_strangers)
+        loop.add_signal_handler(signal.SIGCHLD, look_at_children)
         # forked processes of ranks must become children of the agent, which reaps them
         adopt_orphans()
         self._reaper.start()

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -143,6 +144,7 @@ class StoreSidecar:
                 self._child = (forked and forked.begin(task, self._ended)) or self._execute(task)
             finally:
                 os.close(writing)
+        self._child.keep_going(partial(log.warning, "store_continued", pid=self._child.pid))
         write_pid(settings.job.run_dir / "pids" / f"store-{settings.node}.pid", self._child.pid)
         asyncio.get_running_loop().add_reader(self._reading, self._read_port)
 

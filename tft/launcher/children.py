@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tft.config import inherited_environment
 from tft.parent_death import adopt_orphans, parent_death_tie
+from tft.stopped import StopGuard
 
 
 class LaunchedProcess:
@@ -22,8 +23,9 @@ class LaunchedProcess:
     One process that this process started.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], continued: Callable[[], None]) -> None:
         self.process = process
+        self.guard = StopGuard(process.pid, continued)
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def ended(self) -> int:
@@ -37,6 +39,7 @@ class LaunchedProcess:
         """
         Take the exit status. Called when the kernel reported the end of the process.
         """
+        self.guard.close()
         self._ended.set_result(self.process.wait())
 
     def send(self, number: signal.Signals) -> None:
@@ -74,7 +77,7 @@ class Children:
 
     def __enter__(self) -> Self:
         adopt_orphans(yes=True)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._look)
         return self
 
     def __exit__(
@@ -93,6 +96,7 @@ class Children:
         added: Mapping[str, str],
         log: Path,
         inherited: Sequence[int] = (),
+        continued: Callable[[], None] = lambda: None,
     ) -> LaunchedProcess:
         """
         Run `tft` with `arguments` in a session of its own. It is killed when this process ends.
@@ -100,7 +104,8 @@ class Children:
         The session is separate so that a signal from the terminal reaches only this process.
         Standard error is appended to `log`; standard output is shared with this process. `added` is
         added to the environment. `inherited` are file descriptors that the child keeps under the
-        same numbers.
+        same numbers. A child that is stopped by SIGSTOP for too long is continued. `continued` is
+        called each time this happens.
         """
         environment = inherited_environment() | dict(added) | parent_death_tie()
         with log.open("ab") as stderr:
@@ -113,7 +118,7 @@ class Children:
                 pass_fds=inherited,
                 start_new_session=True,
             )
-        child = self._known[process.pid] = LaunchedProcess(process)
+        child = self._known[process.pid] = LaunchedProcess(process, continued)
         self._none_left.clear()
         return child
 
@@ -130,6 +135,14 @@ class Children:
         except TimeoutError:
             return False
         return True
+
+    def _look(self) -> None:
+        """
+        Find out which children have ended or were stopped.
+        """
+        self._reap()
+        for child in self._known.values():
+            child.guard.look()
 
     def _reap(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import asyncio
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -50,6 +51,7 @@ from tft.launcher.summary import summary
 from tft.limits import raise_open_files
 from tft.protocol.messages import Envelope, Lead, NodeLost, Report, StopRequested
 from tft.protocol.topics import ORDERS, REPORTS
+from tft.stopped import LIMIT
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
 _TOLD_GRACE = 15.0  # seconds for an agent to end after it was told to: its ranks need time to leave
@@ -296,6 +298,7 @@ class NodeLauncher:
             added=self._environment,
             log=log,
             inherited=self._plan.inherited(name),
+            continued=partial(say, f"the {name} was stopped (SIGSTOP) for {LIMIT:.0f} s: continued"),
         )
         self._parts[name] = child
         write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")

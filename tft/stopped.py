@@ -1,0 +1,64 @@
+"""
+Parts of a job that were stopped with SIGSTOP, for example by a person, a debugger or a container
+runtime. Their parent continues them. A stopped part holds the whole job, and no other process can
+do its work: it still has its connections, and perhaps the ranks of its node.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+LIMIT = 1.0
+"""Seconds for which a part may be stopped. A part that is continued sooner, by whoever stopped it,
+delays the job no longer than that."""
+
+
+def is_stopped(pid: int) -> bool:
+    """
+    Return whether a process is stopped, as by SIGSTOP. A process that is gone is not stopped.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in "Tt"
+
+
+class StopGuard:
+    """
+    Continues one child of this process if it is stopped for `LIMIT` seconds.
+
+    `continued` is called each time. `close` must be called before the child is reaped: afterwards
+    another process may have its pid.
+    """
+
+    def __init__(self, pid: int, continued: Callable[[], None]) -> None:
+        self._pid = pid
+        self._continued = continued
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def look(self) -> None:
+        """
+        Begin to wait if the child is stopped. To be called after each SIGCHLD: the kernel sends one
+        to the parent when a child is stopped.
+        """
+        if self._timer is None and not self._closed and is_stopped(self._pid):
+            self._timer = asyncio.get_running_loop().call_later(LIMIT, self._continue)
+
+    def close(self) -> None:
+        """
+        Leave the child alone from now on: it has ended, or is about to be ended.
+        """
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _continue(self) -> None:
+        self._timer = None
+        if is_stopped(self._pid):
+            os.kill(self._pid, signal.SIGCONT)
+            self._continued()
