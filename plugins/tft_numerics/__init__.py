@@ -1,6 +1,7 @@
 """
 Numerics: refuses updates whose loss or gradient norm is NaN, infinite or far too large, so that no
-rank applies them. It is switched on with `tft run --numerics refuse` (see `docs/howto/numerics.md`).
+rank applies them. It is switched on with `tft run --numerics refuse` (see
+`docs/howto/numerics.md`).
 
 This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`. After a
 refusal, tft decides what to do.

@@ -44,7 +44,8 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as text for a message, such as `step 3, rank 1: the parameters differ`.
+        Return the difference as text for a message, such as `step 3, rank 1: the parameters
+        differ`.
         """
         named = f" ({self.name})" if self.name else ""
         return f"step {self.step}, rank {self.rank}: {_TEXT[self.kind]}{named}"
