@@ -64,16 +64,16 @@ def enable(
     load: Callable[..., None] | None = None,
 ) -> None:
     """
-    Hand over the objects that are trained: the model, the optimizer and the scheduler.
+    Give tft the objects that are trained: the model, the optimizer and the scheduler.
 
-    `model` is Megatron's DistributedDataParallel, or a list of them. `optimizer` is the result of
-    `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`, `rng`,
-    `others`, `save` and `load` are those of `session.adopt`.
+    `model` is Megatron's DistributedDataParallel, or a list of such objects. `optimizer` is the
+    result of `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`,
+    `rng`, `others`, `save` and `load` mean the same as in `session.adopt`.
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
-    this window tft steps the scheduler too, by the value that `increment` returns. The script must
-    call `scheduler.step` with the same value afterwards. Without `increment` the value is
-    Megatron's running global batch size.
+    this window tft also calls the scheduler's `step`, with the value that `increment` returns.
+    Afterwards the script must call `scheduler.step` with the same value; this call then does
+    nothing. Without `increment` the value is Megatron's running global batch size.
 
     Raises `UsageError` if `begin` was not called, or for objects that the adaptor cannot handle.
     """

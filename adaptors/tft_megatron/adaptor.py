@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # late: an import of seconds
+    from tft_megatron.preload import preload  # imported only here, because it takes seconds
 
     preload()
 
@@ -111,7 +111,8 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    from tft_megatron.checkpoints import join  # late: imports megatron-core (see preload.py)
+    # imported only here, because it imports megatron-core, which takes seconds (see preload.py)
+    from tft_megatron.checkpoints import join
 
     return join(directory, files)
 
@@ -131,7 +132,7 @@ def tft_load(directory: Path, shard: str) -> None:
 @hookimpl
 def tft_beside() -> bytes:
     _hooks.state()
-    return b""  # the objects that the script itself saves have the whole state
+    return b""  # the objects that the script itself saves contain the whole shard
 
 
 @hookimpl

@@ -40,8 +40,8 @@ _OF_WORDS = {
 word `exit` switches nothing on. Alone, it says that high availability is off on purpose."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""The strategies that the adaptor supports, in the order in which tft tries them. Each comes with
-the argument that switches it on."""
+"""The argument that switches each strategy on, by strategy, in the order in which tft tries them.
+The adaptor supports no other strategies."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
 _ELSEWHERE = {
@@ -50,7 +50,7 @@ _ELSEWHERE = {
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
 """Arguments with which Megatron keeps the optimizer's state in places that the adaptor does not
-read. Each comes with the reason."""
+read, each with a text that says why."""
 
 _NEEDED = (
     "tensor_model_parallel_size",
@@ -82,8 +82,8 @@ _EXPERTS = (
     "expert_tensor_parallel_size",
     "pipeline_model_parallel_size",
 )
-"""The arguments whose sizes, multiplied, must divide the number of ranks: for the dense parameters,
-and for the experts."""
+"""Two lists of arguments, `_DENSE` for the dense parameters and `_EXPERTS` for the experts. The
+product of the sizes in each list must divide the number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,13 +151,13 @@ def settle(args: Namespace) -> Settled:
     Combine the arguments with `HIGH_AVAILABILITY`, check the result, and store the result for
     `tft.init`.
 
-    Call this before `tft.init`, after the arguments are parsed. Megatron's own
-    `num_distributed_optimizer_instances` is set to match. If nothing is switched on, rank 0 warns
-    on stderr that the job will survive no fault. With `HIGH_AVAILABILITY=exit` this is intended,
-    and rank 0 does not warn.
+    Call this before `tft.init`, after the arguments are parsed. It sets Megatron's own argument
+    `num_distributed_optimizer_instances` to the number of copies of each shard. If nothing is
+    switched on, rank 0 warns on stderr that the job will survive no fault. With
+    `HIGH_AVAILABILITY=exit` this is intended, and rank 0 does not warn.
 
     If the check fails, the process writes the reason to stderr and exits with code 2, as an
-    argument parser does. `args` is not changed then.
+    argument parser does. Then `args` is not changed.
     """
     try:
         return _settle(args)
@@ -401,11 +401,11 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    Return how many ranks the arguments ask to hold each shard of the optimizer. Return 1 if no
-    copies are wanted.
+    Return the number of ranks that are to hold each shard of the optimizer, according to the
+    arguments. Return 1 if no copies are wanted.
 
-    Raises `UsageError` if the number is less than 2 but copies are wanted, and for arguments that
-    contradict each other.
+    Raises `UsageError` if copies are wanted and the number is less than 2. Also raises `UsageError`
+    for arguments that contradict each other.
     """
     if not _has(args, _MASTER):
         return 1
@@ -445,8 +445,8 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    Return the least number of ranks that hold a shard of the optimizer. `replicas` is the requested
-    number of instances of the distributed optimizer.
+    Return the least number of ranks that hold a shard of the optimizer. `replicas` is the number
+    that the arguments request for the distributed optimizer.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas

@@ -1,15 +1,15 @@
 """
 Writes checkpoints in megatron-core's own distributed form, `torch_dist`.
 
-Each rank writes its shard alone. A shard has the tensors under the keys that megatron-core gives
-them. Each piece of a tensor is stored with its place in the whole tensor. A shard also has a
-description from which this adaptor restores the shard exactly. The rank that commits the checkpoint
-joins the metadata of all shards. `megatron.core.dist_checkpointing.load` can then read the whole
-checkpoint, without tft.
+Each rank writes its shard alone. A shard contains tensors or pieces of tensors, under the keys that
+megatron-core gives them. Each piece is stored with its place in the whole tensor. A shard also has
+a description, from which this adaptor restores the shard exactly. The rank that commits the
+checkpoint joins the metadata of all shards. `megatron.core.dist_checkpointing.load` can then read
+the whole checkpoint, without tft.
 
     latest_checkpointed_iteration.txt
-    iter_0000042/   .metadata, metadata.json, common.pt      of the whole, written last
-                    SHARD/.metadata, SHARD/__0_0.distcp, …   what one rank has written
+    iter_0000042/   .metadata, metadata.json, common.pt      for the whole checkpoint, written last
+                    SHARD/.metadata, SHARD/__0_0.distcp, …   files of one rank
 
 The `.metadata` of the whole checkpoint refers to the files of the shards. So shards are joined
 without reading a tensor.
@@ -59,7 +59,7 @@ _OWN = "tft.own."
 """The prefix of the names of tensors that only this adaptor reads, not megatron-core."""
 
 _COMMON = "tft.common"
-"""The name of the entry, in a shard, that has the content for the file `common.pt`."""
+"""The name of the entry in a shard that contains the later content of the file `common.pt`."""
 
 _GENERATORS = "rng_state"
 """The name under which a checkpoint has the states of the random generators of all ranks."""
@@ -75,8 +75,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""A part of a tensor that is stored under the name of another piece: the name of that piece, the
-shape and the strides of the part, and the offset of its first element in the tensor."""
+"""A part of a tensor whose elements are stored with a piece that megatron-core reads. The values
+are the name of the piece, the shape and strides of the part, and the offset of its first element in
+the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +89,17 @@ class Written:
     described: bytes
     """The description of the shard without the tensors. The adaptor needs it to read the shard."""
     own: Mapping[str, Tensor]
-    """The tensors that the adaptor needs to read, by name. A tensor that megatron-core stores too
-    is written only once."""
+    """The tensors of the shard, by name, as the adaptor needs them to restore the shard. A tensor
+    that is also in `content` is written only once."""
     content: Content
+    """The tensors and objects of the shard in the form that megatron-core reads."""
     part: ModelPart
     """The part of the model to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """
-        Return the description of the shard, packed, and the entries to be written, by name.
+        Return the packed description of the shard, and the tensors and objects to be written, by
+        name.
         """
         kept = self.content.tensors
         views = views_of(self.own, [piece for piece in kept if not piece.derived])
@@ -123,7 +126,7 @@ def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, l
     Find the tensors of `own` that need not be written, because `pieces` contain all their elements.
     Return, for each such tensor, its views in the pieces.
 
-    A tensor and a piece share an element if the element has the same address in memory in both.
+    An element of a tensor is in a piece if it has the same address in memory there.
     """
     lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
     for name, tensor in own.items():
@@ -185,7 +188,7 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # flatten nothing: otherwise torch would look for tensors inside megatron-core's objects
+    # without flattening, because torch would otherwise take megatron-core's objects apart
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -232,8 +235,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
     Join the shards among `files`, and write under `directory` the files that megatron-core needs to
     load the whole checkpoint. Return the names of the written files, relative to `directory`.
 
-    Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if a
-    file cannot be read, or if no shard has the common state.
+    Only metadata and other small files are read, and only files that `files` names. Raises
+    `CheckpointCorrupt` if a file cannot be read, or if no shard has the common state.
     """
     whole = _Whole(directory)
     names = list(files)
@@ -352,11 +355,10 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`. The file
-    `latest_checkpointed_iteration.txt` is written with the number `step`.
+    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`.
 
-    The file is removed if `newest` is None, or does not have the name that Megatron expects for
-    `step`.
+    To do so, write the number `step` to the file `latest_checkpointed_iteration.txt`. Remove the
+    file if `newest` is None, or does not have the name that Megatron expects for `step`.
     """
     tracker = directory / TRACKER
     if newest is not None and newest.name == f"iter_{step:07d}":

@@ -1,8 +1,8 @@
 """
-The data position of Megatron's scripts: how many samples the whole job has consumed.
+The data position of a Megatron script: the number of samples that the whole job has consumed.
 
-Iterators over the data begin at this position. Megatron's calculator of the number of micro-batches
-is set to this position too. No other data position is stored.
+Iterators over the data begin at this position. Megatron's calculator, which computes the number of
+micro-batches, is set to this position too. No other data position is stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ class Data:
                 data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...
             )
 
-    When a step begins, the position grows by the present global batch size. It does so on all
-    ranks, also on ranks that read no data. So a position that is captured anywhere in a step is the
+    When a step begins, the position grows by the present global batch size, on all ranks, also on
+    ranks that read no data. So a position that is captured at any time in a step is already the
     position at the end of the step.
     """
 
@@ -66,8 +66,8 @@ class Data:
     @property
     def iterators(self) -> "_Chunk | list[_Chunk]":
         """
-        Return the same objects as `begin`, for a training loop of Megatron, which asks for its
-        iterators only once. These objects stay the same for the whole training.
+        Return the iterators that `begin` returns, for a training loop of Megatron's own, which asks
+        for its iterators only once. They stay the same objects for the whole training.
         """
         return self._drawn.chunks if self._several else self._drawn.chunks[0]
 
@@ -120,7 +120,8 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # also between steps, because the increment of the scheduler is read from the calculator
+        # set the calculator now and not in the next `begin`, because tft reads the increment of
+        # the scheduler from it
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:

@@ -15,7 +15,7 @@ _PRECISION = "PRECISION ERROR"
 are wrong."""
 
 _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The part of that text which names the last step whose numbers were right."""
+"""The part of the precision monitor's error text that names the last step with right numbers."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
 """The file of Megatron that calls torch's autograd engine for the backward pass. Gradients are
@@ -24,8 +24,8 @@ reduced inside that call, so a thread in this file may wait for other ranks."""
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    Return the fault that caused `error`, an exception in a training loop. Return None if no known
-    fault did.
+    Return the fault that caused `error`, an exception in a training loop. Return None if no fault
+    is known that causes this exception.
     """
     said = str(error)
     if isinstance(error, RuntimeError) and _PRECISION in said:

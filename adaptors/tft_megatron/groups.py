@@ -26,8 +26,8 @@ from tft_megatron.stray_groups import refuse_kept
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"
-"""The variable with Megatron's list of all groups. A group that has no variable of its own is only
-in this list."""
+"""The variable of `parallel_state` with the list of all groups. Some groups are only in this list,
+because they have no variable of their own."""
 
 
 class Parallel:
@@ -43,8 +43,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """The pretended groups that were dropped but not yet found to be freed. The script may
-        still refer to them."""
+        """The pretended groups that were replaced, until it was checked that the script no longer
+        refers to them."""
         self._excepthook = sys.excepthook
 
     @property
@@ -57,7 +57,7 @@ class Parallel:
     @property
     def sizes(self) -> Mapping[str, Any]:  # Any: the sizes have various types
         """
-        Return the sizes with which `begin` was called.
+        Return the sizes of the parallelism with which `begin` was called.
         """
         return self._sizes
 
@@ -84,8 +84,8 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from `roots`. From now on these
-        references are set to the new groups whenever groups are formed.
+        Find all references to the groups that can be reached from `roots`. Set them to the new
+        groups whenever groups are formed from now on.
 
         `beside` is a function that drops the references in Megatron's own objects. Raises
         `UsageError` if further references to the groups exist, because tft could not update them.
@@ -150,7 +150,8 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            sys.excepthook = self._excepthook  # torch wraps the hook for each default group
+            # torch wraps the hook for each default group: without this, wrappers would pile up
+            sys.excepthook = self._excepthook
             self._pretends = False
 
     def _point(self) -> None:
@@ -160,7 +161,7 @@ class Parallel:
 
     def _let_go(self) -> None:
         """
-        Drop all references to the groups, so that the groups are freed.
+        Drop all references to the present groups, so that Python frees them.
         """
         for place in self._places:
             place.put(None)
@@ -177,7 +178,7 @@ def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various 
 
 def _roles() -> dict[Role, dist.ProcessGroup]:
     """
-    Return the present groups by role.
+    Return the present process groups by role (the name of the variable in `parallel_state`).
     """
     from megatron.core import parallel_state
 

@@ -1,6 +1,7 @@
 """
-Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. Each
-part of the state has tensors, with their position in the whole tensor, and other objects.
+Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. The
+state of each optimizer is one part of the state. The state that belongs to no optimizer is another.
+A part consists of tensors, or pieces of tensors with their positions, and of other objects.
 
 This module sends nothing to other ranks. But megatron-core reads ranks and sizes from its process
 groups, so the groups must exist. Pretended groups, which send nothing, are enough.
@@ -55,11 +56,11 @@ class Placed:
     """The offset of this piece in the whole tensor."""
     tensor: Tensor
     first: bool = True
-    """False if the piece is a copy that another part of the model writes too. Readers use the other
-    one."""
+    """False if the piece is a copy of a piece that another part of the model writes. Megatron-core
+    then reads that piece instead of this one."""
     derived: bool = False
-    """True if the piece can be computed from other pieces that are written too. Then this adaptor
-    does not read it."""
+    """True if the piece can be computed from other pieces that are written too. This adaptor does
+    not read such a piece."""
 
     @property
     def name(self) -> str:
@@ -105,13 +106,14 @@ def content_of(
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # With a distributed optimizer, no other rank of the same instance has any of this state.
+        # `alone`: with a distributed optimizer, no other rank of the same instance has this state
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # in Megatron only the first rank writes it
+    # as in Megatron, only the first part of the model writes the common state
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
@@ -177,8 +179,8 @@ def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
 
 def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which ships no types
     """
-    Set the padding between parameters to zero, because otherwise megatron-core would write
-    uninitialized memory for it.
+    Set the padding between parameters to zero. Otherwise megatron-core would write uninitialized
+    memory in its place.
     """
     for bucket in _buckets(state):
         for piece in bucket:
@@ -270,14 +272,15 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # store these objects in each shard: ranks with the same rest may have different experts
+        # store these objects with each optimizer, because ranks that hold the same `REST` may have
+        # different experts
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
 
 def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
     """
-    Yield the parameters of the models that an optimizer changes.
+    Yield the model parameters that an optimizer changes.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -351,11 +354,12 @@ def boxes(
     shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
 ) -> Iterator[Box]:
     """
-    Divide into boxes those elements of a view that are in memory from `start` up to, but not
-    including, `end`. Yield the boxes. For a tensor whose elements are in order, the number of boxes
-    is as small as possible.
+    Yield boxes (rectangular parts) that together have the elements of a view whose index in memory
+    is from `start` to `end` - 1. Every such element is in exactly one box.
 
-    `begin` is the index of the view's first element in memory.
+    The view has the shape `shape` and the strides `stride`. `begin` is the index of its first
+    element in memory. If the elements of the view are in the order of memory, the number of boxes
+    is as small as possible.
     """
     last = begin + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     if 0 in shape or last < start or begin >= end:

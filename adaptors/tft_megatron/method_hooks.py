@@ -1,7 +1,7 @@
 """
 Replaces three methods on the user's Megatron objects, but not in Megatron's classes:
 `optimizer.step`, `scheduler.step` and the `update` of the gradient scaler. With the new methods,
-all changes of the state happen in one update window, and no all-reduce happens in that window.
+all changes of the state happen in the update window of the step, and no all-reduce happens there.
 
 This module is written for megatron-core 0.16 (see `versions.py`). It depends on two details of that
 version: the order of calls in `ChainedOptimizer.step`, and the parameter gathering that
@@ -30,10 +30,10 @@ class Replaced:
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """The increment by which tft has stepped the scheduler in the last update window. None
-        after the script has called `scheduler.step` for that step."""
+        """The increment with which tft called the scheduler's `step` in the last update window, and
+        with which the script must call `scheduler.step`. None: no such call is missing."""
         self._found: list[tuple[Any, bool]] = []
-        """The gradient scalers to update in the next update window, each with a flag: True if
+        """The gradient scalers to update in the next update window. The flag of each is True if
         gradients were infinite."""
 
     def install(self) -> None:
@@ -49,7 +49,7 @@ class Replaced:
 
     def forget(self) -> None:
         """
-        Forget the step that the script was in, because the script begins the step again.
+        Forget the step that was interrupted, because the script begins the step again.
         """
         self._owed = None
         self._found.clear()

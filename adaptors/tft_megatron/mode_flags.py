@@ -1,10 +1,10 @@
 """
-Restores the modes that a script switches while it trains and switches back afterwards. The modes
-are evaluation instead of training, and Megatron's overlapped gathering of parameters.
+Restores the modes that a script changes for an evaluation and changes back afterwards. These are
+the modes of the modules (training or evaluation) and Megatron's overlapped gathering of parameters.
 
-If a fault comes before the script switches back, a surviving rank keeps the switched modes. A
-replacement rank has the modes with which the objects were built. All ranks must have the same
-modes.
+If a fault comes before the script changes the modes back, a surviving rank would keep the modes of
+the evaluation. A replacement process has the modes with which the objects were built. All ranks
+must have the same modes, so tft restores them.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Restore all these modes.
+        Restore the modes that the model had when the script called `tft_megatron.enable`.
         """
         for module, mode in self._modes:
             module.training = mode

@@ -1,10 +1,10 @@
 """
 Checks that all stages of a pipeline have the same parameter groups.
 
-Without tft, each stage asks the other stages for their parameter groups while Megatron builds the
-optimizer, and adds the missing ones as empty groups. With tft no other rank is connected at that
-time. So tft raises an error for different parameter groups when the first process groups are
-formed.
+Without tft, Megatron itself makes the parameter groups equal while it builds the optimizer: each
+stage asks the other stages for their groups, and adds the missing ones as empty groups. With tft no
+other rank is connected at that time. So tft refuses different parameter groups when the first
+process groups are formed.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """
-Imports the modules that Megatron needs, before training begins. The other ranks wait while a
-replacement starts, so a replacement must not spend its start on imports.
+Imports the modules that Megatron needs, in the fork server, before training begins. The other ranks
+wait while a replacement process starts, so it must not spend its start on imports.
 """
 
 import tft_pytorch.preload

@@ -1,7 +1,7 @@
 """
-The rank-local state of a rank. It has the random generators, including the generators of Megatron's
-tracker, which dropout uses, and the data position. It also has the buffers that a forward pass
-changes, such as the counts of tokens that each expert has received.
+The rank-local state of a rank, which no other rank has. It contains the random generators, with the
+generators of Megatron's RNG tracker, which dropout uses, and the data position. It also contains
+the buffers that a forward pass changes, such as the counts of tokens that each expert has received.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state, packed. Pass `closing=True` when an update window
-        closes.
+        Return the present rank-local state as bytes. Pass `closing=True` when an update window
+        closes, and False when it opens.
         """
         state: dict[str, object] = {
             "form": _FORM,

@@ -1,8 +1,8 @@
 """
-Checks the scheduler that the script passes to `tft_megatron.enable`. tft steps this scheduler in
-the update window, and sends its state to other ranks with the optimizer.
+Checks the scheduler that the script passes to `tft_megatron.enable`. tft calls the `step` of this
+scheduler in the update window, and copies its state to other ranks in an incident.
 
-tft cannot do this for a scheduler that the script has not passed. A replacement rank would then
+tft cannot do this for a scheduler that the script has not passed. A replacement process would then
 continue with another learning rate than the other ranks.
 """
 

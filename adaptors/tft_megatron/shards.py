@@ -1,13 +1,14 @@
 """
 The shards of this rank: parts of the state, each of which several ranks hold.
 
-Each optimizer has one shard. If the optimizer is distributed, the shard is this rank's share of the
-optimizer. Its holders are the ranks at the same place in the other instances of the distributed
-optimizer. If the optimizer is not distributed, its holders are all ranks that reduce their
-gradients together. One more shard has the state that no optimizer owns. All ranks of the same part
-of the model hold that shard.
+Each optimizer has one shard. If the optimizer is distributed, the shard is this rank's share of it.
+The ranks at the same place in the other instances of the distributed optimizer hold the same shard.
+If the optimizer is not distributed, all ranks that reduce their gradients together hold the shard.
+One more shard contains the state that no optimizer owns. All ranks with the same part of the model
+hold that shard.
 
-No shard has 16-bit parameters, because tft computes them by rounding the 32-bit master weights.
+No shard contains 16-bit parameters, because tft computes them by rounding the 32-bit master
+weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +31,11 @@ _FORM = 1
 """The version of a shard's description. A description of another version is refused."""
 
 _LASTING = ("weights.", "kept.")
-"""Tensors with these names change only within update windows."""
+"""The beginnings of the names of tensors that change only within update windows."""
 
 _FIXED = ("weights.", "model.")
-"""The names of tensors that exist from the beginning, with the same shape on all holders of a
-shard. Optimizers create all other tensors when they need them."""
+"""The beginnings of the names of tensors that exist from the beginning, with the same shape on all
+holders of a shard. Optimizers create all other tensors when they need them."""
 
 Tree = dict[str, Any]  # Any: optimizers and schedulers keep values of any type
 
@@ -167,8 +168,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank. The buffers are the
-        tensors' own memory where possible, else copies.
+        Return the shard in the form in which it is sent to another rank. The buffers are the memory
+        of the tensors in use where possible, and copies otherwise.
         """
         meta, tensors = self._described()
         return ShardPayload(
@@ -177,8 +178,10 @@ class Shard:
 
     def in_use(self) -> ShardInUse:
         """
-        Return the shard as it is now, to be copied. Buffers, and what the script may set anew in
-        each step, do not last until the next update window.
+        Return the shard as it is now, so that the caller can copy it.
+
+        `lasting` of the result names the tensors that stay unchanged until the next update window.
+        Module buffers, and objects of the script, may change earlier and must be copied at once.
         """
         meta, tensors = self._described()
         lasting = {
@@ -222,14 +225,15 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Put the received shard, which `meta` describes, into use. Called when all its buffers have
-        been filled.
+        Use the received shard, which `meta` describes, as the state of this rank. Call this when
+        all buffers of `take` are filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Replace the state of this shard by `tensors`, and by the values in the description `meta`.
+        Replace the state of this shard by `tensors` and by the other values in the description
+        `meta`.
         """
         plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
         self.part.settle({key: put_together(plain[key], tensors) for key in plain})
@@ -255,8 +259,8 @@ class Shard:
 
 def shards_of(training: Training, rank: int) -> list[Shard]:
     """
-    Return the shards of this rank. Their holders are read from the present process groups.
-    Pretended groups, which send nothing, are enough.
+    Return the shards of this rank. This function reads from the present process groups which ranks
+    hold them. Pretended groups, which send nothing, are enough.
     """
     from megatron.core import parallel_state as state
 
@@ -277,7 +281,7 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # Megatron uses the same group for experts and for all other parameters.
+        # no case for experts: Megatron uses one group for experts and for all other parameters
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

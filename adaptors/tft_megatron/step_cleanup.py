@@ -30,21 +30,20 @@ def forget(training: Training) -> None:
 
 def let_go(training: Training) -> None:
     """
-    Drop the references to process groups that Megatron keeps outside of the user's objects. These
-    are in cached values, such as rotary embeddings, and in values that are collected for the log.
+    Drop references to process groups that tft does not set to new groups. They are in cached
+    values, such as rotary embeddings, in tensors of the last step, and in values for the log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # cached rotary embeddings have a process group among their arguments
+            # the cache of rotary embeddings has process groups as keys, so it keeps them alive
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # these objects still have tensors of the last step, whose autograd graph refers to
-                # groups
+                # a tensor of the last step would keep process groups alive by its autograd graph
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
@@ -85,8 +84,8 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
 
 def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
     """
-    Yield the objects that distribute tokens to the experts of a module. These are the token
-    dispatcher, and its communication manager if it has one.
+    Yield the objects that distribute tokens to the experts of a module: its token dispatcher, and
+    the communication manager of the dispatcher. Yield nothing for what the module does not have.
     """
     dispatcher = getattr(module, "token_dispatcher", None)
     for each in (dispatcher, getattr(dispatcher, "_comm_manager", None)):

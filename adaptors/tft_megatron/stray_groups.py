@@ -1,7 +1,8 @@
 """
 Finds the process groups that a script keeps in its own variables, where tft cannot replace them.
-The script builds its objects over pretended groups, which send nothing and report no error. If a
-script kept one in a variable, its all-reduces would give wrong results from the first step on.
+The script builds its objects with pretended groups, which send nothing and report no error. If it
+used a pretended group from a variable, its all-reduces would give wrong results from the first
+step on.
 """
 
 import gc
@@ -24,8 +25,7 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
         group = each()
         if group is None:
             continue
-        # Python's garbage collector cannot name a local variable, nor a dict with only simple
-        # values
+        # the garbage collector does not report local variables, nor dicts with simple values only
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
@@ -37,7 +37,7 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
 
 def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
-    Yield a text for each object that refers to the group. The text names the object in a message.
+    Yield a text for each object that refers to the group, to name the object in a message.
     """
     own = id(group)  # the expression below must not refer to the group
     for holder in gc.get_referrers(group):

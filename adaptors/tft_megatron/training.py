@@ -51,16 +51,16 @@ class Training:
     @property
     def distributed(self) -> bool:
         """
-        Return whether the optimizer's state is divided into shares, one for each data-parallel rank
-        of an instance.
+        Return whether the optimizer is Megatron's distributed optimizer. Then its state is divided
+        among the data-parallel ranks of an instance.
         """
         return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
 
     @property
     def instances(self) -> int:
         """
-        Return how many ranks have the same share of the optimizer: the number of instances of the
-        distributed optimizer.
+        Return the number of instances of the distributed optimizer. Each instance has one copy of
+        the optimizer's state, so this is also the number of ranks that hold the same share.
         """
         return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
 
@@ -122,7 +122,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # in some models, single modules have configurations that differ from the model's
+    # check the configuration of each module, because in some models it differs from the model's
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -1,7 +1,7 @@
 """
 The training state of this process. This module checks Megatron's objects when the script passes
-them to `tft_megatron.enable`, and works on them between incidents and during incidents. They stay
-the same objects for as long as the process lives.
+them to `tft_megatron.enable`. From then on it reads and changes their state for tft. They stay the
+same objects for as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from tft_megatron.training import Training, check, common_state
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
 _LISTED = count(1)
-"""Numbers for buffers that are offered for slices, a new one each time."""
+"""Gives each buffer in the result of `Adopted.slices` a new number."""
 
 
 def adopt(
@@ -47,10 +47,10 @@ def adopt(
     contributing: Callable[[], None] | None,
 ) -> "Adopted":
     """
-    Take charge of the objects that `enable` has passed, and return the training state.
+    Check the objects that `enable` has passed, and return the training state that they contain.
 
-    `contributing`, if it is not None, is called at the end of each forward pass. Raises
-    `UsageError` for objects that the adaptor cannot handle.
+    `contributing` is called at the end of each forward pass, unless it is None. Raises `UsageError`
+    for objects that the adaptor cannot handle.
     """
     training = parts.get("training")
     if not isinstance(training, Training) or wrap is not None:
@@ -72,7 +72,7 @@ def adopt(
 
 class Adopted:
     """
-    The training state in the objects that `adopt` has taken charge of.
+    The training state in the user's objects, which the script has passed to `tft_megatron.enable`.
     """
 
     def __init__(
@@ -133,7 +133,8 @@ class Adopted:
         Return the rank-local state at the beginning or, with `closing=True`, at the end of an
         update window.
 
-        At the end, also drop the settings that were noted at the end of the previous step.
+        At the end of the window, also drop the settings that `end_step` stored in the previous
+        step.
         """
         if closing:
             self._settings.forget()
@@ -141,7 +142,8 @@ class Adopted:
 
     def end_step(self) -> None:
         """
-        Note, at the end of a step, the settings that the next step may change.
+        Store the settings that the next step may change, such as the learning rate, so that `clear`
+        can restore them. Call this at the end of a step.
         """
         self._settings.note()
 
@@ -272,13 +274,14 @@ class Adopted:
 
     def in_use(self) -> dict[str, ShardInUse]:
         """
-        Return all shards of this rank as they are now, to be copied.
+        Return all shards of this rank as they are now, by name, so that the caller can copy them.
         """
         return {name: shard.in_use() for name, shard in self._shards.items()}
 
     def restore(self, step: int) -> None:
         """
-        Take back the copy of the end of `step`. Raises `OrderRefused` if there is none that fits.
+        Restore the state at the end of `step` from the copy in memory. Raises `OrderRefused` if
+        this rank has no copy of that step, or if the copy does not fit.
         """
         self.backups.put_back(
             step,
@@ -290,7 +293,8 @@ class Adopted:
 
     def _forget(self) -> None:
         """
-        Forget what `clear` would put back: the state of this rank now comes from elsewhere.
+        Drop the buffers and settings that `clear` would restore, because they do not belong to the
+        state that was just loaded or received.
         """
         self._local_state.running.forget()
         self._settings.forget()
@@ -301,7 +305,8 @@ class Adopted:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        from tft_megatron.checkpoints import save  # late: imports megatron-core (see preload.py)
+        # imported only here, because it imports megatron-core (see preload.py)
+        from tft_megatron.checkpoints import save
 
         return save(directory, shard, self._written(shard, step))
 
@@ -316,7 +321,7 @@ class Adopted:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Load a shard that `save` wrote.
+        Read a shard that `save` wrote under `directory`, and use it as the state of this rank.
         """
         from tft_megatron.checkpoints import load
 
@@ -328,7 +333,7 @@ class Adopted:
 
     def replaced(self) -> None:
         """
-        Note that the script has loaded new content into its objects.
+        React to the fact that the script itself has loaded new content into its objects.
         """
         self._stands = True
         self._forget()
@@ -361,20 +366,21 @@ class Adopted:
 
     def slices(self, shard: str) -> SliceContent:
         """
-        Return the content of a shard that the other holders of the shard have, too, while the job
-        trains.
+        Return the content of a shard that must be equal on all holders, to be compared while the
+        job trains. Buffers that the forward pass changes are left out.
         """
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
         kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
-        # some buffers are copies, made anew each time: their content is never read again later
+        # new numbers each time: some buffers are copies that were made for this call, so a later
+        # step must not read them instead of the state
         identity = tuple(next(_LISTED) for _ in kept)
         return SliceContent(head=payload.meta, buffers=kept, identity=identity)
 
     def contribution(self) -> int | None:
         """
-        Return a digest of what this rank contributed to the gradients of the last step. None: it is
-        not known.
+        Return a digest of what this rank contributed to the gradients of the last step, or None if
+        no gradient was seen since the last call.
         """
         return self._contributions.digest()
 

@@ -1,6 +1,6 @@
 """
-Chaos: deliberate faults for tests and demonstrations, which `tft run --chaos SPEC` makes (see
-`docs/reference/chaos.md`).
+Chaos: makes faults on purpose, for tests and demonstrations. A fault is given as `tft run --chaos
+SPEC` (see `docs/reference/chaos.md`).
 
 This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`.
 """

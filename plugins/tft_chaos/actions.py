@@ -16,8 +16,8 @@ Theirs = Any  # Any: an object of a framework, which this package does not impor
 
 class ImitatedFault(TrainingFault, RuntimeError):
     """
-    The exception that imitates a fault of a device or a connection, for which frameworks raise
-    `RuntimeError`.
+    The exception that imitates a fault of a device or a connection. It is also a `RuntimeError`,
+    because frameworks raise that for such faults.
     """
 
 
@@ -32,8 +32,8 @@ def act(action: Kill | Stop | Hang | Raise) -> None:
     """
     Carry out the action on the calling thread or on its process.
 
-    Return only for a `Stop`, after another process has sent SIGCONT to this process. For a `Raise`,
-    raise its exception.
+    Only a `Stop` returns, after another process has sent SIGCONT to this process. A `Raise` raises
+    its exception. A `Kill` or a `Hang` never returns.
     """
     match action:
         case Kill():

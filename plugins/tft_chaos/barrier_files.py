@@ -32,15 +32,15 @@ class BarrierFiles:
 
     def wait(self, firing: str) -> None:
         """
-        Record that this process has reached the place of the fault `firing`, and waits there for
-        the other ranks that get the fault.
+        Record that this process has reached the place of a fault, and waits there for the other
+        ranks that get the fault. `firing` is the name of the fault.
         """
         self._write(f"waits-rank{self._rank}", firing)
 
     def waits(self, rank: int) -> str | None:
         """
-        Return the firing (one fault of a spec) for which the process of `rank` waits. Return None
-        if it waits for none.
+        Return the name of the fault (the argument of `wait`) at whose place the process of `rank`
+        waits. Return None if it waits at none.
         """
         try:
             return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))

@@ -17,11 +17,11 @@ _HIGHEST_MANTISSA_BIT = {
     "float8_e4m3fn": 2,
     "float8_e5m2": 1,
 }
-"""By type of the elements. A flip of this bit changes the value by a quarter or more, and the value
-stays a number."""
+"""The number of the highest mantissa bit, by type of the elements. A flip of this bit changes the
+value by a quarter or more, and the value stays finite."""
 
 _NAMED = 6
-"""The number of names in a message: a model may have thousands."""
+"""The number of tensor names that a message lists, because a model may have thousands."""
 
 
 class Memory(Protocol):
@@ -38,28 +38,28 @@ class Memory(Protocol):
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
 
     def read(self) -> bytes:
         """
-        Return the content, little-endian.
+        Return the bytes of all elements, each in little-endian order.
         """
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content.
+        Replace the bytes of all elements by `content`, which has the form that `read` returns.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """
-    The bits that flip: the same bits in each of `number` elements.
+    The bits of a tensor that flip: the same bits in each of `number` elements.
     """
 
     first: int
-    """The lowest element that is changed."""
+    """The index of the first element that is changed."""
     period: int | None
     """The distance from each element to the next. None if only one element is changed."""
     number: int
@@ -69,10 +69,10 @@ class Pattern:
 
 def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
     """
-    Return what `action` flips in this tensor.
+    Return which bits of which elements `action` flips in the tensor with this memory.
 
-    Raises `ChaosMissed` if the tensor has no such element or no such bit, or if the period fits no
-    two of its elements.
+    Raises `ChaosMissed` if the tensor does not have the element or the bit of `action`, or if it is
+    too short for two elements at the distance of the period.
     """
     bits = _bits(action, memory)
     if action.element is not None and action.element >= memory.size:
@@ -124,7 +124,7 @@ def flipped(content: bytes, itemsize: int, pattern: Pattern) -> bytes:
     element = sum(1 << bit for bit in pattern.bits).to_bytes(itemsize, "little")
     distance = (pattern.period or 1) * itemsize
     mask = bytes(pattern.first * itemsize) + element.ljust(distance, b"\0") * pattern.number
-    # integers of any length: far faster than a loop over the elements
+    # one XOR of two long integers is far faster than a loop over the elements
     both = int.from_bytes(content, "little") ^ int.from_bytes(mask[: len(content)], "little")
     return both.to_bytes(len(content), "little")
 
@@ -138,9 +138,10 @@ def choose(
     """
     Return the name and the value of the tensor that `action` means.
 
-    `names` are the model's tensors in its order, by which `tensor=I` counts. `held` are the tensors
-    that this rank can flip, by these names. Without `tensor` the first of them is meant. Raises
-    `ChaosMissed` if there is no such tensor.
+    `names` are the names of the model's tensors, in the order in which `tensor=I` counts them.
+    `held` has the tensors that this rank can flip, by name. `kind` says for messages what they are.
+    If the spec has no `tensor`, return the first of `held`. Raises `ChaosMissed` if this rank does
+    not have the tensor.
     """
     name = action.tensor
     if isinstance(name, int):

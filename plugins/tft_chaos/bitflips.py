@@ -2,7 +2,8 @@
 Finds the tensor that `bitflip` changes, and changes it: a part of the training state between two
 steps, or a gradient during the backward pass.
 
-As in `injection_points.py`, the objects are assumed to be torch's, and torch is not imported.
+The functions expect objects of torch, but torch is not imported: only methods of the objects are
+called. `mindspore_hooks.py` handles the objects of MindSpore.
 """
 
 import ctypes
@@ -17,9 +18,10 @@ from tft_chaos.spec import Bitflip
 
 def flip_state(blow: Blow, action: Bitflip, model: Theirs, optimizer: Theirs, step: int) -> None:
     """
-    Flip bits of the training state between two steps, if this firing is not recorded already.
+    Flip the bits that `action` names in the training state, between two steps. Do nothing if the
+    record of the run says that this fault was made already.
 
-    Raises `ChaosMissed` if this rank has no such state.
+    Raises `ChaosMissed` if this rank does not have the state that `action` names.
     """
     cell = cells.is_cell(model)
     names, held = (cells.state_of if cell else _state_of)(action.part, model, optimizer)
@@ -29,19 +31,20 @@ def flip_state(blow: Blow, action: Bitflip, model: Theirs, optimizer: Theirs, st
 
 def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
     """
-    Flip bits of a gradient that this rank's backward pass has computed, before the gradient is
-    added to others and before it is reduced with those of other ranks.
+    Install a hook that flips bits of a gradient when this rank's backward pass has computed it. The
+    flip comes before the gradient is accumulated, and before it is reduced with other ranks.
 
-    The hook is that of the parameter's gradient itself. Wrappers start their reduction in later
-    hooks. Where a wrapper trains other tensors than the model's parameters, such as FSDP, the hook
-    is not called, and `missed_gradient` says so. Raises `ChaosMissed` if the model has no such
-    parameter.
+    The hook is registered on the parameter, so it runs before the hooks in which wrappers start the
+    reduction. A wrapper such as FSDP trains other tensors than the model's parameters. Then torch
+    does not call the hook, and `missed_gradient` raises an error. Raises `ChaosMissed` if the model
+    does not have the parameter that `action` names.
     """
     session = blow.session
     cell = cells.is_cell(model)
     held = {p.name: p for p in model.trainable_params()} if cell else _trained(model)
     name, parameter = choose(action, list(held), held, action.part)
-    pattern_of(action, _memory(parameter, cell=cell))  # refused now, not in the middle of training
+    # called for its checks, so that a wrong spec is refused now and not in the middle of training
+    pattern_of(action, _memory(parameter, cell=cell))
 
     def came(gradient: Theirs) -> Theirs:
         if session.evaluating or not blow.due(session.step):
@@ -63,7 +66,8 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
 
 def missed_gradient(blow: Blow, step: int) -> None:
     """
-    Raise `ChaosMissed` if the gradient should have been changed in `step`, whose update is made.
+    Raise `ChaosMissed` if the hook of `watch_gradient` was not called in `step`, although the spec
+    fires in this step. Call this when the update of `step` is made.
     """
     if blow.due(step):
         raise ChaosMissed(
@@ -108,9 +112,9 @@ class TensorMemory:
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
-        # torch has no `abs` for the types of one byte
+        # torch cannot compute `abs` for types of one byte, such as float8
         values = self._own.float() if self.itemsize == 1 else self._own
         return int(values.abs().argmax())
 
@@ -123,7 +127,8 @@ class TensorMemory:
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place, whatever the strides of the tensor are.
+        Replace the content in place, also if the tensor is not contiguous. `content` has the
+        elements in row-major order.
         """
         copy = self._host_copy()
         ctypes.memmove(copy.data_ptr(), content, len(content))
@@ -137,8 +142,8 @@ def _state_of(
     part: str, model: Theirs, optimizer: Theirs
 ) -> tuple[list[str], Mapping[str, Theirs]]:
     """
-    Return the names of the model's trained parameters (or buffers), and, by these names, the
-    tensors of the state `part` that this rank has. Tensors without elements are left out.
+    Return the names of the model's trained parameters (or buffers), and by these names the tensors
+    of the kind `part` that this rank has. Tensors without elements are left out.
     """
     tensors = dict(model.named_buffers()) if part == "buffer" else _trained(model)
     if part in ("param", "buffer"):
@@ -159,10 +164,11 @@ def _trained(model: Theirs) -> dict[str, Theirs]:
 
 def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
     """
-    Return the 32-bit master of a parameter, or this rank's share of it. None if this rank has none.
+    Return the 32-bit master weights of a parameter, or this rank's share of them. Return None if
+    this rank has none.
 
-    A `tft_pytorch.ReplicaOptimizer` has a method for it. Megatron's optimizers leave it at the
-    parameter.
+    A `tft_pytorch.ReplicaOptimizer` has a method that returns them. Megatron's optimizers store
+    them in the attribute `main_param` of the parameter.
     """
     if hasattr(optimizer, "master"):
         return optimizer.master(parameter)
@@ -171,10 +177,11 @@ def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
 
 def _kept(optimizer: Theirs, parameter: Theirs) -> Mapping[str, Theirs]:
     """
-    Return the state that the optimizer keeps for a parameter on this rank; empty if it keeps none.
+    Return the state that the optimizer keeps for a parameter on this rank. The result is empty if
+    it keeps none.
 
-    The optimizer has it under the master, the parameter, or a share of the parameter: Megatron's
-    distributed optimizer updates views of 32-bit parameters.
+    The key of the state in the optimizer is the master weights, the parameter, or a view of a part
+    of the parameter. Megatron's distributed optimizer uses such views for 32-bit parameters.
     """
     state = (optimizer.optim if hasattr(optimizer, "optim") else optimizer).state
     for key in (_master(optimizer, parameter), parameter):

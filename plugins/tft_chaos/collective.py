@@ -20,8 +20,8 @@ PATIENCE = 30.0
 slowest model in the tests."""
 
 GLANCES = 6
-"""The number of successive checks that must find every peer asleep. No peer may run between two of
-these checks."""
+"""The number of successive checks that must find every peer asleep. If a peer has run between two
+checks, the count starts again."""
 
 PAUSE = 0.005
 """Seconds between two checks. This is longer than a thread takes to fall asleep."""
@@ -33,7 +33,7 @@ def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[st
 
     Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
-    pause = threading.Event()  # never set: its `wait` lets other threads run
+    pause = threading.Event()  # never set: its `wait` only pauses, and lets other threads run
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:

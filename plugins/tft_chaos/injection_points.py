@@ -46,20 +46,20 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has made all its faults.
+        True if the spec has made all its faults, so that nothing is left to do.
         """
         return self._fired >= self.spec.count
 
     def due(self, step: int) -> bool:
         """
-        Return whether the spec fires at this step.
+        Return whether the next fault of the spec is to be made in this step.
         """
         return not self.spent and step == self.spec.step + self._fired
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Record the firing of the spec. Return True if the fault must be made now. Return False if
-        this firing is recorded already.
+        Record the next fault of the spec. Return True if it must be made now. Return False if it
+        was recorded before, because an earlier process of this rank has made it.
 
         If the spec is aimed at several ranks, wait until all of them have reached this place.
         Raises `ChaosMissed` if one of them does not reach it in time.
@@ -79,8 +79,7 @@ class Blow:
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
-        Record the firing of the spec, and make the fault. Make no fault if this firing is recorded
-        already.
+        Record the next fault of the spec, and make it. Do nothing if it was recorded before.
 
         Return only if the process continues after the fault.
         """
@@ -90,7 +89,8 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Make the fault inside a forward pass of the model, when a first submodule has been computed.
+    Install hooks that make the fault inside a forward pass of the model, when the first submodule
+    has been computed.
 
     In the phase `forward` this is the forward pass of a training step. In the phase `evaluation` it
     is a forward pass in the evaluation after a step.
@@ -126,7 +126,8 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
 def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     """
-    From the step of the spec on, make every forward pass take longer by the factor of `action`.
+    Install hooks that make every forward pass take `action.factor` times as long, from the step of
+    the spec on.
     """
     began = 0.0
     slow = False
@@ -151,7 +152,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Call `seen(number, of)` whenever a gradient is computed in a backward pass.
+    Install hooks that call `seen(number, of)` whenever a backward pass has computed a gradient.
 
     `number` counts the gradients from 1 in the order in which they are computed. `of` is the number
     of trained parameters.
@@ -179,8 +180,8 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Make the fault when the second gradient of a backward pass is computed. If the model has only
-    one gradient, make the fault at the first.
+    Install hooks that make the fault when a backward pass has computed its second gradient. If the
+    model has only one gradient, the fault comes at that one.
     """
 
     def seen(number: int, of: int) -> None:
@@ -192,10 +193,11 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Make the fault at the first gradient of this rank, after waiting until all ranks that get no
-    fault are inside their last collective of the step.
+    Install hooks that make the fault at the first gradient of this rank, before it starts a
+    collective of the step.
 
-    At that time this rank has not started a collective of this step.
+    The hook first waits until all ranks that get no fault are inside their last collective of the
+    step.
     """
     others = [rank for rank in range(blow.session.world) if rank not in blow.victim.ranks]
 
@@ -212,9 +214,9 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    For specs of phase `collective` that are aimed at other ranks: in the steps of these specs,
-    write a marker file at the last gradient of this rank. The ranks at which the specs are aimed
-    wait for these files.
+    Install hooks that write a marker file at the last gradient of this rank, in the steps of
+    `specs`. These are the specs of phase `collective` that are aimed at other ranks. Those ranks
+    wait for the files.
     """
 
     def seen(number: int, of: int) -> None:
@@ -227,8 +229,8 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Make the fault inside the optimizer's step, when some parameters are changed and other
-    parameters are not.
+    Replace the optimizer's `step` by one that makes the fault when some parameters are changed and
+    other parameters are not.
 
     If the optimizer is sharded, hook into its attribute `optim`, the optimizer of this rank's
     share, as torch's ZeroRedundancyOptimizer has it. Raises `ChaosMissed` during the step if the
@@ -277,8 +279,8 @@ def own_part(parameter: Theirs) -> Theirs:
     """
     Return this rank's part of a parameter.
 
-    Whole distributed parameters cannot be compared here, because that would need a collective with
-    the other ranks.
+    Chaos reads only this part, because reading a whole distributed parameter needs a collective
+    with the other ranks.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -286,7 +288,8 @@ def own_part(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    A list of parameter groups that calls `on_the_way` whenever the optimizer has finished a group.
+    A list of parameter groups that calls `on_the_way` whenever the optimizer, in a loop over the
+    list, has finished a group.
 
     If only one group has parameters, that group is split into two.
     """

@@ -29,7 +29,7 @@ def is_cell(model: Theirs) -> bool:
 
 def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., None]) -> None:
     """
-    Call `enter` when the model is called, and `leave` when it returns.
+    Install hooks that call `enter` when the model is called, and `leave` when it returns.
     """
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
@@ -46,8 +46,8 @@ def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -
 
 def watch_gradients(model: Theirs, begin: Callable[..., None], came: Callable[..., None]) -> int:
     """
-    Call `begin` when a forward pass begins, and `came` when a gradient is computed in its backward
-    pass.
+    Install hooks that call `begin` when a forward pass begins, and `came` when a gradient is
+    computed in its backward pass.
 
     Return the number of gradients in a backward pass.
     """
@@ -62,11 +62,12 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    After a step of the optimizer, give half of its parameters their earlier values back, and call
-    `halfway(changed, of)`. `changed` is the number of parameters that the step has changed then,
-    and `of` the number of all parameters.
+    Install hooks that imitate an interrupted step of the optimizer, in steps for which `due()` is
+    True.
 
-    This is done only in steps for which `due()` is True. Raises `ChaosMissed` during the step if
+    After the step, half of the parameters get their earlier values back. Then
+    `halfway(changed, of)` is called. `changed` is the number of parameters that still differ from
+    before the step, and `of` the number of all parameters. Raises `ChaosMissed` during the step if
     there are fewer than two parameters.
     """
     before: list[Theirs] = []
@@ -97,11 +98,11 @@ def watch_halfway(
 
 def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], dict[str, Theirs]]:
     """
-    Return the names of the trained parameters (or buffers), and, by these names, the tensors of the
-    state `part` that this rank has.
+    Return the names of the trained parameters (or buffers), and by these names the tensors of the
+    kind `part` that this rank has.
 
     The buffers are the parameters that are not trained, such as the moving averages of BatchNorm.
-    Raises `ChaosMissed` for `master`, because MindSpore's optimizers keep no masters.
+    Raises `ChaosMissed` for `master`, because MindSpore's optimizers keep no 32-bit master weights.
     """
     if part == "master":
         raise ChaosMissed("chaos: the optimizers of MindSpore keep no 32-bit masters")
@@ -123,7 +124,8 @@ def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], di
 
 class ArrayMemory:
     """
-    The memory of an array that `asnumpy` has returned: that of the tensor itself.
+    The memory of an array that a tensor's `asnumpy` has returned. The array shares the memory of
+    the tensor, so writing to it changes the tensor.
     """
 
     def __init__(self, array: Theirs) -> None:
@@ -134,7 +136,7 @@ class ArrayMemory:
 
     def largest(self) -> int:
         """
-        Return the element with the largest absolute value.
+        Return the index of the element with the largest absolute value.
         """
         return int(abs(self._array).argmax())
 
@@ -147,6 +149,6 @@ class ArrayMemory:
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place.
+        Replace the content in place. `content` has the elements in row-major order.
         """
         self._array.reshape(-1).view("uint8").data[:] = content

@@ -9,7 +9,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainThread:
     """
-    The state of a thread at one moment.
+    The state of the main thread of a process at one moment.
     """
 
     state: str

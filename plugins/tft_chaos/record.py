@@ -1,9 +1,9 @@
 """
-The record of the faults that chaos has made: one file for each fault (each firing of a spec),
-written before the fault is made.
+The record of the faults that chaos has made. There is one file for each fault (each firing of a
+spec), written just before the fault is made.
 
-The files outlive every process of the job. So no fault is made twice: neither in the process that
-replaces the victim, nor after `--resume`.
+The files outlive every process of the job. So no fault is made again in the process that replaces
+the killed one, or after `--resume`.
 """
 
 import json
@@ -49,7 +49,7 @@ class Ledger:
 
     def fired(self, name: str) -> int:
         """
-        Return how many times the spec with this name has fired.
+        Return how many faults are recorded under this name (see the class for the names).
         """
         return len(list(self.directory.glob(f"{name}-*.json")))
 
@@ -78,8 +78,10 @@ class Ledger:
 
     def moment(self, kind: str, rank: int | None, seen: float) -> float | None:
         """
-        Return the time at which chaos made a fault. tft first detected this fault at the time
-        `seen`, as a fault with the kind `kind` on `rank`. Return None if chaos did not make it.
+        Return the time at which chaos made the fault that tft has detected. Return None if chaos
+        did not make it.
+
+        tft detected the fault at the time `seen`, with this `kind` on this `rank`.
 
         Both times are in seconds of CLOCK_MONOTONIC.
         """

@@ -56,11 +56,12 @@ class Raise:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitflip:
     """
-    Flip bits of one tensor of the rank, without reporting it.
+    The action `bitflip`: flip bits of one tensor of the rank. tft gets no report of the flip.
     """
 
     part: Part
-    """Which tensor of a parameter; `buffer`: a buffer of the model instead."""
+    """Which tensor changes: the parameter itself (`param`), its gradient or a part of its optimizer
+    state. `buffer` means a buffer of the model instead."""
     tensor: int | str | None = None
     """The number or the name of the parameter or buffer. None: the first one that the rank has."""
     element: int | None = None
@@ -71,9 +72,9 @@ class Bitflip:
     bits: int = 1
     """How many bits of the element flip, from `bit` downwards."""
     period: int | None = None
-    """The distance of the elements in which the same bits flip. None: one element only."""
+    """The distance from one changed element to the next. None: only one element is changed."""
     period_in_bytes: bool = False
-    """`period` is in bytes, not in elements."""
+    """True if `period` is in bytes, False if it is in elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +128,14 @@ class Spec:
     phase: Phase
     """The place in the step at which the fault is made. It has no meaning for a `Process`."""
     count: int
-    """The number of faults that the spec makes, one at each following occasion."""
+    """The number of faults that the spec makes: one in `step`, and one in each step after it. In
+    phase `repair` one before each order."""
     order: OrderName
     """For phase `repair`: the order of the controller before which the fault is made."""
 
 
 _BITS = 64
-"""The bits of the largest element of a tensor."""
+"""The number of bits in the largest type that an element of a tensor can have."""
 
 T = TypeVar("T")
 
@@ -313,7 +315,8 @@ class _Keys:
 
     def optional(self, key: str, least: int, most: int | None = None) -> int | None:
         """
-        Take a whole number, `least` or more, and `most` or less. None if the key is not given.
+        Return the value of `key`, which must be a whole number from `least` to `most` (None: no
+        upper limit). Return None if the key is not given.
         """
         value = self._take(key)
         if value is None:
@@ -325,14 +328,15 @@ class _Keys:
 
     def text(self, key: str) -> str | None:
         """
-        Take any text. None if the key is not given.
+        Return the value of `key`, which may be any text. Return None if the key is not given.
         """
         return self._take(key)
 
     def period(self, key: str) -> tuple[int | None, bool]:
         """
-        Take a distance: `32` elements or, with a B, `128B` bytes. Return whether it is in bytes,
-        too.
+        Return the value of `key`, which must be a distance, and whether it is in bytes. The text
+        `32` means 32 elements, and `128B` means 128 bytes. The distance is None if the key is not
+        given.
         """
         value = self._take(key)
         if value is None:
@@ -355,7 +359,7 @@ class _Keys:
 
     def end(self) -> None:
         """
-        Raise `UsageError` if a pair is left, which no method has returned.
+        Raise `UsageError` if the spec has a key that no other method has read.
         """
         for key in self._values:
             self.refuse(
@@ -364,7 +368,7 @@ class _Keys:
 
     def refuse(self, why: str) -> NoReturn:
         """
-        Raise `UsageError`, because the spec cannot be carried out.
+        Raise `UsageError` with the text of the spec and the reason `why`.
         """
         raise UsageError(f"--chaos {self._text}: {why}")
 

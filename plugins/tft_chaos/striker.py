@@ -113,9 +113,10 @@ class Striker:
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Make the faults of phase `between`: the update window of `step` has closed.
+        Make the faults of phase `between`, after the update window of `step` has closed.
 
-        Raises `ChaosMissed` if bits could not be flipped, after all other faults are made.
+        Also check that the bits of gradients were flipped. Raises `ChaosMissed`, after all other
+        faults are made, if some bits could not be flipped.
         """
         _each(self._blows, lambda blow: self._between(blow, step))
 
@@ -132,8 +133,8 @@ class Striker:
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Make the faults of phase `tail`: the loop has done all work of the step, but the step has
-        not ended yet.
+        Make the faults of phase `tail`. At this time the loop has done all work of the step, but
+        the step has not ended yet.
         """
         for blow in self._blows:
             if blow.spec.phase == "tail" and blow.due(step):

@@ -1,9 +1,9 @@
 """
-Integrity: compares the copies that ranks hold of each shard, while the job trains. `tft run
---integrity N`, see `docs/howto/integrity.md`.
+Integrity: compares the copies that ranks hold of each shard, while the job trains. It is switched
+on with `tft run --integrity N` (see `docs/howto/integrity.md`).
 
-After each step every rank digests one slice of its shards. The controller compares the digests of
-all ranks that hold the same shard. So every byte is compared at least once in N steps.
+After each step every rank digests one slice of each of its shards. The controller compares the
+digests of all ranks that hold the same shard. So every byte is compared at least once in N steps.
 """
 
 import os
@@ -19,14 +19,14 @@ from tft_integrity.digester import Digester
 VARIABLE = "TFT_INTEGRITY"
 """The variable that carries N to every process of the job."""
 DEFAULT = 50
-"""The N of `--integrity` without a number."""
+"""The N that `--integrity` stands for if no number is given."""
 ON_THE_WAY = 2
-"""The least number of steps that digests may take to the controller. There are so many slices fewer
-than N, so that a difference is known N steps after it began. If steps are much shorter than the
-time between two beats of an agent, it may be known some steps later."""
+"""The least number of steps for which digests may be under way to the controller. A shard has so
+many slices fewer than N, so that the controller knows of a difference within N steps. If steps are
+much shorter than the time between two beats of an agent, it may know some steps later."""
 SHARE = 8
-"""Of more than 16 steps, one in this many is for the way to the controller: a beat then brings the
-digests of several short steps."""
+"""If N is more than 16, one step in this many is for the way to the controller: a beat then brings
+the digests of several short steps."""
 
 
 @hookimpl

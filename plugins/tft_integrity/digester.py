@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 class Digester:
     """
-    Digests the slices of one rank, `of` for each shard.
+    Digests the slices of the shards of one rank. Each shard has `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
@@ -28,7 +28,7 @@ class Digester:
 
     def tft_on_step_ended(self, step: int) -> None:
         """
-        Digest the slice whose turn it is.
+        Digest the slice of this step, or let the thread digest it if it is large.
         """
         work = self._session.digest_slice(step % self._of, self._of)
         if work is None:
@@ -41,7 +41,7 @@ class Digester:
 
     def tft_on_state_released(self) -> None:
         """
-        Wait until the slice is digested: its bytes may change from now on.
+        Wait until the thread has digested its slice, because the bytes may change from now on.
         """
         if self._busy:
             self._busy = False
@@ -51,7 +51,8 @@ class Digester:
 
     def _start(self) -> bool:
         """
-        Start the thread. Return False if the node has no more threads.
+        Start the thread that digests large slices. Return False if the system cannot start another
+        thread.
         """
         thread = threading.Thread(target=self._run, name="tft-integrity", daemon=True)
         try:
@@ -70,4 +71,6 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del work  # it refers to the memory of the shards
+            del (
+                work
+            )  # `work` refers to the shards, and would keep their memory during the next wait

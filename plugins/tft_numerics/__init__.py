@@ -1,9 +1,10 @@
 """
-Numerics: no rank applies an update whose numbers are wrong. `tft run --numerics refuse`, see
-`docs/howto/numerics.md`.
+Numerics: refuses updates whose loss or gradient norm is NaN, infinite or far too large, so that no
+rank applies them. It is switched on with `tft run --numerics refuse` (see
+`docs/howto/numerics.md`).
 
-It is a plugin like any other, and reaches a job only through the hooks of `tft.spi`. It observes and
-refuses; tft decides what follows.
+This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`. After a
+refusal, tft decides what to do.
 """
 
 import json

@@ -1,5 +1,5 @@
 """
-Judges the numbers of each step on one rank, before the update.
+Judges the losses and the gradient norm of each step on one rank, before the update.
 """
 
 import math
@@ -17,8 +17,8 @@ log = structlog.get_logger()
 Mode = Literal["watch", "refuse"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 SPIKE = 20.0
-"""How many deviations above the median a value is a spike. In ordinary training single values are
-up to 10 above it."""
+"""A value that is this many deviations above the median is a spike. In ordinary training single
+values are up to 10 deviations above the median."""
 
 _NORM = "the norm of the gradients"
 
@@ -26,23 +26,23 @@ _NORM = "the norm of the gradients"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """
-    The settings of `tft run`, as they are carried to every process.
+    The values of the `--numerics` options of `tft run`, which every process of the job gets.
     """
 
     mode: Mode
     spike: float = SPIKE
-    """As `SPIKE`. 0: nothing is a spike."""
+    """A value that is this many deviations above the median is a spike. 0: no value is a spike."""
     limit: float | None = None
-    """The largest norm of the gradients. None: there is no limit."""
+    """The largest norm of the gradients that is accepted. None: there is no limit."""
 
 
 class Judge:
     """
-    The observer of one rank.
+    Judges the numbers of one rank, in hooks of the session.
 
-    The norm of the gradients is the same on all ranks that hold the same parameters. So they judge
-    it alike, if they know the same norms of earlier steps. A process that replaces another one knows
-    none. Then the others forget theirs.
+    Ranks with the same parameters must come to the same judgement. They have the same gradient
+    norm, but must also know the same norms of earlier steps. A process that replaces another one
+    knows no earlier norms. So all ranks forget their earlier numbers when a process is replaced.
     """
 
     def __init__(self, session: SessionView, settings: Settings) -> None:
@@ -51,12 +51,12 @@ class Judge:
         self._losses = History()
         self._norms = History()
         self._found: list[str] = []
-        """What is wrong with the losses of the present step."""
+        """Texts that say what is wrong with the losses of the present step."""
         self._incarnations: Mapping[int, int] = {}
 
     def tft_on_loss(self, step: int, loss: float) -> bool:
         """
-        Return whether the update must be refused because of a loss of this rank.
+        Return True if this loss of this rank is wrong and the update must be refused.
         """
         why = self._wrong("the loss", loss, self._losses)
         if why:
@@ -65,7 +65,8 @@ class Judge:
 
     def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
         """
-        Raise a `TrainingFault` to refuse the update.
+        Raise a `TrainingFault` to refuse the update if a loss or the gradient norm is wrong. In the
+        mode `watch`, log it instead. Keep the numbers of an accepted step for later judgements.
         """
         found, self._found = self._found, []
         if not found and numbers.norm is not None:
@@ -82,7 +83,8 @@ class Judge:
 
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Forget the numbers of the steps that are computed again, and of an unfinished step.
+        Forget the numbers of steps that are computed again. If a process was replaced, forget all
+        numbers, because the new process has none.
         """
         if order != "regroup":
             return
@@ -107,7 +109,7 @@ class Judge:
 
     def _wrong(self, name: str, value: float, history: History) -> str:
         """
-        Return what is wrong with a value, or "" if nothing is.
+        Return a text that says what is wrong with a value, or "" if the value is not wrong.
         """
         if not math.isfinite(value):
             return f"{name} is {value}"

@@ -31,7 +31,9 @@ from tft.protocol.messages import (
 from tft.protocol.topics import ORDERS, REPORTS
 
 _REPEAT = 0.1  # seconds after which an unacknowledged request is sent again
-_SILENCE = 10.0  # seconds; a leader sends once a second, and a restarted one much sooner than this
+# seconds without a `Lead` message after which no controller leads: a controller sends one each
+# second, and needs less than this limit to restart
+_SILENCE = 10.0
 
 _HEALTHY = {str(State.HEALTHY)}
 _STILL = {str(State.PAUSING), str(State.PAUSED)}
@@ -40,10 +42,10 @@ _OVER = {str(state) for state in (State.DUMPING, State.EXITING, State.ENDED)}
 
 def pause(run_dir: Path, check: str, why: str) -> int:
     """
-    Pause the job of this run directory. With a `check`, wait until the check has passed.
+    Pause the job of this run directory. With a `check`, wait for the result of the check.
 
-    Returns 0 if the job paused, or if the check passed; returns 4 otherwise. Raises `UsageError` if
-    the job cannot pause now.
+    Returns 0 if the job paused, or if the check passed. Returns 4 otherwise, also if no controller
+    answers. Raises `UsageError` if the job cannot pause now.
     """
 
     async def asking(leader: Leader) -> int:
@@ -81,8 +83,8 @@ def resume(run_dir: Path, why: str) -> int:
     """
     Resume the paused job of this run directory.
 
-    Returns 0 when the job goes on, and 4 when it has ended or is ending. Raises `UsageError` if the
-    job is not paused.
+    Returns 0 when the job goes on. Returns 4 if it has ended or is ending, or if no controller
+    answers. Raises `UsageError` if the job is not paused.
     """
 
     async def asking(leader: Leader) -> int:
@@ -104,8 +106,8 @@ def dump(run_dir: Path, why: str) -> int:
     """
     End the job of this run directory with a last checkpoint.
 
-    Returns 0 if the job ended so, and 4 if it ended without a last checkpoint. Raises `UsageError`
-    if the job is ending already.
+    Returns 0 if the job ended with a last checkpoint. Returns 4 if it ended without one, or if no
+    controller answers. Raises `UsageError` if the job is ending already.
     """
     report = FreshReport(run_dir)
 
@@ -117,7 +119,7 @@ def dump(run_dir: Path, why: str) -> int:
         try:
             await leader.until({str(State.ENDED)})
         except PeerError:
-            # the controller may leave before its last message arrives; the report says more
+            # a silent controller may have ended the job: it writes the report before it leaves
             if report.text() is None:
                 raise
         newest = checkpoint.newest(checkpoint_store_there(run_dir))
@@ -130,7 +132,7 @@ def dump(run_dir: Path, why: str) -> int:
     return _ask(run_dir, asking)
 
 
-# ---------------------------------------------------------------- the leader
+# ---------------------------------------------------------------- the connection to the leader
 
 
 class Leader:
@@ -150,14 +152,14 @@ class Leader:
 
     def now(self) -> float:
         """
-        Return the current time, in seconds, for the time of a request.
+        Return the current time (CLOCK_MONOTONIC, in seconds), for the field `at` of a request.
         """
         return self._clock.now()
 
     async def speaks(self) -> Lead:
         """
-        Return the newest `Lead` message; wait for the first one. Raises `PeerError` if no
-        controller leads.
+        Return the newest `Lead` message of the controller, and wait if none has arrived yet. Raises
+        `PeerError` if no controller leads.
         """
         while self._lead is None:
             await self._listen(_SILENCE)
@@ -168,7 +170,7 @@ class Leader:
         Repeat a request until the leader acknowledges it. Return the leader's newest `Lead`
         message.
 
-        Raises `PeerError` if no leader acknowledges the request in time.
+        Raises `PeerError` if no leader acknowledges the request within 10 s.
         """
         number = self._outbox.add(request)
         limit = self.now() + _SILENCE
@@ -185,7 +187,7 @@ class Leader:
 
     async def until(self, states: set[str]) -> Lead:
         """
-        Return the leader's `Lead` message when the job has come to one of these states.
+        Wait until the job is in one of these states, and return the `Lead` message that says so.
 
         Raises `PeerError` when no controller leads any more.
         """
@@ -195,8 +197,9 @@ class Leader:
 
     async def _listen(self, limit: float) -> None:
         """
-        Receive one message, if one comes within `limit` seconds. Raises `PeerError` after
-        `_SILENCE` seconds without a leader.
+        Receive one message, or return after `limit` seconds without a message.
+
+        Raises `PeerError` if no `Lead` message has arrived for `_SILENCE` seconds.
         """
         try:
             # when the timeout cancels `receive`, no message is lost (see `Bus.receive`)

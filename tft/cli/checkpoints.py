@@ -19,8 +19,8 @@ def verify(path: Path, checkpoint_name: str = CHECKPOINT_NAME) -> int:
     Read every file of a checkpoint, and print whether it is undamaged.
 
     `path` may be a checkpoint, a run directory, or a directory with checkpoints of the pattern
-    `checkpoint_name`. Of a directory with checkpoints the newest is read. Raises
-    `CheckpointCorrupt`, naming what is damaged, and `UsageError` if there is no checkpoint.
+    `checkpoint_name`. If there are several checkpoints, the newest is read. Raises
+    `CheckpointCorrupt`, which names the damage, and `UsageError` if there is no checkpoint.
     """
     directory = path
     if not (path / checkpoint.MANIFEST).is_file():

@@ -178,7 +178,7 @@ def controller_command() -> click.Command:
 
         settings = job_settings(options)
         check_settings(settings)
-        # `tft run` names the run and writes job.json; a controller started by hand does so itself
+        # `tft run` names the run and writes job.json, so without a name nobody has written it yet
         by_hand = not settings.run
         if by_hand:
             check_no_launcher(settings.run_dir)

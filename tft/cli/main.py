@@ -19,8 +19,8 @@ _APART = {
     "checkpoint": "checkpoints",
     "verify": "verify",
 }
-"""The commands that have a module of their own, with its name. All other commands are in
-`tft.cli.commands`."""
+"""The commands that have a module of their own: the name of the module in `tft.cli`, by command.
+All other commands are in `tft.cli.commands`."""
 
 
 class _Commands(click.Group):
@@ -52,9 +52,9 @@ tft = _Commands(
 
 def main() -> None:
     """
-    Run the command line: the entry point of `tft` and of `python -m tft`.
+    Run the command line and exit. This is the entry point of `tft` and of `python -m tft`.
 
-    A refused command prints a sentence and exits with code 2.
+    A command that is refused prints the reason and exits with code 2.
     """
     try:
         code = tft.main(prog_name="tft", standalone_mode=False)

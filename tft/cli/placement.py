@@ -22,7 +22,8 @@ SIZES = ("dp", "tp", "pp", "cp", "ep")
 _FEW = 8
 """How many shards of a kind, and how many ranks of a shard, are shown without `--all`."""
 _LINES = 64
-"""How many report lines are shown without `--all`: a page or two."""
+"""How many report lines (`report_lines`) are shown without `--all`, so that they fill a screen or
+two."""
 _GB = 1e9
 
 
@@ -43,7 +44,7 @@ class Question:
 
 def in_words(asked: Question, *, everything: bool) -> Iterator[str]:
     """
-    Yield the lines of `tft replicas`: everything, or only the first entries of each long list.
+    Yield the lines that `tft replicas` prints. Without `everything`, long lists are cut.
     """
     layout = asked.layout
     most = None if everything else _FEW
@@ -78,7 +79,8 @@ def _held(layout: Layout, most: int | None) -> Iterator[str]:
 
 def _two(survival: Survival, what: str, most: int | None) -> Iterator[str]:
     """
-    Yield lines that say which pairs of ranks or nodes cannot be lost together.
+    Yield lines that say which two ranks or nodes the job cannot lose together. `what` is `rank` or
+    `node`.
     """
     besides = " of the others" if survival.alone else ""
     if not survival.pairs:

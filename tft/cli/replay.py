@@ -1,5 +1,6 @@
 """
-`tft replay`: judges a recorded run again, prints what happened, and compares the commands.
+`tft replay`: gives the recorded events of a run to the job machine (the controller's state machine)
+again. It prints what happened, and whether the machine's commands are the same as in the run.
 """
 
 from pathlib import Path
@@ -21,7 +22,10 @@ _SHOWN = 3  # later differences are mostly consequences of the first ones
 
 def replay_story(path: Path, which: int | None) -> int:
     """
-    Print what happened in the runs of a story, and return the exit code of `tft replay`.
+    Print what happened in the runs of a story (the recorded events), and return the exit code of
+    `tft replay`.
+
+    `which` is the number of the only run to print; None means all runs.
     """
     same = True
     for place, run in read(path, which).items():
@@ -37,7 +41,8 @@ def replay_story(path: Path, which: int | None) -> int:
 
 def print_test(path: Path, which: int | None) -> int:
     """
-    Print one run of a story as a test: the last one, or the run number `which`.
+    Print one run of a story as the source of a test: the run number `which`, or the last run if
+    `which` is None.
     """
     [(place, run)] = read(path, -1 if which is None else which).items()
     click.echo(as_test(replay(run), f"test_the_story_of_run_{place}"))
@@ -46,7 +51,10 @@ def print_test(path: Path, which: int | None) -> int:
 
 def read(path: Path, which: int | None) -> dict[int, Run]:
     """
-    Return the runs of a story by their number. `path` may be the run directory.
+    Return the runs of a story by their number.
+
+    `path` is the story or its run directory. `which` is the number of the only run to return; None
+    means all runs.
 
     Raises `UsageError` if there is no run or the file cannot be read.
     """
@@ -63,7 +71,8 @@ def read(path: Path, which: int | None) -> dict[int, Run]:
 
 def verdict(judged: Replay) -> list[str]:
     """
-    Return lines that say whether the commands are the same, and where they differ.
+    Return lines that say whether the machine's commands are the same as in the recorded run, and at
+    which events they differ.
     """
     known = sum(turn.recorded.then is not None for turn in judged.turns)
     different = judged.differences

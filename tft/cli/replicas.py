@@ -17,7 +17,7 @@ from tft.placement.layout import DIMENSIONS, Layout, Scheme
 
 class _Amount(click.ParamType[float]):
     """
-    A number of parameters: `13e9`, `13B`, `350M`.
+    The type of an option whose value is a number of parameters, such as `13e9`, `13B` or `350M`.
     """
 
     name = "n"
@@ -160,9 +160,10 @@ def _layout(options: dict[str, Any], context: click.Context) -> Layout:
 
 def read_layout(file: Path) -> Layout:
     """
-    Return the layout of the job that a YAML file of a framework describes.
+    Return the sizes of the parallelism of the job that a framework's YAML file describes.
 
-    Raises `UsageError` if the file or its sizes cannot be used, or nothing installed reads it.
+    Raises `UsageError` if the file or its sizes cannot be used, or if no installed package can read
+    such a file.
     """
     # imported only here, because it is slow and other options do not need it
     from tft.plugins import read_job_file

@@ -143,7 +143,7 @@ def _report(result: Any) -> dict[str, object]:
 
 class _Printer:
     """
-    Prints the findings for a person.
+    Prints the progress and the findings as lines for the operator. With `quiet` it prints nothing.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -151,7 +151,7 @@ class _Printer:
 
     def say(self, line: str) -> None:
         """
-        Print a line, unless the report is printed as JSON.
+        Print a line, unless this printer is quiet because the report is printed as JSON.
         """
         if not self._quiet:
             click.echo(line)
@@ -159,14 +159,14 @@ class _Printer:
     # Any: `Ended` and `Digests`, whose modules are imported only when they are used
     def began(self, ended: Any, digests: Any) -> None:
         """
-        Print that the undisturbed job has ended.
+        Print that the first undisturbed job has ended, with its number of steps and its time.
         """
         self.say(f"  {'undisturbed':<12} {digests.last} steps in {ended.seconds:.1f} s")
 
     # Any: a `Finding`, whose module is imported only when it is used
     def found(self, finding: Any) -> None:
         """
-        Print the result for one phase.
+        Print the result for one phase, with the difference and its usual causes if there is one.
         """
         where = ""
         if finding.kill is not None and finding.result != "not tried":
@@ -185,7 +185,7 @@ class _Printer:
     # Any: a `Verification`, whose module is imported only when it is used
     def ended(self, result: Any) -> None:
         """
-        Print the verdict.
+        Print whether all runs were identical. Print nothing if no rank was killed in any phase.
         """
         tried = [each for each in result.findings if each.result != "not tried"]
         differ = [each.phase for each in tried if each.result == "differs"]

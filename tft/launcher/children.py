@@ -1,6 +1,6 @@
 """
-The processes that the launcher starts, and the orphans that they leave behind. The launcher notices
-the end of each.
+Starts the launcher's child processes and reaps them, together with the orphans that they leave
+behind.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tft.stopped import StopGuard
 
 class LaunchedProcess:
     """
-    One process that this process started.
+    One child process of the launcher.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], continued: Callable[[], None]) -> None:
@@ -37,7 +37,9 @@ class LaunchedProcess:
 
     def reap(self) -> None:
         """
-        Take the exit status. Called when the kernel reported the end of the process.
+        Reap the process, and give its exit status to the callers of `ended`.
+
+        Call this when the kernel has reported the end of the process.
         """
         self.guard.close()
         self._ended.set_result(self.process.wait())
@@ -73,7 +75,7 @@ class Children:
     def __init__(self) -> None:
         self._known: dict[int, LaunchedProcess] = {}
         self._none_left = asyncio.Event()
-        self._earlier = _children()  # children that existed before are not reaped here
+        self._earlier = _children()  # `gone` does not wait for children that existed before
 
     def __enter__(self) -> Self:
         adopt_orphans(yes=True)
@@ -99,9 +101,10 @@ class Children:
         continued: Callable[[], None] = lambda: None,
     ) -> LaunchedProcess:
         """
-        Run `tft` with `arguments` in a session of its own. It is killed when this process ends.
+        Run `tft` with `arguments` as a child in a process session of its own.
 
-        The session is separate so that a signal from the terminal reaches only this process.
+        The kernel kills the child when this process ends. The session is separate so that a signal
+        from the terminal reaches only this process.
         Standard error is appended to `log`; standard output is shared with this process. `added` is
         added to the environment. `inherited` are file descriptors that the child keeps under the
         same numbers. A child that is stopped by SIGSTOP for too long is continued. `continued` is
@@ -124,9 +127,9 @@ class Children:
 
     async def gone(self, limit: float) -> bool:
         """
-        Wait until no child or orphan that came after the creation of this object is left.
+        Wait until all children and orphans have ended, except children older than this object.
 
-        Waits at most `limit` seconds. Returns True if none is left.
+        Waits at most `limit` seconds. Returns True if all have ended, False after the limit.
         """
         self._reap()
         try:

@@ -1,6 +1,6 @@
 """
-Converts the settings of `tft.config` to command options, and a settings object to command
-arguments. Each setting is declared only once, in `tft.config`.
+Makes command options from the settings that `tft.config` declares, and command arguments from a
+settings object. Each setting is declared only once, in `tft.config`.
 """
 
 import ast
@@ -15,7 +15,7 @@ import click
 from tft.config import JobSettings
 
 LOOPBACK = "127.0.0.1"
-"""The address at which everything listens by default."""
+"""The address at which processes listen by default: only processes of the same machine reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,13 @@ class Names(click.ParamType[tuple[str, ...]]):
             return value
         words = tuple(word.strip() for word in str(value).split(",") if word.strip())
         if not words:
-            self.fail("name at least one", param, ctx)
+            self.fail("name at least one value, or several with commas between them", param, ctx)
         return words
 
 
 def settings_of(declared: type) -> tuple[Setting, ...]:
     """
-    Return the settings that a frozen dataclass declares, in its order.
+    Return the settings that a frozen dataclass declares, in the order of its fields.
     """
     types = get_type_hints(declared)
     sentences = _sentences(declared)
@@ -78,8 +78,8 @@ def job_options(*, given: bool) -> list[click.Parameter]:
     """
     Return one option for each setting of a job.
 
-    With `given`, options without a default are required. Otherwise such options may be missing
-    (None), and the caller chooses a value.
+    If `given` is True, an option without a default is required. Otherwise its value is None if it
+    is not given, and the caller chooses a value.
     """
     return [_option(setting, given=given) for setting in settings_of(JobSettings)]
 
@@ -94,7 +94,7 @@ def job_settings(options: Mapping[str, object]) -> JobSettings:
 
 def job_arguments(settings: JobSettings) -> list[str]:
     """
-    Return the arguments from which `job_options` makes these settings again.
+    Return the command arguments that stand for these settings when `job_options` parses them.
     """
     arguments: list[str] = []
     for setting in settings_of(JobSettings):
@@ -109,7 +109,7 @@ def job_arguments(settings: JobSettings) -> list[str]:
 
 
 def _option(setting: Setting, *, given: bool) -> click.Option:
-    # Any: each type of option converts to another type of value
+    # Any: the type of the value differs from option to option
     kinds: Mapping[object, click.ParamType[Any]] = {
         str: click.STRING,
         int: click.INT,
@@ -133,8 +133,9 @@ def _option(setting: Setting, *, given: bool) -> click.Option:
 
 def _sentences(declared: type) -> dict[str, str]:
     """
-    Return the string below each field of a settings class. These strings do not exist at run time,
-    so the source is read.
+    Return the docstring below each field of a settings class, by the name of the field.
+
+    Python does not keep these strings at run time, so this function parses the source.
     """
     [tree] = ast.parse(inspect.getsource(declared)).body
     assert isinstance(tree, ast.ClassDef)

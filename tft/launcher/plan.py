@@ -1,6 +1,6 @@
 """
-The plan of `tft run`: what it will start, and every check that may refuse it. All checks are made
-before anything is started or written.
+The plan of `tft run`: the processes that it will start, and the checks that may refuse to start
+them. All checks are made before anything is started or written.
 """
 
 import os
@@ -41,7 +41,7 @@ for nodes that other launchers run."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """
-    What one launcher starts of a job, ready to be carried out.
+    The part of a job that one launcher (`tft run` or `tft lead`) starts, with all options decided.
     """
 
     settings: JobSettings
@@ -54,11 +54,11 @@ class Plan:
     script: str
     arguments: tuple[str, ...]
     module: bool = False
-    """True if `script` is the name of a module."""
+    """True if `script` is the name of a module, to be run as `python -m` runs it."""
     placed: Placed | None = None
     """
-    The place that another launcher has given to the only rank of this node. None: no other launcher
-    has placed the rank.
+    The local rank, local world size and node rank that another launcher, such as torchrun, has
+    given to the only rank of this node. None: no other launcher has placed the rank.
     """
     starter: StartedElsewhere | None = None
     """The program that starts the processes of the ranks. None: the agent starts them."""
@@ -69,8 +69,8 @@ class Plan:
     spare: int = 0
     """The number of additional ranks for which the node has room."""
     goes_on: bool = False
-    """True if the nodes train already, and only the launcher without a node is started once more.
-    """
+    """True if the nodes are training already, and this launcher without a node (`tft lead`) was
+    started again to lead them."""
 
     @property
     def leads(self) -> bool:
@@ -89,8 +89,9 @@ class Plan:
     @property
     def launched(self) -> bool:
         """
-        Return True if another launcher is involved: it has placed the rank or starts the ranks, or
-        this launcher has no node.
+        Return True if the job was started under another launcher.
+
+        That launcher has placed the rank or starts the ranks, or this launcher has no node.
         """
         return self.placed is not None or self.starter is not None or not self.trains
 
@@ -130,7 +131,7 @@ class Plan:
 
     def commands(self) -> dict[str, list[str]]:
         """
-        Return the processes that this launcher starts: by name, the arguments of `tft` for each.
+        Return the `tft` arguments of each process that this launcher starts, by process name.
         """
         job = job_arguments(self.settings)
         parts = self._agent(job) if self.trains else {}
@@ -198,8 +199,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
     settings = job_settings({**options, **found})
     if options["spare_if_taken"] and in_use(run_dir, node):
         node, spare = _another(settings, node), settings.nproc_per_node
-    # Only the node that leads the job decides this: when another node looks, the run may have begun
-    # and written its story already.
+    # Only the leading node decides whether to resume. Another node may look later, and would take
+    # the story that this run has begun for the story of an earlier run.
     if options["resume_if_any"] and (node == LEADER or (node == 0 and not led_elsewhere)):
         there = holds_story(run_dir) or newest(checkpoint_store_of(settings)) is not None
         settings = replace(settings, resume=settings.resume or there)
@@ -223,8 +224,8 @@ def make_plan(options: Mapping[str, Any]) -> Plan:  # Any: the options have diff
 
 def _another(settings: JobSettings, node: int) -> int:
     """
-    Return a number for a further node that runs beside the node `node`. The number is beyond the
-    numbers of the nodes that have ranks, and no launcher uses it.
+    Return a free node number for an additional launcher beside that of the node `node`. The number
+    is higher than the numbers of the nodes that have ranks, and no launcher uses it.
     """
     numbers = count(settings.nnodes + node, settings.nnodes)
     return next(number for number in numbers if not in_use(settings.run_dir, number))
@@ -232,8 +233,8 @@ def _another(settings: JobSettings, node: int) -> int:
 
 def named(plan: Plan) -> Plan:
     """
-    Return the plan with a name for its job. Nodes that were not given the name read it from the run
-    directory.
+    Return the plan with the name of its job. If the operator has given no name, all launchers of
+    the job read the same one from the run directory.
     """
     if plan.settings.job:
         return plan
@@ -243,10 +244,11 @@ def named(plan: Plan) -> Plan:
 
 def _check_shared(options: Mapping[str, Any], *, alone: bool, launched: bool) -> None:
     """
-    Check that the options which all nodes must share were given.
+    Check that the options with the same value on all nodes were given.
 
-    Raises `UsageError` when one is missing. Nodes that another launcher has started find the name
-    of their job in the run directory.
+    Raises `UsageError` if one of them is missing. `--job` is not needed with `launched` (under
+    another launcher), because nodes then find the name of the job in the run directory. Nothing is
+    needed with `alone` (a job of one node).
     """
     needed = ("broker", "run_dir") if launched else ("job", "broker", "run_dir")
     missing = [name for name in needed if options[name] is None]

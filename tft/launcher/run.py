@@ -54,13 +54,15 @@ from tft.protocol.topics import ORDERS, REPORTS
 from tft.stopped import LIMIT
 
 _REPEAT = 0.1  # seconds after which an unacknowledged report is sent again
-_TOLD_GRACE = 15.0  # seconds for an agent to end after it was told to: its ranks need time to leave
-# seconds in which the job machine must have written a last checkpoint
+# seconds that an agent gets to end after the controller told it to: its ranks must leave first
+_TOLD_GRACE = 15.0
+# seconds to wait for the end of the job after a signal: the time limits of the controller for
+# stopping the ranks and for saving a last checkpoint
 _STOP_LIMIT = Policy().stop + Policy().save
-# seconds to reach a controller on another node, which may be lost with that node
+# seconds to wait until a controller on another node acknowledges a report: that node may be lost
 _NEWS_LIMIT = 10.0
-# seconds to be accepted by a broker: that of an earlier job may still run, and the right one start
-# later
+# seconds after which a node gives up if the broker refuses it: the broker of an earlier job may
+# still listen at the address until the broker of this job starts
 _SHUT_OUT_LIMIT = 10.0
 # seconds without a controller after which the operator is told what this node waits for
 _UNHEARD = 10.0
@@ -70,7 +72,7 @@ _ORPHANS_LIMIT = 5.0
 
 def launch(plan: Plan, environment: Mapping[str, str]) -> int:
     """
-    Run a node's share of a job that has been checked, and return the exit code of `tft run`.
+    Carry out a checked plan until the job is over, and return the exit code of `tft run`.
 
     `environment` is added to the environment of every process of the job.
     """
@@ -83,7 +85,7 @@ def launch(plan: Plan, environment: Mapping[str, str]) -> int:
         report = FreshReport(settings.run_dir)
         if plan.leads and plan.may_begin and not plan.goes_on:
             _turn_back(checkpoint_store_of(settings))
-        # under another launcher there are as many nodes as ranks: only the leading one prints this
+        # another launcher may start one `tft run` for each rank: only the leading one prints this
         if plan.leads or plan.placed is None:
             say(f"the records of this run are in {settings.run_dir}{_beginning(plan)}")
         if plan.leads and settings.resume and not plan.goes_on:
@@ -144,7 +146,8 @@ def _turn_back(store: CheckpointStore) -> None:
 
 def _beginning(plan: Plan) -> str:
     """
-    Return the end of a sentence that says from which step the run begins; empty for a new run.
+    Return the end of the first line for the operator, which says from which checkpoint the run
+    continues. Empty: the run is new.
     """
     settings = plan.settings
     if plan.goes_on:
@@ -230,13 +233,13 @@ class NodeLauncher:
             await self._end()
         return code
 
-    # ------------------------------------------------------------ the parts
+    # ------------------------------------------------------------ the processes of this launcher
 
     async def _keep(self, name: str) -> None:
         """
         Run the broker or the controller until the job is over, and restart it when it dies.
 
-        The job ends when it dies too often, or refuses to start.
+        The job ends if this process dies too often, or refuses to start.
         """
         restarts = Restarts()
         refusable = True
@@ -298,7 +301,9 @@ class NodeLauncher:
             added=self._environment,
             log=log,
             inherited=self._plan.inherited(name),
-            continued=partial(say, f"the {name} was stopped (SIGSTOP) for {LIMIT:.0f} s: continued"),
+            continued=partial(
+                say, f"the {name} was stopped (SIGSTOP) for {LIMIT:.0f} s: continued"
+            ),
         )
         self._parts[name] = child
         write_whole(pid_file(self._plan.settings.run_dir, name), f"{child.process.pid}\n")
@@ -309,8 +314,8 @@ class NodeLauncher:
 
     async def _end(self) -> None:
         """
-        End all processes. The broker is ended last, because the others send their last messages
-        through it.
+        End all processes of this launcher. The broker is ended last, because the other processes
+        send their last messages through it.
         """
         if self._plan.trains:
             await self._parts[self._plan.agent].end(grace=self._grace)
@@ -318,7 +323,10 @@ class NodeLauncher:
             if name in self._parts:
                 await self._parts[name].end(grace=0.0)
         if not await self._children.gone(_ORPHANS_LIMIT):
-            say(f"processes of this job are still there after {_ORPHANS_LIMIT:.0f} s")
+            say(
+                f"processes of this job still run on this node after {_ORPHANS_LIMIT:.0f} s: end "
+                "them before another job starts here"
+            )
 
     # ------------------------------------------------------------ the end of the job
 
@@ -326,8 +334,8 @@ class NodeLauncher:
         """
         Mark the job as over, with the exit code `code`.
 
-        `grace` is how many seconds the agent gets to end by itself: the controller has told it to
-        end.
+        `grace` is the time in seconds that the agent gets to end by itself. It is 0 if no
+        controller has told the agent to end.
         """
         if not self._over.done():
             self._grace = grace
@@ -335,9 +343,10 @@ class NodeLauncher:
 
     def _reported(self) -> int:
         """
-        Return the exit code from the report, on a node that does not run the controller.
+        Return the exit code of the job from the report, on a node that does not run the controller.
 
-        The controller writes the report before it tells the agents that the job is over.
+        The controller writes the report before it tells the agents that the job is over. So a
+        missing report means that this node has another run directory; the result is then `FAILED`.
         """
         code = self._report.exit_code()
         if code is None:
@@ -381,8 +390,8 @@ class NodeLauncher:
         elif self._plan.leads:
             say(f"{number.name}: the job is to end after a last checkpoint")
         why = f"{number.name} was sent to `tft run` on node {self._plan.node}"
-        # if this launcher runs the controller, there is no limit: the controller will receive the
-        # request
+        # no limit if this launcher runs the controller: it restarts a dead controller, which then
+        # receives the request
         limit = None if self._plan.leads else _NEWS_LIMIT
         try:
             async with asyncio.timeout(limit):
@@ -390,7 +399,10 @@ class NodeLauncher:
                 asked = StopRequested(why=why, signal=number, node=node, at=self._clock.now())
                 await self._tell(asked)
         except TimeoutError:
-            say(f"no controller has taken it for {_NEWS_LIMIT:.0f} s, so a save cannot be ordered")
+            say(
+                f"no controller has acknowledged the request for {_NEWS_LIMIT:.0f} s, so this node "
+                "ends without a last checkpoint"
+            )
         else:
             await asyncio.wait([self._over], timeout=_STOP_LIMIT)
         self._finish(exit_code(FAILED, number))
@@ -423,7 +435,7 @@ class NodeLauncher:
                 case NotLetIn(why=why):
                     self._not_let_in(why)
                 case _:
-                    pass  # orders are for ranks and agents
+                    pass  # all other messages are orders to ranks and agents
 
     async def _say_what_is_awaited(self) -> None:
         """

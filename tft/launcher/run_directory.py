@@ -80,7 +80,8 @@ def holds_story(run_dir: Path) -> bool:
 
 def living_run(run_dir: Path) -> str | None:
     """
-    Return the run whose nodes train in this directory without a leader. None: there is no such run.
+    Return the id of the run whose nodes train in this directory without a leader, or None if there
+    is no such run.
 
     A node counts if its launcher is alive and was started before the last entry of the story. A
     launcher that was started later belongs to the next run.
@@ -139,7 +140,8 @@ def check_run_dir(
         with _locked(settings, node):
             pass
     if not leads or goes_on:
-        # only the leading node checks these; it may already have begun the story of this run
+        # only the leading node checks checkpoints and story: here the leading node may already have
+        # begun the story of this run
         return
     if settings.resume:
         if may_begin:
@@ -164,7 +166,9 @@ def check_run_dir(
 
 def make_run_dir(run_dir: Path) -> None:
     """
-    Make the run directory and its folders, if need be. Raises `UsageError` if that is not possible.
+    Create the run directory and its folders `logs` and `pids`, if they are missing.
+
+    Raises `UsageError` if that is not possible.
     """
     try:
         for folder in ("logs", "pids"):
@@ -268,10 +272,9 @@ def _lacking(directory: Path, manifest: Manifest) -> str:
 
 def shared_name(run_dir: Path) -> str:
     """
-    Return a name that nobody can guess, and that is the same for all callers in this run directory,
-    also in later runs.
+    Return the name that all launchers in this run directory share, also in later runs.
 
-    The first caller makes the name.
+    The first caller writes a random name, which nobody can guess, and later callers read it.
     """
     path = run_dir / NAME
     mine = path.with_name(f"{NAME}.{secrets.token_hex(4)}")
@@ -279,7 +282,7 @@ def shared_name(run_dir: Path) -> str:
     os.write(made, secrets.token_hex(8).encode())
     os.close(made)
     with suppress(FileExistsError):
-        # a link is made atomically, also between machines: only one caller succeeds
+        # os.link is atomic, also on a file system that machines share: only one caller succeeds
         os.link(mine, path)
     mine.unlink()
     return path.read_text()
@@ -334,7 +337,7 @@ def job_there(run_dir: Path) -> JobThere:
         raise UsageError(
             f"{path} cannot be read as the description of a job: {type(wrong).__name__}: {wrong}"
         ) from None
-    # job.json is written at the begin of a run, and report.json at its end
+    # job.json is written at the start of a run: an older report.json belongs to an earlier run
     if report.exists() and report.stat().st_mtime_ns >= path.stat().st_mtime_ns:
         result = json.loads(report.read_text())["result"]
         raise UsageError(f"the job in {run_dir} is over, with the result {result!r}")
@@ -346,7 +349,7 @@ def checkpoint_store_there(run_dir: Path) -> CheckpointStore:
     Return where the checkpoints of a run directory are, according to the job.json of its last run.
     """
     default = CheckpointStore(directory=run_dir / "checkpoints")
-    # there was no run, or only one of another version of tft
+    # without a readable job.json (no run yet, or another version of tft) the default holds
     with suppress(OSError, ValueError, KeyError, TypeError):
         told = json.loads((run_dir / JOB).read_text())["settings"]
         return CheckpointStore(
@@ -369,14 +372,15 @@ class FreshReport:
 
     def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
-        Return the incidents of this run. The report of a resumed job also begins with earlier
-        incidents.
+        Return the incidents of this run. Those of earlier runs, with which the report of a resumed
+        job begins, are left out.
         """
         return self._new("incidents")
 
     def missed(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
-        Return the periodic checkpoints that could not be written, of this run only.
+        Return the periodic checkpoints that this run could not write. Those of earlier runs are
+        left out.
         """
         return self._new("missed")
 
@@ -388,7 +392,7 @@ class FreshReport:
 
     def result(self) -> str:
         """
-        Return how the job ended. Empty: the report is not written yet.
+        Return the result of the job, such as `completed`. Empty: the report is not written yet.
         """
         return "" if self.text() is None else str(self._read()["result"])
 
@@ -433,7 +437,7 @@ class FreshReport:
 
 def last_line(log: Path) -> str:
     """
-    Return the last line of a log that is not empty, or an empty text.
+    Return the last line of a log that is not blank, or "" if there is no such line.
     """
     return next(
         (line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()),

@@ -1,6 +1,6 @@
 """
-The lines at the end of a run: one for each incident, tracebacks of bugs in user code, and missing
-checkpoints.
+The lines that `tft run` prints at the end: one for each incident, tracebacks of bugs in user code,
+and the periodic checkpoints that could not be written.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ def summary(
     missed: list[dict[str, Any]],
 ) -> list[str]:
     """
-    Return the lines for the incidents of a report, and for the checkpoints in its `missed`.
+    Return the lines for the `incidents` of a report, and for the checkpoints that could not be
+    written (`missed`).
     """
     lines = [line for incident in incidents for line in _lines(incident)]
     return [*lines, *(_missing(each) for each in missed)]

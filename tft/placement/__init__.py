@@ -1,3 +1,4 @@
 """
-Derives shard groups from the sizes of a job's parallelism, with their redundancy and memory cost.
+Computes from the sizes of a job's parallelism, before anything runs, which ranks hold which shard.
+Also computes which losses the job survives, and how much memory the copies take.
 """

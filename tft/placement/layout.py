@@ -1,7 +1,7 @@
 """
 Derive the shard groups of a job from the sizes of its parallelism: which rank holds which shard,
-before anything runs. The result is an ordinary `Topology`. Only this module and `memory_cost`,
-which counts bytes with these sizes, know kinds of parallelism by name.
+before anything runs. The result is the `Topology` that the controller uses, too. Only this module
+and `memory_cost` know kinds of parallelism, such as tensor parallelism, by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,8 +20,8 @@ for, so a larger number is a typing error."""
 
 
 Places = list[tuple[str, tuple[int, ...]]]
-"""The data-parallel groups of the model. Each has the part of a shard's name that says which part
-of the model the group trains, and its ranks."""
+"""The data-parallel groups of the model. Each group is a pair of a text and the ranks. The text is
+the part of a shard's name that says which part of the model the group trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Scheme:
     """True if parameters are cut together with their optimizer state, except small ones. False: the
     parameters are whole on every rank of a data-parallel group."""
     experts_as_dense: bool
-    """True if the state of experts is cut into as many shards as the state of the dense part of the
-    model. False: it is cut so that it has as many copies as that state."""
+    """True if the state of experts has as many shards as the state of the dense part of the model.
+    False: it has as many copies of each shard as the state of the dense part."""
 
 
 MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False)
@@ -47,7 +47,7 @@ MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
     """
-    One kind of state, and the ranks that hold it.
+    One kind of state, such as parameters or optimizer state, and the ranks that hold its shards.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class StateKind:
     """A text that says what the state consists of, for messages."""
     copies: int
     groups: Mapping[str, tuple[int, ...]]
-    """By shard: the ranks that hold a copy of it."""
+    """The ranks that hold a copy of each shard, by the name of the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Layout:
     first."""
     scheme: Scheme = MEGATRON
     threshold_kb: int = 0
-    """A size in kilobytes. If parameters are cut, parameters smaller than this are not."""
+    """A size in kilobytes. Parameters that are smaller stay whole, even if others are cut."""
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "shards"):
@@ -159,8 +159,10 @@ class Layout:
 
     def states(self) -> tuple[StateKind, ...]:
         """
-        Return all kinds of state with their shard groups. There is one set of groups for each
-        pipeline stage and tensor rank, and for experts one for each part of the experts.
+        Return all kinds of state with their shard groups.
+
+        Each pair of a pipeline stage and a tensor rank has shard groups of its own. For experts
+        there are shard groups for each expert-parallel rank of such a pair.
         """
         dense, experts = self._dense_places(), self._expert_places()
         if self.scheme.cuts_parameters and self.shards > 1:
@@ -220,8 +222,8 @@ class Layout:
 
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
-        Yield each pair of pipeline stage and tensor rank, as two values: its part of a shard's
-        name, and the first of its ranks.
+        Yield two values for each pair of pipeline stage and tensor rank: the part of a shard's name
+        that identifies the pair, and the lowest rank of the pair.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -282,7 +284,7 @@ class Layout:
         if self.dense % self.ep:
             raise UsageError(
                 f"experts cannot be spread over ep {self.ep} of the {self.dense} ranks of a dense "
-                f"data-parallel group (dp {self.dp} * cp {self.cp}): they cannot be divided"
+                f"data-parallel group (dp {self.dp} * cp {self.cp}): ep must divide this number"
             )
         dense, experts = self._strides(self._dense_sizes()), self._strides(self._expert_sizes())
         if self.pp > 1 and dense["pp"] != experts["pp"]:
@@ -357,9 +359,11 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
 
 def report_lines(topology: Topology) -> Iterator[str]:
     """
-    Yield for every rank the groups of ranks that hold its least replicated state, in the form of
-    MindIO's log: `rank:4, report group list: [0, 4]`. A rank has several lines if several such
-    groups have the same size. MindIO prints a group only once, for the rank that reports it first.
+    Yield for every rank a line with the smallest shard group to which the rank belongs, in the form
+    of MindIO's log: `rank:4, report group list: [0, 4]`.
+
+    A rank has several lines if several of its groups have the smallest size. Unlike these lines,
+    MindIO's log has each group only once, for the rank that reports the group first.
     """
     fewest: dict[int, list[tuple[int, ...]]] = {}
     for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:

@@ -18,10 +18,10 @@ class Gradients(Enum):
 
 
 _WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
-"""The bytes per parameter: those that every rank holds in full, and those that are divided among
-the ranks together with the optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes. Adam
-adds a parameter and two moments in fp32, and a gradient in fp32 if the gradient is not in fp32
-already."""
+"""Two numbers of bytes per parameter: the bytes that every rank holds in full, and the bytes that
+are divided among the ranks as optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes.
+Adam adds a parameter and two moments in fp32. If the gradient is not in fp32, Adam also adds a
+gradient in fp32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class Cost:
     that are divided over the data-parallel group."""
     total: float
     added: float
-    """How many bytes of the total are due to the copies. Without copies the state would be divided
-    over the whole data-parallel group."""
+    """The bytes of the total that are due to additional copies. With one copy only, the optimizer
+    state would be divided over the whole data-parallel group."""
 
 
 def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
@@ -75,9 +75,10 @@ def bytes_per_rank(
     layout: Layout, gradients: Gradients, parameters: float, of_experts: float
 ) -> tuple[float, float]:
     """
-    Return the bytes that one rank needs for a model of `parameters` parameters, `of_experts` of
-    them in experts, and how many of these bytes are due to the copies. The model is assumed to be
-    spread evenly.
+    Return the bytes that one rank needs for a model, and how many of them are due to the copies.
+
+    The model has `parameters` parameters, of which `of_experts` belong to experts. It is assumed to
+    be spread evenly over the ranks.
     """
     places = layout.tp * layout.pp
     dense, expert = dense_cost(layout, gradients), expert_cost(layout, gradients)

@@ -12,15 +12,15 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
     """
-    The ranks or nodes whose loss would lose state: each holds all copies of some shard, which is
-    named. Any other rank or node can be lost, alone or together with one other that is not its
-    partner in `pairs`.
+    The ranks or nodes, alone and in pairs, whose loss would lose state. The job survives the loss
+    of any other single rank or node, and of any other two that are not in `alone`.
     """
 
     alone: Mapping[int, str]
+    """Ranks or nodes that hold all copies of a shard, each with the name of such a shard."""
     pairs: Mapping[tuple[int, int], str]
-    """Pairs of ranks or nodes that can each be lost alone, but that together hold all copies of a
-    shard."""
+    """Pairs of ranks or nodes that together hold all copies of a shard, each with the name of such
+    a shard. Either of the two can be lost alone."""
 
 
 def of_ranks(topology: Topology) -> Survival:
@@ -43,8 +43,8 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Return the result for shards with these holders. Only shards with one or two holders matter, so
-    the time is linear in the number of holders.
+    Return the losses that would lose state. `held` gives each shard with its holders (ranks or
+    nodes). Only shards with one or two holders matter, so the time is linear in their number.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}
@@ -95,8 +95,8 @@ def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None
 
 def shortened(words: Sequence[str], most: int | None) -> str:
     """
-    Return a list as text for a message. After `most` items the rest is only counted; None means
-    that all are named.
+    Return a list as text for a message: the first `most` items, and the number of the other items.
+    None means that all items are in the text.
     """
     if most is None or len(words) <= most:
         return ", ".join(words)

@@ -46,9 +46,9 @@ def encode(envelope: Envelope) -> bytes:
     """
     Return the bytes of an envelope (a message with its sender), as they are sent on the bus.
 
-    A character that UTF-8 cannot represent is written as an escape, so the message can still be
-    sent. Example: a lone surrogate of a file name in a traceback. Raises `InternalError` if the
-    result is larger than `FRAME_LIMIT`.
+    A character that UTF-8 cannot represent is written as an escape, so that the message can still
+    be sent. An example is a lone surrogate in a file name in a traceback. Raises `InternalError` if
+    the result is larger than `FRAME_LIMIT`.
     """
     frame: bytes = msgpack.packb(
         {
@@ -64,7 +64,7 @@ def encode(envelope: Envelope) -> bytes:
     if len(frame) > FRAME_LIMIT:
         raise InternalError(
             f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
-            f"the limit of a frame is {FRAME_LIMIT}"
+            f"the limit of a frame is {FRAME_LIMIT} bytes"
         )
     return frame
 
@@ -171,11 +171,11 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
 
 def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: has the shape of `came`
     """
-    Return an error in received fields that msgspec does not detect. None: there is no error.
+    Return a text about the first error that msgspec does not detect, or None if there is none.
 
     Such an error is a field that the dataclass does not have, or a number that is not finite.
-    `came` is the received value, `known` the converted message as plain values, and `path` the
-    place of `came` in the message, for the error text.
+    `came` is the received value, and `known` the same value after its conversion to a message.
+    `path` is the place of the value in the message, for the error text.
     """
     match came:
         case dict():

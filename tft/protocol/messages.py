@@ -52,8 +52,8 @@ class Position:
     """True while the loop has not reached the end of step `step`. A part of what follows the update
     window, such as a scheduler's step or an evaluation, may be done already."""
     after: bool = False
-    """True while functions that are to be called after step `step` are still running or not yet
-    called."""
+    """True while functions that tft calls after step `step` (`session.evaluate`,
+    `session.after_step`) are running or are still to be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +106,8 @@ class Joined:
     strategies: tuple[str, ...]
     """The strategies that the adaptor supports."""
     derives: bool = False
-    """True if the adaptor can make the rank-local state of this rank from the number of a step,
-    when the captured one is lost."""
+    """True if the adaptor can compute the rank-local state of this rank from a step number. This is
+    needed when the captured state is lost."""
     at: float
 
 
@@ -132,7 +132,8 @@ class Ready:
     """The strategies that the adaptor supports, now that it has the state. Empty: those in
     `Joined`."""
     after: float = 0.0
-    """Seconds that the functions which are called after a step may take. 0: there are none."""
+    """The time in seconds that the functions which tft calls after a step may take. 0: there are no
+    such functions."""
     at: float
 
 
@@ -169,14 +170,14 @@ class Faulted:
     """True if the last update may have spread the error: no copy of the state of `position.step` is
     sound."""
     not_after: int | None = None
-    """The error is known to be older than this rank noticed: no copy of a step later than this one
-    is sound. None: nothing is known about that."""
+    """The last step whose copies can be sound, if the error is known to be older than the step in
+    which it was noticed. None: the age of the error is not known."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
     refused: StepNumbers | None = None
-    """The rank has refused the update of `step` because of its numbers, before it changed its
-    state. None: something else happened."""
+    """What the rank had computed when it refused the update of `step` because of wrong numbers. Its
+    state was not changed. None: the fault is not a refused update."""
     at: float
 
 
@@ -205,17 +206,17 @@ class Answered:
     """For `freeze`: True if the training thread waits in a collective, or is out of the loop."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """For `compare`, `fetch`, `restore` and `reload`: digests of the state of step `held`, by shard
-    and part. An empty digest means that this part differs from rank to rank by design. No digests
-    at all: the rank has no state, or the state cannot be compared."""
+    and part. An empty digest means that this part differs from rank to rank by design. An empty
+    mapping means that the rank has no state, or that the state cannot be compared."""
     compared: float = 0.0
-    """Seconds that computing the digests took."""
+    """The time in seconds that it took to compute the digests."""
     line: str = ""
     """For `stop`: the place in the tail of step `held` where the loop was left (FILE:LINE)."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: the sources that were left out, each with the reason."""
+    """For `fetch`: the source ranks that this rank did not use, each with the reason."""
     inexact: tuple[str, ...] = ()
-    """Sentences about what the loop of this rank does in its tails that an incident cannot undo or
-    repeat exactly."""
+    """Sentences for the operator. They name what the loop of this rank does in its tails that an
+    incident cannot undo or repeat exactly."""
     tails: bool = False
     """True if the loop of this rank marks the end of each step, which is later than the end of the
     update window."""
@@ -226,8 +227,8 @@ class Answered:
     finding: str = ""
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     local_state: dict[int, str] = field(default_factory=dict)
-    """For a `save` that failed: the rank-local state that this rank captured last (hexadecimal), by
-    step. Without the copies of this rank, the job may have to save another step."""
+    """For a `save` that failed: the last captures of this rank's rank-local state (hexadecimal), by
+    step. Another rank writes the state for this rank, possibly of another step."""
     began: float
     at: float
 
@@ -244,7 +245,7 @@ class Trained:
     incarnation: int
     step: int
     numbers: StepNumbers | None = None
-    """What the rank has computed in this step. None: no plugin watches the numbers."""
+    """What the rank has computed in this step. None: no plugin watches the numbers of steps."""
     at: float
 
 
@@ -261,8 +262,8 @@ class Finished:
     step: int
     """The last step that was done."""
     sliced: bool = False
-    """True if the rank has digested slices of its copies. The copies are then compared as a whole
-    before the job is complete."""
+    """True if copies were compared slice by slice while the job trained (`--integrity`). All copies
+    are then compared as a whole before the job is complete."""
     at: float
 
 
@@ -304,7 +305,7 @@ class CheckpointFailed:
     wrong: tuple[int, ...] = ()
     """The ranks whose copies are wrong. Empty: not known."""
     unsliced: bool = False
-    """True if a part differs that slices leave out."""
+    """True if a part differs that slices do not contain, such as a module buffer."""
     at: float
 
 
@@ -353,13 +354,13 @@ class Exited:
     position: Position
     """The last position, read from the shared memory that the process left behind."""
     stack: str
-    """The stacks that the process wrote when it was asked for them. Empty: it was not asked, or did
-    not answer."""
+    """The stacks of all threads, if the process was asked to write them. Empty: the process was not
+    asked, or did not answer."""
     stopped: bool = False
     """True if the process was in the stopped state (SIGSTOP) when it was ended."""
     script_ended: bool = False
-    """True if the script had ended without an error before the process ended, and so had all that
-    it had registered for its end."""
+    """True if the script and its exit handlers (`atexit`) had ended without an error before the
+    process ended."""
     local_state: dict[int, str]
     """The rank-local state that the process captured last (generators, data position; hexadecimal),
     by step."""
@@ -392,16 +393,17 @@ class Recalled:
     """The node that was lost."""
     rank: int
     incarnation: int
-    """The process that had captured the state last. -1: this node has kept nothing of the rank."""
+    """The incarnation that had captured the state last. -1: this node has kept no state of the
+    rank."""
     incident: int
-    """The incident of the last rollback of the rank, with `round` its number. Captures of steps
-    that a later rollback has given up do not count."""
+    """`incident` and `round` identify the last rollback of the rank before the captures. If a later
+    rollback gave up some of the captured steps, their captures do not count."""
     round: int
     local_state: dict[int, str]
     """The rank-local state (hexadecimal), by step."""
     early: tuple[int, ...] = ()
-    """The steps whose state was captured before they had ended, if the captures of this rank change
-    until then."""
+    """The steps of `local_state` whose capture may not be final: it was made before the end of the
+    step, and captures of this rank were seen to change until the end of a step."""
     at: float
 
 
@@ -433,9 +435,8 @@ class StopRequested:
     signal: int
     """The signal that was received; 0: none."""
     node: int | None = None
-    """The node whose launcher was asked to end, if only the ranks of this node are to end. If these
-    ranks are to move to other nodes, or have moved, the job continues. None: the whole job is to
-    end."""
+    """The node whose launcher was asked to end. The job continues if the ranks of this node have
+    moved to other nodes, or are to move. None: the whole job is to end."""
     at: float
 
 
@@ -516,13 +517,12 @@ class Advised:
     base: str = ""
     """If `strategy` is a new name of the plugin: the strategy of which it is a variant."""
     not_after: int | None = None
-    """If `strategy` is a new name of the plugin: the step to return to; an earlier one is possible,
-    too."""
+    """If `strategy` is a new name of the plugin: the latest step to which the ranks may return."""
     skip: int = 0
     """If `strategy` is a new name of the plugin: the number of batches to skip."""
     replace: tuple[int, ...] = ()
-    """If `strategy` is a new name of the plugin: the ranks whose living processes are replaced,
-    too."""
+    """If `strategy` is a new name of the plugin: the ranks to get a new process although their
+    present process is alive."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be followed in this incident."""
     wait: float = 0.0
@@ -531,12 +531,12 @@ class Advised:
     at: float
 
 
-# ---------------------------------------------------------------- levels
+# ---------------------------------------------------------------- status that is sent repeatedly
 
 
 UNSLICED = "buffer "
-"""The name of a part of a shard begins with this if its content is not in the slices, as that of
-module buffers: such a part is compared only with the whole copies."""
+"""The beginning of the name of a shard's part that is not in the slices, such as a module buffer.
+Such a part is compared only when whole copies are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,19 +544,19 @@ class SliceDigest:
     """
     The digest of one slice of a shard at the end of a step, as one rank has computed it.
 
-    With `number` -1 it is the digest of what the rank contributed to the step's gradients, as far
-    as its adaptor reads that. Only the rank's own digests of the same step are compared with it.
+    With `number` -1 it is instead the digest of what this rank contributed to the gradients of the
+    step. It is compared only with the digest of the same rank in another attempt at the step.
     """
 
     incident: int
-    """The incident after which the rank trains, and with `round` the attempt: a step that is
-    computed again in another attempt may have another content."""
+    """The last incident of the rank. `incident` and `round` identify the attempt at the step: a
+    step that is computed again may have another content."""
     round: int
     step: int
     number: int
     """The number of the slice, from 0."""
     of: int
-    """The number of slices that the shard is cut into: one is digested in each step."""
+    """The number of slices that the shard is cut into. One slice is digested in each step."""
     shard: int
     """The index of the shard among the shards of the rank, in the order of `Ready.shards`."""
     digest: int
@@ -566,7 +566,7 @@ class SliceDigest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    The status of one rank. The agent reads it from the memory page that it shares with the rank.
+    The status of one rank. The agent reads it from the page (memory that it shares with the rank).
     """
 
     rank: int
@@ -577,12 +577,13 @@ class Pulse:
     moved: float
     """The time when the training thread last made progress."""
     digests: tuple[SliceDigest, ...] = ()
-    """The digests of slices that the rank has computed lately. The next beats repeat them."""
+    """The digests of slices that the rank has computed lately. Several beats contain the same
+    digest, so that a lost beat does not lose it."""
     kept: int = 0
-    """The step of the newest copy of its state that the rank keeps in host memory. 0: none."""
+    """The step of the newest copy of its state that the rank keeps in host memory. 0: no copy."""
     unprotected: int = 0
-    """How many update windows of the rank have opened before another node had its rank-local state
-    of the step."""
+    """The number of steps in which the update window of the rank opened before another node had the
+    rank-local state of that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -601,8 +602,7 @@ class Lead:
     """
     The controller announces that it leads the job, and acknowledges reports.
 
-    `epoch` is the number of this controller. `heard` gives, for each sender, the highest number of
-    a report on which the controller has acted.
+    `epoch` is the number of this controller.
     """
 
     epoch: int
@@ -619,8 +619,8 @@ class Lead:
     """The newest step at whose end all copies of every shard are known to have been equal. None:
     each shard has one holder, so that no copies can differ."""
     kept_by: dict[int, int] = field(default_factory=dict)
-    """By node: the node that keeps the rank-local state of its ranks, in case the node is lost. A
-    node without another node is not listed."""
+    """By node: another node that keeps the rank-local state of its ranks, in case the node is lost.
+    A node is not listed if no other node can keep the state."""
 
 
 # ---------------------------------------------------------------- between agents
@@ -634,12 +634,14 @@ class Capture:
 
     step: int
     closed: bool
-    """True if the state was captured when the update window of `step` had closed."""
+    """True if the state was captured when the update window of `step` closed. False: it was
+    captured before the window opened."""
     content: str
-    """The XXH3-128 of the state, hexadecimal. Captures with the same content name it once."""
+    """The XXH3-128 of the state, hexadecimal. It is the key of the state in
+    `LocalStates.contents`."""
     sure: bool
-    """True if the state will not change before the all-reduces of the step are complete: they are,
-    or no earlier step of the process has seen such a change. The other captures are not used."""
+    """True if the state is final for the all-reduces of the step: they are complete, or the state
+    did not change before their completion in any earlier step. Other captures are not used."""
     ended: bool
     """True if the rank has ended the step, so that this state is the last one of the step."""
 
@@ -649,18 +651,19 @@ class LocalStates:
     """
     All valid captures of a rank, for the node that keeps them in case this node is lost.
 
-    What the receiver has kept of the rank and is not listed here is not valid any more. The agent
-    repeats the message until `LocalStatesKept` answers it.
+    If the receiver has kept a capture of the rank that is not listed here, that capture is no
+    longer valid. The agent repeats the message until `LocalStatesKept` answers it.
     """
 
     node: int
     pid: int
-    """The agent that sends. Another agent of the node has other pages."""
+    """The pid of the agent that sends. A new agent of the node has new pages (memory shared with
+    its ranks), so its numbers begin anew."""
     rank: int
     incarnation: int
     """The newest process of the rank on this node."""
     incident: int
-    """The incident of the last rollback of the rank, with `round` its number."""
+    """`incident` and `round` identify the last rollback of the rank."""
     round: int
     number: int
     """How many captures were written to the page of the rank when it was read."""
@@ -668,7 +671,8 @@ class LocalStates:
     """True if captures of this rank were seen to change after the all-reduces of their step."""
     captures: tuple[Capture, ...]
     contents: dict[str, str]
-    """By digest: the content (hexadecimal), for contents that the receiver may not have."""
+    """The captured states (hexadecimal), by digest. States that the receiver has already may be
+    left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -683,20 +687,20 @@ class LocalStatesKept:
     pid: int
     rank: int
     incarnation: int
-    """The `incarnation` of the message that is answered, with `number` its number."""
+    """`incarnation` and `number` are those of the message that is answered."""
     number: int
     complete: bool
-    """True if the receiver has the contents of all captures in that message."""
+    """True if the keeper has the contents of all captures in that message."""
     contents: tuple[str, ...]
-    """The digests of these contents that the receiver has."""
+    """The digests of the contents that the keeper has, among those in that message."""
 
 
 # ---------------------------------------------------------------- orders to ranks
 #
-# All orders carry `epoch`, `incident` and `round`, by which a late order is recognized. `to` names
-# the ranks that are meant, and `incarnations` the incarnation of each rank whose process is not the
-# first (0). A process that does not hold its rank carries out nothing: a process that was given up
-# but still runs, or a successor that will take over later.
+# A late order is recognized by its `epoch`, `incident` and `round`. `to` names the ranks that carry
+# out the order. `incarnations` gives the incarnation of each rank whose process is not the first
+# (0). Two kinds of processes ignore orders because they do not hold their rank: one that was given
+# up but still runs, and a successor that will take over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -832,8 +836,8 @@ class Regroup:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
-    """The first step that will be computed with these groups. 0: the ranks find the step out
-    themselves (`Reload`)."""
+    """The first step that will be computed with these groups. 0: the ranks learn the step only when
+    they carry out the order `Reload`."""
     name: str
     host: str
     port: int
@@ -895,8 +899,8 @@ class Rollback:
     """The rank-local state that lost processes had captured (hexadecimal), by rank, for a new
     process that may not find it in shared memory."""
     derive: tuple[int, ...] = ()
-    """The ranks that must make their rank-local state from the number of the step, because they
-    were away or their captured state is lost."""
+    """The ranks that must compute their rank-local state from the step number, because they took no
+    part in the job or their captured state is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -912,11 +916,11 @@ class Resume:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
-    """True: first call the functions to be called after step `step` - 1, because some rank has not
-    completed them."""
+    """True if the rank must first call the functions that tft calls after step `step` - 1, because
+    some rank has not completed them."""
     tails: bool = False
-    """True if the loops mark the end of each step, as some rank has reported. Then no step ends
-    with its update window, not even the first one."""
+    """True if some rank has reported that its loop marks the end of each step. Then every step,
+    also the first one, ends later than its update window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -924,8 +928,8 @@ class Hold:
     """
     Order to a rank: train to the end of `step`, then wait.
 
-    The rank answers when it waits. At that moment its all-reduces of step `step` + 1 are complete,
-    and its process groups are kept.
+    The rank waits before the update window of step `step` + 1, when its all-reduces of that step
+    are complete. It answers when it waits. Its process groups are kept.
     """
 
     epoch: int
@@ -1051,7 +1055,7 @@ class Spawn:
     incarnation: int
     cause: str
     successor: bool = False
-    """The process is to take over from one that still trains."""
+    """True if the new process is to take over the rank later, from a process that still trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1101,8 +1105,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    Order to one process: the controller does not accept its claim to `rank`. The process must
-    leave.
+    Order to one process: leave the job, because the controller does not accept that the process
+    holds `rank`.
     """
 
     epoch: int
@@ -1153,7 +1157,7 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""The name of each order in answers to it (`Answered.order`)."""
+"""The name of each order in the answer of a rank (`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1161,8 +1165,8 @@ class Envelope:
     """
     A message with the name of its job and its sender, in the form in which it is sent on the bus.
 
-    `number` counts the reports of a sender from 1. It is 0 for a message that the receiver does not
-    acknowledge: an order, a level such as `Beat`.
+    `number` counts the reports of a sender from 1. It is 0 for messages that the receiver does not
+    acknowledge: orders, and messages that are sent repeatedly, such as `Beat`.
     """
 
     job: str

@@ -156,10 +156,10 @@ class AdaptorSpecs:
         other ranks can finish the step without this rank. If this rank dies later, its replacement
         continues with the rank-local state of this moment.
 
-        `early` True means that another node keeps the rank-local state too, and has it the sooner
-        the better. Then call `contributing()` also at the end of each forward pass, if that costs
-        nothing else. The last call in a step counts, and a call without a change costs next to
-        nothing.
+        `early` True means that the rank-local state is also sent to another node, which should get
+        it as soon as possible. Then call `contributing()` also at the end of each forward pass, if
+        the framework has a cheap hook there. The last call in a step counts. A call after which the
+        state is unchanged costs next to nothing.
 
         The hook is called once, before `tft_adopt`.
         """
@@ -206,10 +206,9 @@ class AdaptorSpecs:
         all-reduces are complete and its update window is about to open. Raise an exception if the
         state of the other ranks cannot be known any more.
 
-        `refuses` is True if this rank refuses the update because of its numbers, and None if no
-        plugin watches the numbers. It is None on all ranks or on none. If it is not None, return
-        whether some rank refuses the update. An adaptor without `tft_watch_numbers` needs no such
-        argument.
+        `refuses` is True if this rank refuses the update because of its numbers. It is None, on all
+        ranks, if no plugin watches the numbers. If it is not None, return whether some rank refuses
+        the update. An adaptor without `tft_watch_numbers` can leave out this argument.
 
         Not needed if no rank can complete a step that another rank cannot complete. Without this
         hook, a rank may complete a step that the holders of other shards cannot complete.
@@ -231,17 +230,17 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_synchronize(self, closing: bool) -> None:
         """
-        Wait until the device has done all its work: before an update window opens, and with
-        `closing` before it closes and before the step ends.
+        Wait until the device has done all its work. The hook is called before an update window
+        opens. With `closing` it is called before the window closes, and before the step ends.
 
         Raise an exception if a collective among this work may have been aborted, or if a
         communicator reports an error. A device takes an aborted collective for a success, so
-        nothing else shows that its result is wrong. With `closing`, this concerns only collectives
-        that were begun since the last call.
+        nothing else shows that its result is wrong. With `closing`, check only the collectives that
+        were begun since the last call.
 
         If the exception is raised before the window opens, the rank leaves the loop with the state
         of the step before. If it is raised before the window closes, the rank counts as having no
-        whole state. If it is raised before the step ends, the rank was interrupted in its tail.
+        complete state. If it is raised before the step ends, the rank was interrupted in its tail.
 
         Needed if `tft_asynchronous` can return True.
         """
@@ -267,9 +266,11 @@ class AdaptorSpecs:
         loop is left later, `tft_clear` restores the stored settings, so that all ranks have the
         same settings.
 
-        Return the rank-local state anew if a part of the end state of the step has changed since
-        `tft_capture(closing=True)`. Leave the RNG and the data position in it as they were then.
-        Otherwise return None. `tail` True means that the loop has marked the end of the step.
+        If a part of the rank-local state, other than the RNG and the data position, has changed
+        since `tft_capture(closing=True)`, return the state anew. Leave the RNG and the data
+        position in it as they were then. Otherwise return None.
+
+        `tail` True means that the loop has marked the end of the step.
         `tail` False means that the update window has just closed and the tail is still to come.
 
         Not needed: without this hook no setting is restored.
@@ -294,19 +295,22 @@ class AdaptorSpecs:
     def tft_backup(self, step: int, sound: int, copies: int) -> Callable[[], None] | None:
         """
         Store a copy of the whole state at the end of `step` in memory. Keep the newest `copies`
-        copies: two, or three if the ranks need longer to compare a step than from one copy to the
-        next one but one.
+        copies: two, or three if the interval between copies is short against the steps that the
+        ranks need to compare their copies.
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
-        At the end of step `sound` and of earlier steps, all copies of a shard are known to be equal
-        on all ranks. If no copy but the oldest is that early, drop no copy, and make no further
-        one: all ranks must keep a copy of one common step that is known to be equal.
+        Up to the end of step `sound`, all ranks that hold a shard are known to have equal copies of
+        it. If every copy in memory but the oldest is of a later step than `sound`, drop no copy,
+        and make no further one. All ranks must keep a copy of one common step that is known to be
+        equal.
 
         Copy at once what the next step may change before its update window opens. The rest may be
-        copied on another thread. Then return a function that waits until the copy is complete. It
-        is called on the training thread, before the next update window opens and before functions
-        of the user are called after the step. Before any other hook of this adaptor changes the
-        state, the adaptor itself must wait. None: the copy is complete already.
+        copied on another thread. Then return a function that waits until the copy is complete.
+        Return None if the copy is complete already.
+
+        tft calls the returned function on the training thread, before the next update window opens
+        and before functions of the user are called after the step. Before any other hook of this
+        adaptor changes the state, the adaptor itself must wait.
 
         Not needed: without this hook `--backup-every` is refused, and `tft_backups` and
         `tft_restore` are not called.
@@ -358,10 +362,10 @@ class AdaptorSpecs:
         """
         Use the received shard, whose content is now in the buffers of `tft_take`.
 
-        All buffers have arrived, and their digests are correct. Return True if the shard is only
-        moved into place in `tft_rebuild`, which all ranks call at the same time. Until
-        `tft_rebuild` has returned, the state of this rank then counts as torn (partly old and
-        partly new).
+        All buffers have arrived, and their digests are correct. Return True if `tft_rebuild`, which
+        all ranks call at the same time, still has to move the shard into place. The state of this
+        rank then counts as torn (partly old and partly new) until `tft_rebuild` has returned.
+        Otherwise return None.
         """
 
     @hookspec(firstresult=True)
@@ -377,9 +381,9 @@ class AdaptorSpecs:
         result of `tft_give`.
 
         The hook is called on the training thread, out of the loop. While tft audits the loop, the
-        hook is also called in the loop, at the start and end of a step. There, a change between the
-        end of a step and the next update window is not reported for the parts `description`,
-        `settings`, `scheduler`, `modes` and `learning_rate`.
+        hook is also called in the loop, at the start and end of a step. The audit does not report a
+        change of the parts `description`, `settings`, `scheduler`, `modes` and `learning_rate`
+        between the end of a step and the next update window.
         """
         raise NotImplementedError
 
@@ -390,8 +394,8 @@ class AdaptorSpecs:
 
         Leave out what belongs to this rank alone, such as buffers that the forward pass changes.
         The hook is called on the training thread at the end of a step, if copies are compared while
-        the job trains. The buffers are read until the next update window opens, or in later steps
-        too if `identity` has not changed for many steps.
+        the job trains. tft reads the buffers until the next update window opens. If
+        `SliceContent.identity` has not changed for many steps, tft also reads them in later steps.
 
         Not needed: without this hook copies are compared in incidents and checkpoints only.
         """
@@ -401,14 +405,15 @@ class AdaptorSpecs:
     def tft_contribution(self) -> int | None:
         """
         Return a digest (64 bit) of what this rank alone contributed to the gradients of the step
-        that has ended, before they were reduced. A part that depends on the whole model is enough.
+        that has ended, before the reduction. A part of the gradients is enough if it depends on the
+        whole model.
 
-        If two copies of a shard differ, this shows which of the two ranks had the wrong one, when
-        the steps are computed again. The hook is called at the end of each step, if copies are
-        compared while the job trains and exactly two ranks hold one of the shards of this rank. It
-        may return None until it has seen a whole step.
+        If only two ranks hold a shard and their copies differ, the steps are computed again. The
+        rank whose digest then changes had the wrong copy. The hook is called at the end of each
+        step, if copies are compared while the job trains and exactly two ranks hold one of the
+        shards of this rank. Return None if no whole step was seen yet.
 
-        Not needed: without this hook no rank is named if only two ranks hold a shard.
+        Not needed: without this hook tft cannot say which of two differing copies is wrong.
         """
         raise NotImplementedError
 
@@ -418,7 +423,7 @@ class AdaptorSpecs:
         Return a digest of each random generator in the rank-local state, by the generator's name.
 
         Add a digest of the data position under the name `data`. The hook is called on the training
-        thread: when the user's function is called, and in the loop in audited steps.
+        thread: before the user's function `train` is called, and in the loop in audited steps.
 
         Not needed: without this hook the audit misses two faults of a loop. One is a tail that
         draws random numbers. The other is a loop that draws its batches ahead.
@@ -473,11 +478,12 @@ class AdaptorSpecs:
 
         Call `refuse(loss)` on the training thread with each value from which a backward pass
         begins. If the value is known before the pass and `refuse` returns True, make all gradients
-        of this pass NaN. The reduction of the gradients then tells all ranks. If the value is known
-        only when a device has done its work, call `refuse` in `tft_numbers`.
+        of this pass NaN. The gradient reduction then carries the NaN to all ranks, which refuse the
+        update too. If the value is known only when a device has done its work, call `refuse` in
+        `tft_numbers`.
 
-        Return whether each refusal reaches all ranks in this way. If not, tft calls
-        `tft_pre_update_barrier` in every step, which carries it.
+        Return True if every refusal reaches all ranks by the gradient reduction. Otherwise tft
+        calls `tft_pre_update_barrier` in every step, to tell all ranks of a refusal.
 
         The hook is called once, before training begins, if a plugin watches the numbers of steps.
 
@@ -490,8 +496,8 @@ class AdaptorSpecs:
         """
         Return the numbers of the present step, and begin to note those of the next.
 
-        The hook is called on the training thread when an update window is about to open. An attempt
-        of the step that ended before that must leave nothing: drop its numbers in `tft_rollback`.
+        The hook is called on the training thread when an update window is about to open. If an
+        attempt at the step ends before that, drop its numbers in `tft_rollback`.
 
         Needed with `tft_watch_numbers`.
         """
@@ -524,7 +530,8 @@ class AdaptorSpecs:
         """
         Drop the framework's wrappers and free the process groups.
 
-        The process groups can be freed completely: no traceback refers to them any more.
+        When the hook is called, no traceback refers to the process groups any more, so that they
+        can be freed completely.
         """
 
     @hookspec(firstresult=True)
@@ -652,7 +659,8 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_replaced(self, shard: str, beside: bytes) -> None:
         """
-        React to new content in the user's objects of a shard, loaded by a function of the user.
+        React to the fact that a function of the user has loaded new content into the user's objects
+        of a shard.
 
         `beside` contains the bytes that `tft_beside` returned when the shard was written.
         """
@@ -665,9 +673,9 @@ class AdaptorSpecs:
         Return the kind of fault that the framework's exception `error` means.
 
         Return a `Diagnosis` to give more facts. Return None if the adaptor does not know the
-        exception. A `tft.TrainingFault` that declares a kind, and the table of device faults, take
-        precedence over the answer. For the exceptions from which `error` was raised, the hook is
-        called separately.
+        exception. tft ignores the answer if the exception is a `tft.TrainingFault` that declares a
+        kind, or if the table of device faults knows it. The hook is called separately for each
+        exception in the chain of causes of `error`.
         """
 
 

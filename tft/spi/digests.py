@@ -21,8 +21,8 @@ _MOST = 4
 
 
 _BATCH = 256 * 2**20
-"""The number of bytes whose buffers are used at the same time. Content of a device is first copied
-to the host, so the host needs room for this many bytes and not for the whole state."""
+"""The number of bytes that are digested together as one batch. The content of a device is first
+copied to the host, so the host needs memory for one batch and not for the whole state."""
 
 Content = tuple[str, str, memoryview]
 """A buffer to be digested: the name of its part, its own name, and its bytes."""
@@ -33,8 +33,8 @@ def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
     `heads` gives, by part, bytes that are digested before the buffers of the part. `buffers` gives
-    the part, the name and the content of each buffer, in the same order on every rank. Large
-    contents are read by up to four threads, which have ended when this function returns.
+    the part, the name and the content of each buffer, in the same order on every rank. Up to four
+    threads read large contents. All of them have ended when this function returns.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []
@@ -84,11 +84,11 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
                 return
             digests[index] = xxhash.xxh3_128_digest(piece)
 
-    # new threads and no thread pool: idle threads of a pool would make it unsafe to fork this
+    # new threads instead of a thread pool: idle threads of a pool would make it unsafe to fork this
     # process later
     threads: list[threading.Thread] = []
     try:
-        # if the system cannot start more threads, the threads that run read everything
+        # if the system cannot start another thread, the threads that do run read all pieces
         with suppress(RuntimeError):
             for _ in range(readers - 1):
                 thread = threading.Thread(target=read, name="digest")

@@ -87,7 +87,7 @@ class Starter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """
-    A request of an agent to the program: start, kill or reap a process of a rank.
+    A request of the agent to the program: start, kill or reap a process of a rank.
 
     A `start` request also carries the descriptor of a file that contains the environment of the
     process as JSON.
@@ -104,8 +104,8 @@ class Answer:
     """
     A report of the program to the agent on a process of a rank.
 
-    The process is not reaped until the agent asks for it, so its pid is not given to another
-    process before.
+    The program reaps an ended process only when the agent asks for that. Until then the kernel
+    gives the pid to no other process.
     """
 
     kind: Literal["started", "ended", "refused"]

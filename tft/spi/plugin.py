@@ -2,7 +2,7 @@
 The hook specifications of a plugin.
 
 A plugin may implement any of these hooks. If a hook raises an exception, tft logs the exception and
-the job goes on. A hook for which this is different says so.
+the job goes on. The text of a hook says so if its exceptions have another effect.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,10 +80,10 @@ class PluginSpecs:
         Return True to refuse the update of `step` because of the value `loss`, from which a
         backward pass of this rank begins.
 
-        Called on the training thread for each backward pass of a step, mostly before the pass. No
-        rank then applies the update: all ranks see gradients that are not finite, or the pre-update
-        barrier tells them. A plugin with this method must have `tft_on_window_opening` too, and
-        raise its reason there.
+        Called on the training thread for each backward pass of a step, mostly before the pass.
+        After a refusal no rank applies the update: all ranks see gradients that are not finite, or
+        learn of the refusal in the pre-update barrier. A plugin with this method must also have
+        `tft_on_window_opening`, and raise a `tft.TrainingFault` with the reason there.
         """
 
     @hookspec
@@ -94,13 +94,13 @@ class PluginSpecs:
         Called on the training thread in every step, when all all-reduces of this rank are complete,
         and before the update window opens. The state is then that of the end of the step before.
 
-        Every rank must come to the same result: from numbers that are the same on all ranks, or
-        from gradients that are not finite because a rank has refused its loss. Where ranks hold
-        different parts of a model, the refusal of one rank is enough. If a rank applies what
-        another refuses, it is brought back to the step before.
+        Every rank must come to the same result. So judge only numbers that are the same on all
+        ranks, or gradients that are not finite because a rank has refused its loss. Where ranks
+        hold different parts of a model, the refusal of one rank is enough. If a rank has applied an
+        update that another rank refuses, it is brought back to the step before.
 
-        The step is computed again. If it is refused again, its batches are left out, or the job
-        ends (`--skip-batch`).
+        After a refusal the step is computed again. If it is refused again, its batches are left out
+        with `--skip-batch`; without this option the job ends.
         """
 
     @hookspec
@@ -134,8 +134,8 @@ class PluginSpecs:
     @hookspec
     def tft_on_state_released(self) -> None:
         """
-        React to the fact that the state may change from now on: an update window is about to open,
-        a function is about to be called after the step, or the training loop was left.
+        React to the fact that the state may change from now on. An update window is about to open,
+        tft is about to call a function of the user after the step, or the training loop was left.
 
         Called on the training thread, in every step, before the state changes.
         """

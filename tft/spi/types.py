@@ -32,17 +32,17 @@ def _host_memory(size: int) -> memoryview:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBuffer:
     """
-    One named piece of the memory of a shard that is on a device. A transfer copies it to the host
-    in parts, as they are requested, so the host needs memory for only two parts.
+    One named piece of the memory of a shard that is on a device. A transfer copies the piece to the
+    host part by part, so the host needs memory for only two parts.
     """
 
     name: str
     size: int
     """The size in bytes."""
     copy: Callable[[int, memoryview], Callable[[], None]]
-    """`copy(offset, into)` begins to copy the bytes from `offset` on into the host memory `into`,
-    until it is full. The returned function waits until that is done. It is called on the threads of
-    transfers."""
+    """`copy(offset, into)` begins to fill the host memory `into` with the bytes from `offset` on.
+    The returned function waits until `into` is full. Both are called on the threads of transfers.
+    """
     host_memory: Callable[[int], memoryview] = _host_memory
     """Returns writable host memory of the given number of bytes, from which the device can copy
     fast."""
@@ -79,7 +79,7 @@ class Parallelism:
     """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
     it is not cut."""
     threshold_kb: int = 0
-    """A size in kilobytes. If parameters are cut, parameters smaller than this are not."""
+    """A size in kilobytes. Parameters that are smaller stay whole, even if others are cut."""
     cuts_parameters: bool = False
     """True if parameters are cut together with their optimizer state."""
     experts_as_dense: bool = False
@@ -100,10 +100,10 @@ class Made:
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Other objects with a state that tft keeps, by name, such as a moving average."""
+    """Other objects whose state tft keeps, by name, such as a moving average."""
     more: Any = None
-    """Anything else that training needs from these groups, such as a pipeline schedule. tft keeps
-    no state of it."""
+    """Any other object that training needs and that uses these groups, such as a pipeline schedule.
+    tft keeps no state of this object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class SliceContent:
     """The memory of the shard, not copies, in the same order and with the same sizes on every
     rank."""
     identity: tuple[int, ...]
-    """A number for each buffer that changes if the buffer is in another place of memory."""
+    """For each buffer a number that changes when the buffer moves to another place in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +169,13 @@ class DeviceFault:
     words: str
     """A regular expression, searched in the message of a `RuntimeError`."""
     kind: FaultKind | None
-    """The kind of fault. None: no fault, but a bug of the user or a request for more memory than
-    there is."""
+    """The kind of fault. None: the error is no fault of the device, but a bug of the user, or a
+    request for more memory than the device has."""
     context_lost: bool = False
-    """The device accepts no more work from this process: another process must replace it."""
+    """True if the device accepts no more work from this process, so that another process must
+    replace it."""
     source: str = ""
-    """The documentation or source code from which this line is known."""
+    """The documentation or source code that contains the error text."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -200,18 +201,18 @@ class Numbers:
     losses: tuple[float, ...] = ()
     """The values from which the backward passes of the step began, in their order."""
     norm: float | None = None
-    """The norm of the reduced gradients before they were clipped. None: not known, or it is left to
-    the script's own handling of overflows."""
+    """The norm of the reduced gradients before they were clipped. None: the norm is not known, or
+    the script itself handles an overflow of the gradients, for example with a loss scaler."""
     own: tuple[float, ...] = ()
-    """More numbers that this rank has computed alone. They are compared with those of another
-    attempt, and show whose device computes other numbers."""
+    """More numbers that this rank has computed alone. If another attempt at the step gives other
+    numbers on one rank, the device of that rank computes wrongly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job. An adaptor returns it if the kind of fault alone does not
-    say enough.
+    What an exception means for the job. The hook `tft_classify` returns a diagnosis if the kind of
+    fault alone does not say enough.
     """
 
     kind: FaultKind
@@ -219,7 +220,7 @@ class Diagnosis:
     """True if the last update may have spread wrong numbers: no copy of that step is sound, on any
     rank."""
     not_after: int | None = None
-    """The last step whose state is sound: no copy of a later step is. None: not known."""
+    """The last step whose state is sound: copies of later steps are not sound. None: not known."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
@@ -323,18 +324,18 @@ class Advice:
     base: str = ""
     """If `strategy` is a new name of the plugin: the offered strategy of which it is a variant."""
     not_after: int | None = None
-    """If `strategy` is a new name of the plugin: the step to return to; an earlier one is possible,
-    too."""
+    """If `strategy` is a new name of the plugin: the latest step to which the ranks may return."""
     skip: int = 0
     """If `strategy` is a new name of the plugin: the number of batches to skip after the rollback.
     """
     replace: tuple[int, ...] = ()
-    """If `strategy` is a new name of the plugin: the ranks whose living processes are replaced,
-    too."""
+    """If `strategy` is a new name of the plugin: the ranks to get a new process although their
+    present process is alive."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be used in this incident."""
     wait: float = 0.0
-    """Seconds after which the plugin is asked again, before a strategy is chosen."""
+    """Seconds after which the plugin is asked again. No strategy is chosen before. 0: the plugin
+    needs no more time."""
     why: str = ""
     """The reason for the advice: a sentence for the operator."""
 
@@ -367,7 +368,8 @@ class SessionView(Protocol):
     @property
     def evaluating(self) -> bool:
         """
-        True while a function runs that tft calls after a step; `step` is then the next step.
+        True while tft calls a function of the user after a step. `step` is then already the number
+        of the next step.
         """
 
     @property
@@ -376,16 +378,17 @@ class SessionView(Protocol):
 
     @property
     def incarnations(self) -> Mapping[int, int]:
-        """The incarnation of each rank's process, as the last order said it. A rank that is not in
-        it still has its first process."""
+        """The incarnation of each rank's process, according to the last order of the controller. A
+        rank that is missing in the mapping still has its first process (incarnation 0)."""
 
     def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
         """
-        Digest slice `number` of `of` of every shard that several ranks hold, as it is now, and send
-        the digests to the controller, which compares them.
+        Digest slice `number` of `of` slices of every shard that several ranks hold, and send the
+        digests to the controller, which compares them.
 
-        Call it in `tft_on_step_ended`. If the result is a function, the slice is large: call it on
-        any thread. It must have returned before `tft_on_state_released` returns. None: all is done.
+        Call this method in `tft_on_step_ended`. If the slice is small, it is digested at once, and
+        the result is None. If the slice is large, the result is a function that digests it. Call
+        that function on any thread; it must have returned before `tft_on_state_released` returns.
         """
 
 

@@ -44,7 +44,8 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as part of a sentence.
+        Return the difference as text for a message, such as `step 3, rank 1: the parameters
+        differ`.
         """
         named = f" ({self.name})" if self.name else ""
         return f"step {self.step}, rank {self.rank}: {_TEXT[self.kind]}{named}"
@@ -54,11 +55,12 @@ def first_difference(
     calm: Digests, other: Digests, *, volatile: Collection[str] = ()
 ) -> Difference | None:
     """
-    Return the first difference between an undisturbed run and another one. None: there is none.
+    Return the first difference between the undisturbed run `calm` and another run, or None if the
+    two are identical.
 
-    A step of which a rank of the other run has recorded nothing, or not everything, is not compared
-    for that rank, except for the last step. `volatile` are the keys of rows of `session.record`
-    whose values differ in every run, such as a time.
+    If a killed rank of the other run has not recorded a part of a step, that part is not compared.
+    Only in the last step a missing part counts as different. `volatile` are the keys of rows of
+    `session.record` whose values differ in every run, such as a time.
     """
     found = [
         Difference(step=step, rank=rank, kind=kind, name=name)
@@ -72,7 +74,7 @@ def first_difference(
 
 def volatile_keys(calm: Digests, again: Digests) -> frozenset[str]:
     """
-    Return the keys of rows whose values differ between two undisturbed runs.
+    Return the keys of rows of `session.record` whose values differ between two undisturbed runs.
     """
     keys: set[str] = set()
     for rank, rows in calm.rows.items():
@@ -92,8 +94,10 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
 
 def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> list[Part]:
     """
-    Return the parts that differ between two records. A part that only one run has recorded counts
-    as different if the other run has recorded anything at that moment of the step.
+    Return the parts that differ between the records of two runs about one step of a rank.
+
+    A run records parts at two moments: before the update window, and at the end of the step. The
+    parts of a moment are compared only if `other` has recorded that moment, or if `last` is True.
     """
     edges = {kind for kind, _ in other}
     window, end = "batches" in edges, "rank-local" in edges

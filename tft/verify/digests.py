@@ -38,8 +38,9 @@ class Digests:
 
 def read_digests(run_dir: Path, ranks: int) -> Digests:
     """
-    Return what the ranks of a run have recorded. An incomplete last line, written by a process that
-    was killed, counts as missing.
+    Read the digests and rows that the ranks of a run have recorded in its run directory.
+
+    An incomplete line, left by a process that was killed while it wrote, is ignored.
     """
     steps: dict[tuple[int, int], dict[Part, str]] = {}
     ends: dict[int, int] = {}
@@ -77,7 +78,7 @@ def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: parsed JSON
     found = {("rank-local", ""): line["local"][_LOCAL]}
     for name, digest in line["state"].items():
         shard, _, part = name.rpartition("/")
-        if digest:  # an empty digest marks a part that is compared as rank-local state
+        if digest:  # an empty digest: the part belongs to one rank, and is in its rank-local state
             found[_KINDS.get(part, "others"), f"{part} of shard {shard}"] = digest
     return found
 
@@ -93,7 +94,8 @@ _KINDS = {
     "modes": "modes",
     "description": "modes",
 }
-"""The kind of each part of a shard. Any other part is one of the script's other objects."""
+"""The kind of difference, by part of a shard. Any other part is one of the objects that the script
+has given to tft beside model and optimizer (kind `others`)."""
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: parsed JSON

@@ -16,7 +16,7 @@ from tft.clock import SystemClock
 from tft.launcher.run_directory import REPORT
 
 _END = 20.0
-"""The time in seconds that a job gets to end after it was asked to."""
+"""The time in seconds that a job gets to end after SIGTERM, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Ended:
     @property
     def words(self) -> tuple[str, ...]:
         """
-        Return everything that the job has printed.
+        Return the lines that the job has printed.
         """
         return tuple((self.run_dir / OUTPUT).read_text(errors="replace").splitlines())
 
@@ -50,7 +50,8 @@ class Ended:
 
     def fired(self) -> dict[str, float]:
         """
-        Return the chaos specs that have fired, each with its time, in the order of time.
+        Return the `--chaos` arguments (specs) whose kill was carried out, each with its time
+        (CLOCK_MONOTONIC, seconds), in the order of time.
         """
         firings = [
             json.loads(path.read_text()) for path in (self.run_dir / "chaos").glob("*-*.json")
@@ -66,8 +67,8 @@ def run_job(
     run_dir: Path, options: Sequence[str], command: Sequence[str], *, until: float
 ) -> Ended:
     """
-    Run `tft run` with these options until it ends, at most until the time `until` (seconds of
-    CLOCK_MONOTONIC).
+    Run `tft run` with these options and this command until it ends. At the time `until`
+    (CLOCK_MONOTONIC, seconds) end it.
     """
     clock = SystemClock()
     began = clock.now()
@@ -90,7 +91,7 @@ def run_job(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """
-    End a job, by force if it does not end when asked.
+    End a job with SIGTERM, and kill it if it still runs after `_END` seconds.
     """
     process.send_signal(signal.SIGTERM)
     try:

@@ -12,8 +12,8 @@ FIRST = 2
 """The first step in which a rank is killed. In step 2 all ranks know the end of step 1, so there is
 a step to return to."""
 APART = 2
-"""The number of steps from one kill to the next. It is 2, so that each kill is followed by a step
-without one."""
+"""The number of steps from one kill to the next. It is 2, so that each step with a kill is followed
+by a step without a kill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,12 @@ def schedule(
     phases: Sequence[str], *, ranks: int, last: int, evaluated: Collection[int]
 ) -> tuple[Kill, ...]:
     """
-    Return the kills of one run of `last` steps: as many of `phases` as there is room for.
+    Return the kills of one run of `last` steps: one for each of `phases`, as long as steps are
+    left.
 
-    The place of a phase in `PHASES` decides which rank is killed, so that all ranks have their
-    turn. The phase `evaluation` needs one of the steps `evaluated`, after which functions are
-    called.
+    The place of a phase in `PHASES` decides which of the `ranks` ranks is killed, so that ranks are
+    killed in turn. The phase `evaluation` needs one of the steps `evaluated`, after which tft calls
+    functions of the script.
     """
     kills: list[Kill] = []
     step = FIRST

@@ -1,5 +1,6 @@
 """
-Runs a script undisturbed and with a rank killed in each phase, and judges what the runs recorded.
+Runs a script undisturbed, and again with a rank killed in each phase of a step. Compares the states
+that the runs recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ _SHOWN = 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result of the kill in one phase.
+    The result of killing a rank in one phase of a step.
     """
 
     phase: str
@@ -50,7 +51,7 @@ class Verification:
     @property
     def identical(self) -> bool:
         """
-        Return True if no phase that was tried makes a difference.
+        Return True if no kill has changed the training, as far as it was tried.
         """
         return all(each.result != DIFFERS for each in self.findings)
 
@@ -60,8 +61,9 @@ class Verifier:
     """
     Runs the jobs of one verification.
 
-    `options` are those of `tft run`, `command` is the script with its arguments. All jobs together
-    may take `limit` seconds. `told` is called with each finding as soon as it is known.
+    `options` are passed to `tft run`, and `command` is the script with its arguments. All jobs
+    together may take `limit` seconds. `began` is called when the first undisturbed job has ended.
+    `told` is called with each finding as soon as it is known.
     """
 
     directory: Path
@@ -80,10 +82,10 @@ class Verifier:
 
     def verify(self, phases: Sequence[str]) -> Verification:
         """
-        Kill a rank in each phase, and compare each run with an undisturbed one.
+        Kill a rank in each phase, and compare each run with the undisturbed run.
 
-        Raises `UsageError` if nothing can be said: the undisturbed job fails or takes too long, it
-        trains too few steps, or two undisturbed runs differ.
+        Raises `UsageError` if a comparison is not possible: the undisturbed job fails, takes too
+        long or trains too few steps, or two undisturbed runs differ.
         """
         self._until = SystemClock().now() + self.limit
         calm = self._calm = self._undisturbed("undisturbed")
@@ -130,10 +132,9 @@ class Verifier:
 
     def _disturbed(self, kills: Sequence[Kill]) -> list[str]:
         """
-        Run one job with these kills. Return the phases for which it gives a result.
+        Run one job with these kills. Return the phases for which the job gives a result.
 
-        After the first difference the job gives no result for later kills, because all later steps
-        differ.
+        The job gives no result for kills after the first difference: after it, all steps differ.
         """
         assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
@@ -165,8 +166,10 @@ class Verifier:
 
     def _compare(self, other: Digests) -> Difference | None:
         """
-        Return the first difference from the undisturbed run. If there is one, a second undisturbed
-        run is made, which shows what differs from run to run anyway.
+        Return the first difference between `other` and the undisturbed run, or None.
+
+        If there is a difference, make a second undisturbed run once, and ignore the keys of rows
+        that differ between the two undisturbed runs. Raises `UsageError` if these differ otherwise.
         """
         assert self._calm is not None
         calm = self._calm
@@ -229,8 +232,8 @@ def _guilty(
     kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
 ) -> Kill | None:
     """
-    Return the kill that explains a difference or the end of a job: the last kill that was carried
-    out before it.
+    Return the kill that caused a difference or the failure of a job: the last kill that was carried
+    out before. Return None if no kill was carried out before the difference.
     """
     done = [kill for kill in kills if kill.spec in fired]
     if difference is not None:
@@ -242,7 +245,8 @@ def _guilty(
 
 def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
     """
-    Return what the job has reported as not bit-identical in the incident after this kill.
+    Return the sentences with which the job has reported that it was not bit-identical after this
+    kill.
     """
     return tuple(
         dict.fromkeys(
