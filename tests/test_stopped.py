@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,8 +18,8 @@ from tft.stopped import StopGuard, is_stopped
 SLEEPS = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
-@asynccontextmanager
-async def guarded() -> AsyncIterator[tuple[subprocess.Popen[bytes], StopGuard, asyncio.Event]]:
+@contextmanager
+def guarded() -> Iterator[tuple[subprocess.Popen[bytes], StopGuard, asyncio.Event]]:
     """
     Yield a child, its guard, and an event that is set when the child was continued.
     """
@@ -37,15 +37,18 @@ async def guarded() -> AsyncIterator[tuple[subprocess.Popen[bytes], StopGuard, a
         child.wait()
 
 
-async def until_stopped(child: subprocess.Popen[bytes]) -> None:
-    while not is_stopped(child.pid):
-        await asyncio.sleep(0.001)
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """
+    Stop a child, and wait until it is stopped.
+    """
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
 
 
 async def test_stopped_child_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a child is stopped for the limit, then it is continued, each time."""
     monkeypatch.setattr(stopped, "LIMIT", 0.05)
-    async with guarded() as (child, _, continued):
+    with guarded() as (child, _, continued):
         for _ in range(2):
             child.send_signal(signal.SIGSTOP)
             await asyncio.wait_for(continued.wait(), 10.0)
@@ -58,9 +61,8 @@ async def test_child_that_was_continued_in_time_is_left_alone(
 ) -> None:
     """When somebody else continues a child within the limit, then nothing is reported."""
     monkeypatch.setattr(stopped, "LIMIT", 0.2)
-    async with guarded() as (child, guard, continued):
-        child.send_signal(signal.SIGSTOP)
-        await until_stopped(child)
+    with guarded() as (child, guard, continued):
+        stop(child)
         guard.look()
         child.send_signal(signal.SIGCONT)
         with pytest.raises(TimeoutError):
@@ -71,9 +73,8 @@ async def test_child_whose_guard_is_closed_stays_stopped(monkeypatch: pytest.Mon
     """When the guard of a stopped child is closed, because the child is about to be reaped, then no
     signal is sent to its pid any more."""
     monkeypatch.setattr(stopped, "LIMIT", 0.1)
-    async with guarded() as (child, guard, continued):
-        child.send_signal(signal.SIGSTOP)
-        await until_stopped(child)
+    with guarded() as (child, guard, continued):
+        stop(child)
         guard.look()
         guard.close()
         with pytest.raises(TimeoutError):
