@@ -90,7 +90,7 @@ def test_a_stopped_part_is_continued(
             strike(running, "rank-1")
         outcome = running.end(LIMIT)
     assert outcome.code == 0, outcome.output
-    assert outcome.run_dir.joinpath("pids", f"{part}.pid").read_text() == f"{before}\n"
+    assert running.pid(part) == before
     identical(outcome, fake_undisturbed)
     assert [(i["strategy"], i["steps_lost"]) for i in outcome.incidents] == (
         [("recover", 0)] if kills else []
