@@ -37,13 +37,16 @@ Writing takes milliseconds even for a hundred threads, unless the machine is bus
 
 
 PARTS = 8
-"""The least number of beats that bring digests in one cycle through the slices. One beat for each
-digest would be too many: a beat takes a part of a short step on a node whose cores are busy."""
+"""In one cycle through all slices of a shard, about this many extra beats are sent with digests. A
+beat for each digest would be too many: sending it takes a notable part of a short step on a busy
+node.
+"""
 MANY = 24
 """The number of new digests of one rank for which a beat is sent at once. The page keeps only the
 newest digests."""
 REPEATED = 4
-"""Each digest is in one beat less than this number, so two beats may be lost."""
+"""The number of last beats whose digest counts are remembered. Each digest is repeated in
+`REPEATED` - 1 beats, so two of them may be lost."""
 
 
 @dataclass(slots=True)
@@ -76,9 +79,9 @@ class _RankState:
     """The newest incarnation that was started on this node, or that was ended before its start."""
     due: Spawn | None = None
     """
-    The order for the process that is still to be started. None: there is none. The process is
-    started when the store is open, the previous process has ended, and a forked process is there or
-    will not come.
+    The order to start a process that was not started yet, or None. The process is started when the
+    store is open, the previous process has ended, and the fork server has sent a forked process or
+    will send none.
     """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
@@ -88,19 +91,21 @@ class _RankState:
     sent: tuple[int, int] = (0, 0)
     """How many digests were on the page at the last beat, and the step of the newest one."""
     last: Pulse | None = None
-    """The status at the end of a process, for one beat: it may have digests that no beat had."""
+    """The last status of a process that has ended. It is sent with the next beat, because it may
+    contain digests that were not sent before."""
 
     def repeated(self) -> int:
         """
-        Return how many digests the next beat leaves out, because the last beats have had them.
+        Record how many digests are on the page now. Return how many of the first digests the next
+        beat may leave out, because enough earlier beats contained them.
         """
         self.posted.append(self.page.posted())
         return self.posted[0] if len(self.posted) == REPEATED else 0
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests of this rank are worth a beat of their own: they are those of
-        a part of a cycle, or they are many.
+        Return whether the new digests of this rank should be sent in an extra beat. That is so if
+        there are `MANY`, or if they cover one of the `PARTS` of a cycle through the slices.
         """
         posted, (sent, step) = self.page.posted(), self.sent
         newest = self.page.digests(posted - 1) if posted > sent else ()
@@ -163,8 +168,8 @@ class Ranks:
         self._fork_server = fork_server
         elsewhere = settings.starter
         self.bell: tuple[int, int] | None = None
-        """The reading and the writing end of the pipe with which ranks wake the agent. None: the
-        job has one node, and no other node keeps the captures."""
+        """The reading and the writing end of the pipe with which ranks wake the agent. None if the
+        job has one node, so that no other node can keep the captures."""
         if settings.job.nnodes > 1:
             self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
@@ -248,7 +253,8 @@ class Ranks:
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests are worth a beat of their own, for all ranks that post any.
+        Return whether an extra beat should be sent, because every rank that posts digests has
+        enough new ones.
         """
         there = [each for each in self._rank_states.values() if each.process and each.page.posted()]
         return bool(there) and all(rank_state.urgent() for rank_state in there)
@@ -396,7 +402,7 @@ class Ranks:
         forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still contains the state of the previous process
+        # the page still says that the previous process trains: the new one does not train yet
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -490,7 +496,7 @@ class Ranks:
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:
-            return  # the process was asked for its stacks already, and has a time limit for them
+            return  # the process is writing its stacks already, and a timer will kill it
         process.stopped = process.stopped or process.child.stopped()
         if not last_words:
             process.child.end()
