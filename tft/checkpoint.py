@@ -9,8 +9,9 @@ file knows no framework: the files that an adaptor writes are only names, sizes 
     step-00000042.replaced/  an earlier checkpoint of the same step, which is being removed
     .step-00000042.0a1b2c3d.removed/  an old checkpoint that is being removed
 
-A directory is a checkpoint when it has its final name. It gets that name, by one rename, after
-every file in it is synced. A reader first checks the files against the manifest.
+A directory is a checkpoint when it has its final name (`step-00000042`). It gets that name, by one
+rename, after every file in it is synced to the disk. A reader first checks the files against the
+manifest.
 
 A job has one directory and one pattern of names for its checkpoints (`CheckpointStore`). The
 directory may contain other things too: an entry whose name does not fit the pattern is never
@@ -117,7 +118,7 @@ class _Versioned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStore:
     """
-    The directory and the names of a job's checkpoints.
+    The directory in which a job keeps its checkpoints, and the pattern of their names.
     """
 
     directory: Path
@@ -155,8 +156,8 @@ class CheckpointStore:
 
     def step_of(self, directory: Path) -> int | None:
         """
-        Return the step in the name of a directory. Return None when the directory is not one that
-        `held` yields.
+        Return the step in the name of a directory. Return None when `held` does not yield
+        this directory.
         """
         return next((step for step, _, held in self.held() if held == directory), None)
 
@@ -265,7 +266,7 @@ def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    # renamed when it is complete, so that no reader finds half of it
+    # write under another name and then rename, so that no reader finds half of the record
     beside.rename(directory / _part(rank))
 
 
@@ -308,9 +309,9 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    Rename a checkpoint to `aside`, and remove an older checkpoint with this name. The older
-    directory gets a hidden name before it is examined, because another rank may just have renamed
-    the same checkpoint to `aside`.
+    Rename a checkpoint to `aside`, and remove an older checkpoint with this name. A directory
+    that already has the name `aside` gets a hidden name before it is examined, because another rank
+    may just have renamed this same checkpoint to `aside`.
     """
     own = directory.stat().st_ino
     while True:
@@ -322,7 +323,7 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        with suppress(FileNotFoundError):  # another rank has hidden it, so the name is free
+        with suppress(FileNotFoundError):  # another rank has moved `aside` away already
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
                 hidden.rename(aside)
@@ -371,8 +372,8 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
 
 def _is_of(directory: Path, step: int) -> bool:
     """
-    Return whether a directory is a checkpoint of `step`. A directory that only has the name of a
-    checkpoint must not be moved.
+    Return whether a directory is a checkpoint of `step`, according to its manifest. A directory
+    that has the name of a checkpoint but is none belongs to someone else, and must not be moved.
     """
     manifest = _committed(directory)
     return manifest is not None and manifest.step == step
@@ -450,7 +451,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
-        # unfinished periodic ones are removed by `sweep`
+        # say this only for a last checkpoint: `sweep` removes unfinished periodic checkpoints
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
                 f"; the complete checkpoint is in {partial}: move the other one away and rename "
@@ -460,8 +461,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        # a rename cannot replace a directory with files; until the next rename, `newest` finds
-        # `replaced`
+        # a rename cannot replace a directory that has files, so rename the old checkpoint first. If
+        # the process is killed before the next rename, `newest` still finds it under this name
         final.rename(replaced)
     partial.rename(final)
     sync(final.parent)
@@ -470,7 +471,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
 
 def is_there(final: Path, manifest: Manifest) -> bool:
     """
-    Return whether `final` is the checkpoint of `manifest`. The other files are not read.
+    Return whether `final` is the checkpoint of `manifest`. Only the manifest file is read.
     """
     return _committed(final) == manifest
 
@@ -530,8 +531,9 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
 
 def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
-    Return path and step of each committed checkpoint of an earlier step from which the same job
-    could continue. Only the manifests are read, so a checkpoint may still turn out to be damaged.
+    Return path and step of each committed checkpoint that is of an earlier step than `than`, and
+    from which the same job could continue. Only the manifests are read, so a checkpoint may still
+    turn out to be damaged.
     """
     found: dict[int, Path] = {}
     for directory in committed(store):
@@ -541,7 +543,8 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            # `committed` lists a complete one before a replaced one of its step
+            # `committed` lists a checkpoint before a replaced checkpoint of the same step, so keep
+            # the first
             found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
 
@@ -551,7 +554,8 @@ def verify(directory: Path) -> Manifest:
     Check all files of a checkpoint, and return its manifest. A shard with a damaged file counts as
     readable when there is a whole further copy of the shard.
 
-    Raises `CheckpointCorrupt`, which names the first file that is lost.
+    Raises `CheckpointCorrupt` if a file is missing or damaged and no further copy replaces it. The
+    error names the first such file.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
@@ -672,7 +676,7 @@ def read_local_state(directory: Path, rank: int) -> bytes:
 
 def manifest_of(directory: Path) -> Manifest:
     """
-    Return the manifest of a checkpoint. The other files are not read. Raises `CheckpointCorrupt`
+    Return the manifest of a checkpoint. Only the manifest file is read. Raises `CheckpointCorrupt`
     when the manifest cannot be read or is damaged.
     """
     path = directory / MANIFEST

@@ -1,5 +1,5 @@
 """
-The clock. Only this module reads a clock; all other code gets the time from it.
+The clock from which the processes of a job get the time of events and deadlines.
 """
 
 import time

@@ -30,7 +30,7 @@ directory listing has them in order."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """
-    The settings of one job, as they were given to its launcher.
+    The settings of one job, from the options of `tft run`.
     """
 
     job: str
@@ -51,7 +51,7 @@ class JobSettings:
     """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
     """
     enable: tuple[str, ...] = ()
-    """The strategies that may be used. By default all that the adaptor supports."""
+    """The strategies that may be used. Empty means all strategies that the adaptor supports."""
     max_incidents: int = 100
     """The number of incidents after which the next incident ends in `dump`."""
     max_rank_faults: int = 5
@@ -67,7 +67,8 @@ class JobSettings:
     """How many copies of a shard a checkpoint contains: `one`, or one from each rank that holds the
     shard (`all`)."""
     skip_batch: bool = False
-    """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
+    """After a numeric fault has taken all ranks back to an earlier step, skip the batches from
+    there up to the faulty step."""
     on_corruption: str = "majority"
     """What follows when copies of a shard differ and no earlier copy is left. `majority`: the
     copies of the majority are used, and without a majority the job ends. `end`: the job ends.
@@ -156,8 +157,8 @@ class RankSettings:
     curve: Path | None = None
     """TFT_CURVE: see `JobSettings.curve`. An empty variable means None."""
     successor: bool = False
-    """TFT_SUCCESSOR: 1 if this process is to take the rank over from a process that still trains,
-    otherwise 0."""
+    """TFT_SUCCESSOR: 1 if this process will take the rank over from a process that still trains.
+    Otherwise 0."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -325,8 +326,9 @@ def descriptor_variables(
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str, str] | None:
     """
-    Return the paths of the shared memory, of the file for the last words and of the pipe that wakes
-    the agent (empty: there is none), for a process that could not inherit their file descriptors.
+    Return three paths: of the shared memory, of the file for the last words (the stacks of the
+    threads), and of the pipe that wakes the agent. The last path is empty if there is no such pipe.
+    They are for a process that could not inherit the file descriptors.
     Return None for a process that has inherited them.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
@@ -396,8 +398,8 @@ def parent_variable(pid: int) -> dict[str, str]:
 
 def take_parent(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """
-    Return the pid in TFT_PARENT, or None. Remove the variable from the environment: it is meant for
-    this process, not for the processes that it starts.
+    Return the pid in TFT_PARENT, or None. Remove the variable from the environment: the value
+    is meant for this process, not for the processes that it starts.
     """
     parent = environ.pop("TFT_PARENT", "")
     return int(parent) if parent.isdigit() else None

@@ -1,8 +1,8 @@
 """
-All errors that tft raises, sorted by the side that causes them.
+All errors that tft raises, grouped by the side that causes them.
 
     TftError
-    ├── UsageError            the caller: refused before anything was changed
+    ├── UsageError            the caller: a request or a script that is wrong
     │   ├── UnknownAdaptor
     │   ├── AddressTaken
     │   └── RankTaken
@@ -14,7 +14,7 @@ All errors that tft raises, sorted by the side that causes them.
     ├── StoryCorrupt          the disk: the record of a run is not as it was written
     └── InternalError         tft itself: please report it
     JobEnded(SystemExit)      not an error: the job is over and this process must end
-    Interrupted(BaseException)  not an error: the training loop is left, to be entered again
+    Interrupted(BaseException)  not an error: an incident ends the training loop for a time
 
 Each message is a sentence on which an operator can act: what was expected, what came, and from
 which process.
@@ -29,7 +29,7 @@ class TftError(Exception):
 
 class UsageError(TftError):
     """
-    The request of the caller cannot be carried out as it was made.
+    The caller (a script, or a command line) has asked for something that cannot be done.
 
     The command line prints the message and exits with code 2.
     """
@@ -106,8 +106,8 @@ class JobEnded(SystemExit):
 
 class Interrupted(BaseException):
     """
-    Raised on the training thread at the begin or end of an update window, when an incident needs
-    the thread to leave the loop.
+    Raised on the training thread when an incident needs the thread to leave the loop: before an
+    update window opens, at the end of a step, or before functions are called after a step.
 
     It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
     `Session.run` catches it and enters the loop again at the agreed step.

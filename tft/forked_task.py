@@ -34,8 +34,8 @@ class ForkedTask:
     """For a rank: the script and its arguments. For a rendezvous store: the adaptor and the host.
     """
     environment: dict[str, str]
-    """The complete environment of the process, without the variables that name `descriptors`: these
-    numbers differ in each process."""
+    """The environment of the process. The variables with the numbers of `descriptors` are missing,
+    because these numbers differ between processes: the forked process adds them."""
     output: int
     """The descriptor for stdout and stderr."""
     descriptors: tuple[int, ...]
@@ -59,10 +59,10 @@ def introduce(door: socket.socket) -> socket.socket:
 def give_task(channel: socket.socket, task: ForkedTask) -> None:
     """
     Send the task to the forked process at the other end. Raises OSError when the process has ended.
-    Does not block: each socket carries one task only.
+    Does not block, because each socket carries only one short message.
     """
     told = json.dumps([task.work, task.arguments, task.environment])
-    # sent as a file, since an environment can be larger than a message
+    # send the text as a memory file, because an environment can be larger than a socket message
     text = os.memfd_create("tft-task")
     try:
         with os.fdopen(text, "w", closefd=False) as writing:

@@ -78,8 +78,8 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
 
 def share_keys(directory: Path, seed: bytes) -> None:
     """
-    Make the keys that follow from a secret in a directory, unless they are there already. Other
-    processes with the same secret may do so at the same time.
+    Make the keys that are derived from the secret `seed` in a directory, unless the directory
+    exists. Other processes with the same secret may do this at the same time.
 
     Raises `UsageError` when the directory contains other keys.
     """

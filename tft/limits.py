@@ -1,9 +1,10 @@
 """
-Owns how many files a process of tft may open, and what is said when it may start no more threads.
+Limits of the operating system: raises the number of files that a process of tft may open, and makes
+the error message for a process that cannot start another thread.
 
-Every connection, every shared memory and every process that is watched needs an open file. Without
-a free one, libzmq aborts its process without a word, and an agent starts ranks that cannot load
-their libraries.
+Every connection, every shared memory and every process that is watched needs an open file. If no
+more files may be opened, libzmq aborts its process without a message, and an agent starts ranks that
+cannot load their libraries.
 """
 
 import resource
@@ -11,11 +12,11 @@ import resource
 from tft.errors import UsageError
 
 LEAST = 256
-"""The least limit of open files with which a part of a job starts. For a broker it is enough for
+"""The lowest limit of open files with which a process of a job starts. It allows a broker to serve
 100 participants with two connections each."""
 USUAL = 1024
-"""The usual limit of open files of a process. A lower one is raised to it. It is not raised further
-unless that is asked for, because `select` fails for files with higher numbers."""
+"""The usual limit of open files of a process, to which a lower limit is raised. Only the broker
+gets a higher one, because `select` fails for file descriptors above this number."""
 
 
 def raise_open_files(part: str, *, highest: bool = False) -> None:

@@ -1,7 +1,8 @@
 """
 The setup of logging: one line per event, `key=value`, on stderr.
 
-Only the command line calls this. All other code gets a logger and logs events with their facts.
+Only the command line calls `configure_logs`. All other modules get a logger from structlog and log
+events with keyword arguments.
 """
 
 import logging
@@ -13,7 +14,7 @@ import structlog
 def configure_logs(*, verbose: bool = False) -> None:
     """
     Write events as lines like `at=2026-01-31T12:00:00.123456Z level=info event=rank_silent rank=3`
-    to stderr. `verbose` adds those of level debug.
+    to stderr. `verbose` adds the events of level debug.
     """
     structlog.configure(
         processors=[

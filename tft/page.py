@@ -1,9 +1,10 @@
 """
 The page of a rank: shared memory that outlives the rank's process.
 
-The training thread writes its position and its rank-local state there: a few stores, no lock, no
-system call. The agent has created the page and reads it at any time, also after the writer was
-killed between two stores. The next incarnation of the rank inherits the page.
+The training thread writes its position and its rank-local state to the page. A write is a few
+stores to memory, without a lock or a system call. The agent has created the page and may read it at
+any time, also after the training process was killed between two stores. The next incarnation of the
+rank inherits the page.
 
 A word of eight bytes is stored atomically, so a reader sees either the old or the new value. A
 capture is longer than a word. It is valid only if the digest in its header matches, and the header
@@ -25,12 +26,12 @@ SLOT_BYTES = 256 * 1024
 generators and the data position take about 5 KB, those of each GPU a few bytes."""
 
 _SLOTS = 4
-"""There is room for two captures of each of the last two steps: one from before the update window
-closed, and one from when it closed."""
+"""The number of slots for captures (copies of the rank-local state) of the last two steps. Each
+step has two: one from before its update window closed, and one from when the window closed."""
 _KEPT_SLOTS = 5
-"""One capture for each step of which a copy of the state is kept (`tft_backup`). An adaptor keeps
-two or three copies. There are two slots more, because another rank may keep copies of other steps
-than this rank."""
+"""The number of slots for captures of steps of which a copy of the other state is kept
+(`tft_backup`). An adaptor keeps two or three such copies. Two more slots are needed, because
+another rank may keep copies of other steps than this rank."""
 _ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
 _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
@@ -40,17 +41,19 @@ _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
 # the incarnation whose script has ended, plus 1
 _SCRIPT_ENDED = 16
-# the ring of digests in the head: its first word, its entries, and the words of an entry
+# the ring buffer of slice digests at the begin of the page: the index of its first word, the number
+# of its entries, and the number of words of an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64
-"""The most digests that a reader gets, the newest ones."""
+"""The highest number of digests that a reader gets at a time: the newest ones."""
 _UNKNOWN, _STEADY, _VARYING = 0, 1, 2
-"""Whether the rank-local state has changed between the first capture of a step and the end of its
-all-reduces: no step is known yet, it has in no step, it has in some step."""
+"""The values of the field `_STEADINESS`: whether the rank-local state has ever changed between the
+first capture of a step and the end of the step's all-reduces. `_UNKNOWN`: no update window has
+opened yet. `_STEADY`: it has never changed. `_VARYING`: it has changed in at least one step."""
 _LATELY = 20
-"""The number of steps for which a late change is remembered. Scripts do not do the same in each
-step: some evaluate in every tenth."""
+"""The number of steps for which `changes_late` stays in effect. It is more than one, because
+scripts do not do the same in each step: some evaluate in every tenth step."""
 # the indexes of the fields in the header of a capture, in words of eight bytes
 _TAG, _LENGTH, _DIGEST, _HEADER_WORDS = 0, 1, 2, 3
 
@@ -67,15 +70,16 @@ class Captured:
     """
 
     attempt: tuple[int, int]
-    """Incident and round of the last rollback. (0, 0) before the first."""
+    """Incident and round of the last rollback, or (0, 0) before the first rollback."""
     changes: bool
     """True if `changes_late` was called in one of the last steps."""
     steady: bool
-    """True if the rank has opened update windows, and its captures had changed before none."""
+    """True if the rank has opened an update window, and if in no step the rank-local state changed
+    between the first capture and the window."""
     position: Position
     """The position of the rank before the captures were read."""
     local_states: dict[tuple[int, bool], bytes]
-    """By step, and whether the update window of the step had closed."""
+    """The captures. The key is the step, and True if the update window of the step had closed."""
 
 
 class Page:
@@ -143,18 +147,18 @@ class Page:
         """
         Write the position that the training thread reached at `stamp` (seconds).
 
-        Without flags: `step` has ended, and so have the functions that are called after the step.
-        `after`: the step has ended, but these functions are still to be called. `tail`: the window
-        of `step` has closed, and the tail of the step has begun. `window`: the window of `step` + 1
-        has opened.
+        If no flag is True, `step` has ended, and the functions that are called after the step have
+        ended too. `after` means that the step has ended, but these functions must still be called.
+        `tail` means that the window of `step` has closed, and the tail of the step has begun.
+        `window` means that the window of `step` + 1 has opened.
         """
         self._words[_POSITION] = 8 * step + 4 * after + 2 * tail + window
         self._stamps[_MOVED] = stamp
 
     def end(self, step: int, *, after: bool) -> None:
         """
-        Write that `step` has ended. `after`: functions that are called after the step are still to
-        be called.
+        Write that `step` has ended. `after` is True if functions must still be called after the
+        step.
 
         The time of the position stays the time when the window of `step` closed.
         """
@@ -177,8 +181,8 @@ class Page:
 
     def end_script(self, incarnation: int) -> None:
         """
-        Write that the script of this incarnation has ended without an error, and with it everything
-        that it had registered for the end of the process.
+        Write that the script of this incarnation has ended without an error. The functions that it
+        had registered with `atexit` have ended too.
         """
         self._words[_SCRIPT_ENDED] = incarnation + 1
 
@@ -186,8 +190,9 @@ class Page:
         """
         Store the rank-local state of `step` in the page. Takes about 1 us for 5 KB.
 
-        `closed`: the state was captured when the update window of `step` closed; otherwise before
-        that. Raises `UsageError` for a state longer than `CAPTURE_LIMIT`.
+        `closed` is True if the state was captured when the update window of `step` closed, and
+        False if it was captured earlier in the step. Raises `UsageError` for a state longer than
+        `CAPTURE_LIMIT`.
         """
         if len(local_state) > CAPTURE_LIMIT:
             raise UsageError(
@@ -207,16 +212,19 @@ class Page:
 
     def varies(self) -> None:
         """
-        Record that a capture has changed within a step, before its all-reduces were complete. From
-        now on, another node uses no capture of a step before its window opens.
+        Record that the rank-local state has changed within a step, between two captures before the
+        update window. From now on, the capture of a step counts for another node only after the
+        window of the step has opened.
         """
         self._words[_STEADINESS] = _VARYING
 
     def opens(self) -> bool:
         """
-        Record that an update window opens, and count it if no other node has a capture of the step
-        that it can use. Return True if the captures count from now on, so that the agent must send
-        them again after `move`.
+        Record that an update window opens. Count the window as unprotected if no other node has a
+        capture of the step that it could use now.
+
+        Return True if the capture of the step becomes usable only with this window. The agent must
+        then send the captures again after `move`.
         """
         words = self._words
         steady = words[_STEADINESS] == _STEADY
@@ -234,7 +242,8 @@ class Page:
         Keep the rank-local state of the end of `step` beyond the next two steps, because a copy of
         the rest of the state is kept too.
 
-        `kept`: the other steps of which this rank has a copy. Their captures stay.
+        `kept` are the other steps of which this rank has a copy. Their captures are not
+        overwritten.
         """
         tag = 2 * step + 1
         tags = {slot: self._tag(slot) for slot in range(_SLOTS, _ALL_SLOTS)}
@@ -257,12 +266,12 @@ class Page:
 
     def post(self, digest: SliceDigest) -> None:
         """
-        Post the digest of a slice, for the next beats. Any thread of the rank's process may call
-        this, but only one at a time.
+        Write the digest of a slice to the ring, so that the agent sends it with its next
+        heartbeats. Any thread of the rank's process may call this, but only one at a time.
         """
         words, number = self._words, self._words[_POSTED]
         start = RING + number % _ENTRIES * ENTRY_WORDS
-        words[start + _STAMP] = 0  # a reader leaves an entry out that is being written
+        words[start + _STAMP] = 0  # readers skip this entry while it is being written
         words[start + _ATTEMPT] = _joined(digest.incident, digest.round)
         words[start + _STEP] = digest.step
         words[start + _SLICE] = _joined(digest.number + 1, digest.of)
@@ -289,18 +298,19 @@ class Page:
         for slot in range(_ALL_SLOTS):
             if self._tag(slot) // 2 > step:
                 header = (HEAD_BYTES + slot * SLOT_BYTES) // 8
-                # a length that no capture can have makes it invalid
+                # readers skip a capture whose length is over the limit
                 self._words[header + _LENGTH] = CAPTURE_LIMIT + 1
         if self._words[_KEPT] > step:
             self._words[_KEPT] = 0
-        # written when the captures of given-up steps are gone: what is read before that is not
-        # taken for a part of this attempt
+        # write the attempt last: a reader that saw captures of later steps then finds the earlier
+        # attempt here, and does not take them for captures of this attempt
         self._words[_ROLLED_BACK] = _joined(*attempt)
         self._words[_CAPTURED] += 1
 
     def is_elsewhere(self, number: int) -> None:
         """
-        Write that another node has the first `number` captures. The agent calls this.
+        Record that another node has the first `number` changes of the captures (see `captured`).
+        The agent calls this.
         """
         self._words[_ELSEWHERE] = number
 
@@ -349,7 +359,7 @@ class Page:
 
     def kept(self) -> int:
         """
-        Return the step of the newest copy that the rank keeps; 0: it keeps none.
+        Return the step of the newest copy of its state that the rank keeps, or 0 if it keeps none.
         """
         return self._words[_KEPT]
 
@@ -373,8 +383,8 @@ class Page:
 
     def digests(self, since: int = 0) -> tuple[SliceDigest, ...]:
         """
-        Return the newest digests that were posted, the oldest of them first. The first `since`
-        digests of all are left out.
+        Return at most the `_REPEATED` newest digests, in the order in which they were posted. Leave
+        out the first `since` digests that were ever posted.
         """
         posted = self._words[_POSTED]
         found = (self._entry(n) for n in range(max(since, posted - _REPEATED), posted))
@@ -385,7 +395,7 @@ class Page:
         entry = self._words[start : start + ENTRY_WORDS].tolist()
         check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
         if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
-            return None  # it is being overwritten, or not all of it has arrived in memory
+            return None  # the writer is overwriting the entry, or has not completed it
         (incident, round_), (number_, of) = _split(entry[_ATTEMPT]), _split(entry[_SLICE])
         return SliceDigest(
             incident=incident,
@@ -405,7 +415,8 @@ class Page:
         captures: dict[int, bytes] = {}
         for tag, _, local_state in sorted(self._whole()):
             captures[tag // 2] = (
-                # for each step the capture of the closed window comes last, and so is the one kept
+                # the order is by tag, so the capture of the closed window overwrites the earlier
+                # one
                 local_state
             )
         return captures
@@ -432,8 +443,10 @@ class Page:
 
     def _whole(self) -> list[tuple[int, int, bytes]]:
         """
-        Return tag, negative slot and content of each valid capture. Of two captures with one tag,
-        the one of the last two steps sorts last: it may have been made anew.
+        Return tag, negative slot and content of each valid capture.
+
+        If a slot of the last two steps and a kept slot have the same tag, the former sorts last and
+        so is used: it may have been captured again after a rollback.
         """
         whole = []
         for slot in range(_ALL_SLOTS):
@@ -464,6 +477,7 @@ def _split(word: int) -> tuple[int, int]:
 
 def _check(words: memoryview, number: int) -> int:
     """
-    Return the check word of an entry of the ring of digests: its other words and its number.
+    Return the check word of an entry of the ring of digests. It is a digest of the entry's other
+    words and of the entry's number.
     """
     return xxhash.xxh3_64_intdigest(words, number)

@@ -42,7 +42,7 @@ def die_with_parent() -> None:
     Let the kernel kill this process with SIGKILL when its parent ends.
 
     Does nothing in a process without the variable of `parent_death_tie` in its environment. Such a
-    process was started by hand, and may outlive its shell.
+    process was started by hand, and may live longer than the shell that started it.
     """
     parent = take_parent()
     if parent is None:
@@ -52,8 +52,9 @@ def die_with_parent() -> None:
 
 def die_with(parent: int) -> None:
     """
-    Let the kernel kill this process with SIGKILL when its parent ends. The process kills itself at
-    once when the process `parent` is not its parent any more.
+    Let the kernel kill this process with SIGKILL when its parent ends. `parent` is the pid that the
+    parent should have. If the parent has another pid, it has ended already, and this process kills
+    itself at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -64,7 +65,7 @@ def die_with(parent: int) -> None:
 def adopt_orphans(*, yes: bool = True) -> None:
     """
     Make this process the parent of all its descendants whose own parent ends. This process must
-    then reap them. With `yes` false, stop doing so.
+    then reap them. With `yes` False, stop to adopt further orphans.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 

@@ -44,7 +44,7 @@ in a plugin must not end a process of tft."""
 log = structlog.get_logger(__name__)
 
 
-# cached: the launcher of a rank calls this before the script runs, and `tft.init` calls it again
+# cached, because it is slow and called twice in a rank: before the script runs, and by `tft.init`
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """

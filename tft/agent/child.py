@@ -25,8 +25,8 @@ from tft.stopped import StopGuard, is_stopped
 log = structlog.get_logger(__name__)
 
 _watched: set[int] = set()
-"""The pids that a `Child` reaps. The set is global, because the kernel keeps one table of children
-for the whole process."""
+"""The pids of the processes that a `Child` object reaps. The set is global, because the kernel
+keeps one table of children for the whole process."""
 
 
 _guards: dict[int, StopGuard] = {}
@@ -109,8 +109,8 @@ class Child:
         """
         Send a signal to the main thread of the process, if the process still lives.
 
-        When a stopped process gets a signal and then SIGCONT, its main thread handles the signal
-        before it does anything else.
+        A stopped process handles the signal only after SIGCONT. Its main thread then handles the
+        signal before it does anything else.
         """
         if self.code is None:  # the process is not reaped yet, so no other process can have its pid
             signal_main_thread(self.pid, number)

@@ -71,7 +71,7 @@ class ForkServer:
     Runs the fork server of a node.
 
     `changed` is called when the fork server is ready, when a forked process has arrived, and when
-    no more can be expected. If `changed` does not `take` a forked process, the process is
+    no further one will arrive. It should `take` the forked process; otherwise the process is
     dismissed.
     """
 
@@ -122,7 +122,8 @@ class ForkServer:
         if not self._ready or self._door is None:
             return
         while self._awaited < count:
-            with contextlib.suppress(OSError):  # `_ended` or `_too_late` handles a dead fork server
+            # a dead fork server is no error here: `_ended` or `_too_late` will handle it
+            with contextlib.suppress(OSError):
                 self._door.send(ANOTHER)
             self._awaited += 1
             self._limit_to(_FORKING_LIMIT)
@@ -155,7 +156,8 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # a pipe, as for the ranks: after a fork, Python's stdout object must still be usable
+            # use a pipe, as for the ranks: forked ranks go on using the stdout object that Python
+            # has set up here
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -223,7 +225,8 @@ class ForkServer:
     def _ended(self, child: Child) -> None:
         if self._door is not None:
             asyncio.get_running_loop().remove_reader(self._door)
-            self._door.close()  # a process that is being forked now will fail to connect, and end
+            # a process that is being forked now cannot reach the agent any more, and ends
+            self._door.close()
             self._door = None
         self._limit_to(None)
         assert child.code is not None
@@ -231,7 +234,7 @@ class ForkServer:
         self.hopeful = False
         if self._stopped:
             return
-        # ranks that wait for a forked process must not wait for the next fork server
+        # start the waiting ranks without a fork server now: the next one takes long to get ready
         self._changed()
         self._failures += not was_ready
         if self._refusal or (not was_ready and child.code >= 0):

@@ -1,9 +1,10 @@
 """
-The rank-local state of other nodes: what this node keeps for them, and what another node keeps for
-it.
+The exchange of rank-local state between nodes. This node keeps the rank-local state of ranks of
+other nodes, and another node keeps that of its own ranks, in case a node is lost.
 
-A rank that has captured its state wakes the agent through a pipe. The agent reads the page of the
-rank and sends what is new to the node that keeps it (`Lead.kept_by`).
+A rank that has captured its rank-local state wakes the agent through a pipe (the bell). The agent
+reads the page of the rank (its shared memory), and sends new captures to the node that the
+controller has named for this (`Lead.kept_by`).
 """
 
 import asyncio
@@ -32,7 +33,8 @@ Publish = Callable[[bytes, AgentMessage], None]
 
 class LocalStateExchange:
     """
-    Sends the captures of the ranks of this node to another node, and keeps those of others.
+    Sends the captures of this node's ranks to another node, and keeps captures of other nodes'
+    ranks.
     """
 
     def __init__(self, node: int, ranks: Ranks, publish: Publish) -> None:
@@ -66,7 +68,7 @@ class LocalStateExchange:
 
     def repeat(self) -> None:
         """
-        Send the captures again that the other node has not confirmed.
+        Send the newest captures of a rank again if the other node has not confirmed them.
         """
         for rank, version, page in self._captured():
             if not self._sending.is_kept(rank, version):
@@ -74,8 +76,8 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Send all captures to another node from now on, if the controller names another one. Forget
-        what another node keeps now.
+        Follow a `Lead` message: if it names a new node to keep this node's captures, send all
+        captures there. Forget captures of other nodes that this node no longer has to keep.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):
@@ -85,7 +87,8 @@ class LocalStateExchange:
 
     def hear(self, message: AgentMessage) -> None:
         """
-        Keep the captures of a rank of another node, or note that another node has those of a rank.
+        Handle a message of another agent. Keep the captures in it, or record that the other node
+        has got captures of a rank of this node.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)
@@ -104,13 +107,14 @@ class LocalStateExchange:
 
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
-        Return the reports of what this node has of the ranks of a lost node.
+        Return reports with the captures that this node keeps for the ranks of a lost node.
         """
         return self._keeping.recalled(order, at)
 
     def _captured(self) -> list[tuple[int, Version, Page]]:
         """
-        Return the ranks that have captured anything, if another node keeps it.
+        Return each rank with captures, their version, and the page of the rank. Return nothing if
+        no other node keeps captures of this node.
         """
         if self._sending.keeper is None:
             return []

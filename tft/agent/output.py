@@ -77,7 +77,8 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                # nobody reads the agent's stdout any more, but the logs are still written
+                # the reader of the agent's stdout has gone: drop further lines, and keep writing
+                # logs
                 except OSError as error:
                     log.warning("console_lost", why=error.strerror)
                     readable = False

@@ -37,13 +37,15 @@ Writing takes milliseconds even for a hundred threads, unless the machine is bus
 
 
 PARTS = 7
-"""The least number of beats that bring digests in one cycle through the slices. One beat for each
-digest would be too many: a beat takes a part of a short step on a node whose cores are busy."""
+"""In one cycle through all slices of a shard, about this many extra beats are sent with digests if
+steps are short. A beat for each digest would be too many: sending it takes a notable part of a
+short step on a busy node."""
 MANY = 24
 """The number of new digests of one rank for which a beat is sent at once. The page keeps only the
 newest digests."""
 REPEATED = 3
-"""Each digest is in one beat less than this number, so one beat may be lost."""
+"""The number of last beats whose digest counts are remembered. Each digest is repeated in
+`REPEATED` - 1 beats, so one of them may be lost."""
 
 
 @dataclass(slots=True)
@@ -76,9 +78,9 @@ class _RankState:
     """The newest incarnation that was started on this node, or that was ended before its start."""
     due: Spawn | None = None
     """
-    The order for the process that is still to be started. None: there is none. The process is
-    started when the store is open, the previous process has ended, and a forked process is there or
-    will not come.
+    The order to start a process that was not started yet, or None. The process is started when the
+    store is open, the previous process has ended, and the fork server has sent a forked process or
+    will send none.
     """
     process: _Process | None = None
     answers: list[Spawned | Exited] = field(default_factory=list)
@@ -88,22 +90,23 @@ class _RankState:
     sent: tuple[int, int] = (0, 0)
     """How many digests were on the page at the last beat, and the step of the newest one."""
     hurried: bool = False
-    """True if the last beat had the digests of a part of a cycle, or many: those that follow may be
-    worth a beat of their own."""
+    """True if the last beat had so many digests that the next ones may be worth an extra beat."""
     last: Pulse | None = None
-    """The status at the end of a process, for one beat: it may have digests that no beat had."""
+    """The last status of a process that has ended. It is sent with the next beat, because it may
+    contain digests that were not sent before."""
 
     def repeated(self) -> int:
         """
-        Return how many digests the next beat leaves out, because the last beats have had them.
+        Record how many digests are on the page now. Return how many of the first digests the next
+        beat may leave out, because enough earlier beats contained them.
         """
         self.posted.append(self.page.posted())
         return self.posted[0] if len(self.posted) == REPEATED else 0
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests of this rank are worth a beat of their own: they are those of
-        a part of a cycle, or they are many.
+        Return whether the new digests of this rank should be sent in an extra beat. That is so if
+        there are `MANY`, or if they cover one of the `PARTS` of a cycle through the slices.
         """
         posted = self.page.posted()
         newest = self.page.digests(posted - 1) if posted > self.sent[0] else ()
@@ -111,7 +114,8 @@ class _RankState:
 
     def _worth(self, posted: int, newest: SliceDigest, many: int) -> bool:
         """
-        Return whether the digests since the last beat are those of a part of a cycle, or `many`.
+        Return whether the digests since the last beat are worth an extra beat: there are `many`, or
+        they cover one of the `PARTS` of a cycle.
         """
         sent, step = self.sent
         part = max(1, newest.of // PARTS)
@@ -173,8 +177,8 @@ class Ranks:
         self._fork_server = fork_server
         elsewhere = settings.starter
         self.bell: tuple[int, int] | None = None
-        """The reading and the writing end of the pipe with which ranks wake the agent. None: the
-        job has one node, and no other node keeps the captures."""
+        """The reading and the writing end of the pipe with which ranks wake the agent. None if the
+        job has one node, so that no other node can keep the captures."""
         if settings.job.nnodes > 1:
             self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._elsewhere = elsewhere and Elsewhere(elsewhere.descriptor, lost=lost)
@@ -258,13 +262,14 @@ class Ranks:
 
     def hurried(self) -> bool:
         """
-        Return whether ranks post digests so fast that the next ones may be worth a beat of their own.
+        Return whether ranks post digests so fast that the next ones may be worth an extra beat.
         """
         return any(rank_state.hurried for rank_state in self._rank_states.values())
 
     def urgent(self) -> bool:
         """
-        Return whether the new digests are worth a beat of their own, for all ranks that post any.
+        Return whether an extra beat should be sent, because every rank that posts digests has
+        enough new ones.
         """
         there = [each for each in self._rank_states.values() if each.process and each.page.posted()]
         return bool(there) and all(rank_state.urgent() for rank_state in there)
@@ -412,7 +417,7 @@ class Ranks:
         forked: ForkedProcess | None,
     ) -> _Process:
         incarnation = order.incarnation
-        # the page still contains the state of the previous process
+        # the page still says that the previous process trains: the new one does not train yet
         rank_state.page.train(False, self._clock.now())
         words = os.memfd_create(f"tft-words-{rank_state.rank}")
         environment = rank_environment(
@@ -506,7 +511,7 @@ class Ranks:
 
     def _end(self, process: _Process, *, last_words: bool) -> None:
         if process.asked and last_words:
-            return  # the process was asked for its stacks already, and has a time limit for them
+            return  # the process is writing its stacks already, and a timer will kill it
         process.stopped = process.stopped or process.child.stopped()
         if not last_words:
             process.child.end()

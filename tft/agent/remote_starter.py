@@ -138,8 +138,8 @@ class Elsewhere:
 
     def _send(self) -> None:
         """
-        Send the requests that are left, in order, as far as the socket has room. The rest is sent
-        when the program has read some. Raises OSError when the program has gone.
+        Send the waiting requests in order, as far as the socket has room. The remaining requests
+        are sent when the program has read some. Raises OSError when the program has gone.
         """
         if self._channel.fileno() == -1:
             return  # the socket is closed, because this agent is ending

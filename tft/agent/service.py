@@ -56,7 +56,8 @@ BEAT = 0.1
 """The time in seconds between two heartbeats. At the same interval, unacknowledged reports are sent
 again, and the steps of the ranks are read for plugins that observe progress."""
 DIGESTS = 0.02
-"""Seconds between two looks for new digests on the pages of the ranks, while there are many."""
+"""Seconds between two checks for new digests of slices on the pages of the ranks, while ranks post
+them fast."""
 SETTLING = 1.0
 """The time in seconds that the agent waits at its end until the controller has acknowledged the
 last reports. The controller can handle many reports in this time."""
@@ -190,7 +191,8 @@ class Agent:
                 self._epoch = message.epoch
                 self._carry_out(message)
             case Freeze() if self._ranks.posted():
-                # slices that differ are to be known before the incident is judged
+                # send the newest digests at once: the controller must know whether copies differ
+                # before it decides about the incident
                 self._bus.publish(BEATS, self._status())
             case _:
                 pass  # a message to other receivers, or an order of a former leader
@@ -230,7 +232,8 @@ class Agent:
 
     def _recall(self, order: Recall) -> None:
         """
-        Report what this node has kept of a lost node, unless such a report is unacknowledged.
+        Report the rank-local state that this node keeps for the ranks of a lost node. Leave out
+        ranks for which an earlier report is not acknowledged yet.
         """
         waiting = {
             (report.lost, report.rank)
@@ -263,7 +266,7 @@ class Agent:
         if any(report == waiting for _, waiting in self._outbox.pending()):
             return
         if isinstance(report, Exited):
-            # the last digests of the process must be there before its loss is handled
+            # the controller must have the last digests of the process before it handles the loss
             self._bus.publish(BEATS, self._status())
         number = self._outbox.add(report)
         self._settled.clear()
@@ -279,7 +282,7 @@ class Agent:
 
     async def _beat_on_digests(self) -> None:
         """
-        Send a beat soon after ranks have posted digests, if they post any: the sooner copies are
+        Send an extra beat soon after the ranks have posted digests of slices. The sooner copies are
         compared, the fewer steps are lost if they differ.
         """
         while True:

@@ -76,7 +76,7 @@ class AgentSettings:
     node: int
     """The number of the agent's node, from 0."""
     script: str
-    """The user's script; with `module`, the name of a module."""
+    """The path of the user's script, or the name of a module if `module` is True."""
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
@@ -86,12 +86,12 @@ class AgentSettings:
     module: bool = False
     """True if `script` is a module, to be run as with `python -m`."""
     placed: Placed | None = None
-    """The place that another launcher has given to the only rank of this node. None: the agent
+    """The place that another launcher has given to the only rank of this node. None if the agent
     numbers its ranks itself."""
     starter: StartedElsewhere | None = None
-    """The program that starts the processes of the ranks. None: the agent starts them."""
+    """The program that starts the processes of the ranks. None if the agent itself starts them."""
     spare: int = 0
-    """The number of further ranks for which the node has room."""
+    """The number of ranks of other nodes for which this node has room (`--spare`)."""
 
     @property
     def ranks(self) -> range:

@@ -98,8 +98,8 @@ class StoreSidecar:
         self._marker = marker
         self._fork_server = fork_server
         self._due = False
-        """True if a store is to be started, as soon as a forked process is there or will not come.
-        """
+        """True if a store must be started, as soon as the fork server has sent a forked process or
+        will send none."""
         self._opened = opened
         self._lost = lost
         self._failed = failed
@@ -121,7 +121,8 @@ class StoreSidecar:
 
     def start_due(self) -> None:
         """
-        Start the store if one is to be started, and a forked process is there or will not come.
+        Start the store if one must be started, and if the fork server has sent a forked process or
+        will send none.
         """
         if not self._due or self._dismissed:
             return
@@ -183,7 +184,7 @@ class StoreSidecar:
             self._reading = -1
 
     def _ended(self, child: Child) -> None:
-        self._close()  # do not read the port any more: its store has ended
+        self._close()  # stop waiting for the port of this store, which will not come any more
         if self._dismissed:
             return
         log.warning("store_ended", pid=child.pid, code=child.code, port=self._port)

@@ -119,7 +119,7 @@ class Bus(Protocol):
 
 class Participant:
     """
-    A bus without its transport: the common part of the ZeroMQ bus and the memory bus.
+    The part of a bus that does not depend on the transport, for the ZeroMQ bus and the memory bus.
 
     `send` is the transport's function that sends a frame on a topic. The transport calls the
     methods below with incoming frames and notices.
@@ -216,7 +216,8 @@ class Participant:
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # nobody waits for it any more, and each process has a presence topic of its own
+            # delete the entry, or the dictionary would grow: each process has its own presence
+            # topic. No caller waits for this event, because it is set
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))

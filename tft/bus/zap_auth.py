@@ -26,8 +26,8 @@ _HANDLER = "inproc://zeromq.zap.01"
 """The address at which libzmq looks for the handler."""
 _DOMAIN = "tft"
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""The events of connections that fail before the handler is asked. Their peer's address cannot be
-logged: the event has none, and the file descriptor of an earlier event may belong to another
+"""The events of connections that fail before the handler is asked. The address of the peer is not
+logged: the event does not contain it, and the file descriptor in the event may belong to another
 connection by now."""
 _REMEMBERED = 1000
 """The number of refused peers that are remembered, so that each refusal is logged once. A refused

@@ -48,8 +48,8 @@ REFUSED_RETRY = 1.0
 the right broker may have been started in its place. ZeroMQ itself does not try again."""
 
 CUT_OFF = 3
-"""The number of connections in a row that must end during the handshake before the bus reports it.
-One or two may end so when a broker restarts."""
+"""After this many connections in a row that ended during the handshake, the bus reports a problem.
+One or two may end in this way when a broker restarts."""
 
 MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 """The value in the event of a failed handshake when one side encrypts and the other does not."""
@@ -212,7 +212,7 @@ class _Link:
         for line in self._lines:
             self._loop.add_reader(line.handshakes, self._read_handshakes, line)
             self._read_handshakes(line)
-        # a descriptor signals only new arrivals, so read earlier arrivals now
+        # the event loop is woken only for new messages, so read those that arrived earlier now
         self._read_notices()
         self._read_frames()
 
@@ -225,7 +225,8 @@ class _Link:
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         self._voice.send_multipart((topic, frame), zmq.NOBLOCK)
-        # a send consumes the descriptor's signal for arrivals, so read the arrivals now
+        # a send may clear the signal of the socket's descriptor for received messages, and the
+        # event loop would not be woken for them: read them now
         self._read_notices()
 
     def _read_notices(self) -> None:

@@ -49,7 +49,7 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Send an event of interest to operators to the plugins.
+        Tell the plugins about an event that is of interest to operators.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 

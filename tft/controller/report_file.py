@@ -52,7 +52,7 @@ class ReportFile:
 
     def _moment(self, fault: Fault) -> float | None:
         """
-        Return when a fault really happened, in seconds. None: no plugin knows.
+        Return the time in seconds at which a fault really happened, or None if no plugin knows it.
         """
         known = call_guarded(
             self._plugins,

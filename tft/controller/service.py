@@ -47,7 +47,9 @@ REMEMBERED = 100
 """The number of warnings about malformed messages that are remembered, so that each is logged only
 once."""
 FAREWELL = 3.0
-"""The time in seconds that agents have to receive the end of the job, and to leave."""
+"""The time in seconds that agents have at the end of the job to receive the last order and to
+leave.
+"""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states in which ranks are expected to make progress."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
@@ -67,7 +69,8 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The judges of the beats. All are pure, and only verdicts become events of the machine.
+    The objects that evaluate the heartbeats of agents. They read no clock and send nothing. Only
+    their findings become events of the job machine, not the heartbeats themselves.
     """
 
     hang_detection: HangDetection
@@ -93,7 +96,7 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        self._compare_slices()  # the ranks may train already, under an earlier controller
+        self._compare_slices()  # the ranks may be training already, since an earlier controller
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -128,8 +131,8 @@ class Controller:
 
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
-        Go on from what is left of a damaged story, so that the ranks save a last checkpoint. Raises
-        the damage if too little is left for that.
+        Continue from the readable events of a damaged story, so that the ranks can save a last
+        checkpoint. Raises `damage` if too few events are readable for that.
         """
         told = salvaged_run(path, self._settings.job, self._settings.run)
         if told is None:
@@ -186,7 +189,8 @@ class Controller:
         Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
         is no outcome.
         """
-        # each lost event may be the beginning of a later controller
+        # an unreadable event may be the start of a later controller with a higher epoch: skip as
+        # many epochs as events are lost, so that no epoch is used twice
         epoch = self._machine.epoch + 1 + self._lost
         sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
@@ -198,10 +202,11 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
-            # nodes that joined an earlier controller
+            # tell the plugins the nodes that joined under an earlier controller
             self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            # a node lost since then sends no heartbeat: start its time limit
+            # a node may have been lost while no controller ran: start the time limit of each
+            # heartbeat now
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
@@ -253,7 +258,8 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    self._news.set()  # the command waits for a `Lead`, which tells it the leader
+                    # a command such as `tft pause` has connected: send the `Lead` that it waits for
+                    self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)
                 self._news.set()
@@ -272,7 +278,7 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            self._news.set()  # the ranks wait to hear how far their copies are compared
+            self._news.set()  # send a `Lead`: ranks wait for the step up to which copies are equal
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
@@ -338,7 +344,8 @@ class Controller:
 
     def _compare_slices(self) -> None:
         """
-        Compare the slices of the attempt in which the ranks train from now on.
+        Start to compare digests of slices from the attempt (incident and round) that ranks train
+        now.
         """
         machine = self._machine
         if machine.attempt is not None:

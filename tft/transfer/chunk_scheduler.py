@@ -46,7 +46,7 @@ class ChunkScheduler:
         self._given: Counter[int] = Counter()
         self._closed = False
 
-    # ------------------------------------------------------------ the thread of the fetch
+    # ------------------------------------------------------------ for the thread that calls `fetch`
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
@@ -146,7 +146,7 @@ class ChunkScheduler:
         with self._changed:
             return {source: self._given[source] for source in self._sources}
 
-    # ------------------------------------------------------------ the thread of a source
+    # ------------------------------------------------------------ for the threads of the sources
 
     @property
     def closed(self) -> bool:

@@ -42,7 +42,7 @@ class Receiver:
     """The job's name. A source sends nothing to a client that does not know it."""
     rank: int
     tls: Tls | None = None
-    """The TLS settings of the connections to the sources; None: they are not encrypted."""
+    """The TLS settings of the connections to the sources, or None if these are not encrypted."""
 
 
 def fetch(
@@ -93,7 +93,7 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # a source for which this rank could not start a thread is not at fault
+    # leave out sources for which this rank could not start a thread: they are not at fault
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
@@ -143,7 +143,7 @@ def _close(
     while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
-        # wait no longer: the thread may hang in a name lookup, which does no harm
+        # wait only this long: the thread may hang in a name lookup, and then writes to no buffer
         thread.join(TICK)
     for place, why in scheduler.lost().items():
         source = transfer.sources[place]

@@ -51,8 +51,8 @@ _VANISHED = 30
 """The time in seconds after which a client is given up when its machine does not answer, or when it
 reads no bytes."""
 _LEAVING = 2.0
-"""The time in seconds that `close` waits for each thread. Only a thread in a call of `give` can
-take so long, because `close` cannot interrupt that call."""
+"""The time in seconds that `close` waits for each thread. Only a thread that is inside `give` needs
+this limit, because `close` cannot interrupt that call."""
 _BREATH = 0.1
 """The time in seconds before the next attempt after an accept has failed, or after the thread of a
 connection could not be started, for example because the process has no free file descriptor or the
@@ -229,8 +229,8 @@ class ShardServer:
         self, hello: Hello, peer: str, connection: socket.socket
     ) -> ShardPayload | Refusal:
         """
-        Return the answer to a client. Tell the client meanwhile that it is being prepared, so that
-        the client does not give up this source.
+        Return the shard for a client, or a refusal. While the shard is being prepared, send signs
+        of life to the client, so that the client does not give up this source.
         """
         answers: list[ShardPayload | Refusal] = []
         preparing = threading.Thread(

@@ -63,7 +63,7 @@ Natural = Annotated[int, msgspec.Meta(ge=0)]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """
-    The first message of a client: asks the server for a shard as it was at the end of a step.
+    The first message of a client. It asks the server for a shard as it was at the end of a step.
     """
 
     version: int = VERSION
@@ -79,7 +79,7 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOffer:
     """
-    The server's answer when it can send the shard: describes the buffers of the shard.
+    The server's answer when it can send the shard. It describes the buffers of the shard.
     """
 
     meta: bytes
@@ -281,9 +281,9 @@ def send_chunk(run: Sendable, chunk: Request, key: bytes, send: Callable[[Views]
     """
     Send the bytes of a chunk, and then their digest.
 
-    `key` is the fingerprint of the description of the shard that the server offers. It is mixed
-    into the digest. `send` sends as many bytes of a list of views as possible, and returns their
-    number.
+    `key` is the fingerprint of the server's `ShardOffer`. It is part of the digest, so that a
+    client with another offer finds the chunk damaged. `send` sends as many bytes of a list of views
+    as possible, and returns their number.
     """
     digest = _digest(chunk, key)
     for batch in run.batches(chunk):

@@ -1,6 +1,6 @@
 """
-Functions of the user that are called after steps, such as evaluations and logging. They must run
-once per step on every rank, and are no part of training.
+Functions of the user that are called after steps, such as evaluations and logging. Every rank calls
+them after the same steps. They must leave the training state as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ class AfterSteps:
     @property
     def limit(self) -> float:
         """
-        Return the sum of the time limits of all functions in seconds; 0 if there are no functions.
+        Return the sum of the time limits of all functions in seconds, or 0 without functions.
         """
         return sum(each.limit for each in self._functions)
 
@@ -67,8 +67,8 @@ class AfterSteps:
             )
         if every < 1 or limit <= 0:
             raise UsageError(
-                f"a function was to be called every {every} steps and to take at most {limit} s: "
-                "every must be at least 1, and the time more than 0"
+                f"a function to be called after steps was given every={every} and limit={limit}: "
+                "every must be at least 1 (steps), and limit more than 0 (seconds)"
             )
         known = [each for each in self._functions if each.function == function]
         if known:
@@ -88,8 +88,9 @@ class AfterSteps:
         """
         Call a function, and restore random generators and module modes afterwards.
 
-        Raises every exception of the function. Raises `UsageError` if the function has changed the
-        training state. The state is compared in the calls 1, 2, 4, 8 and so on.
+        An exception of the function is passed on. Raises `UsageError` if the function has changed
+        the training state. To save time, only the calls number 1, 2, 4, 8 and so on are checked for
+        such a change.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)
@@ -115,8 +116,8 @@ class AfterPhase:
     """
     Calls the functions of this rank that are due when a step has ended.
 
-    `digests` reads the training state. The rows that a function records go to `records`. `called`
-    is called after the functions.
+    `digests` returns digests of the training state, which show whether a function has changed that
+    state. The rows that a function records go to `records`. `called` is called after the functions.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 The audit of a training loop: it finds code outside the update windows whose effect an incident
 would repeat or lose.
 
-The audit compares the kept state at three moments: when an update window closes, when the step
-ends, and before the next window opens. It logs each harmful habit of the loop once, with the line
-of the script and the remedy.
+The audit compares digests of the training state at three moments: when an update window closes,
+when the step ends, and before the next window opens. It logs each harmful habit of the loop once,
+with the line of the script and the remedy.
 """
 
 import sys
@@ -22,10 +22,12 @@ from tft.errors import Interrupted, UsageError
 from tft.spi.state import part_digests
 
 STEPS = 20
-"""The number of steps of each process that are audited. With `--audit strict` all steps are."""
+"""The number of steps of each process that are audited. With `--audit strict` all steps are
+audited.
+"""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""The parts of the state that a script may set at the start of an iteration. If the loop is left
-there, tft restores them."""
+"""The parts of the state that a script may set at the start of an iteration. If an incident takes a
+rank out of the loop there, tft restores these parts."""
 
 DATA = "data"
 """The name under which `tft_generators` reports the data position."""
@@ -62,7 +64,7 @@ class _Tail:
     window: str
     """The line of the update window (FILE:LINE)."""
     first: Look | None = None
-    """The digests before the first collective of the tail. None: the tail has had no collective
+    """The digests before the first collective of the tail. None if the tail has had no collective
     yet."""
     collective: str = ""
     """The line of that first collective (FILE:LINE)."""
@@ -100,8 +102,8 @@ class _Ahead:
     """
 
     entry: Mapping[str, str] | None = None
-    """The digests of generators and data position when the user's function was called. None: its
-    first step has begun."""
+    """The digests of generators and data position when the user's function was called. None as soon
+    as the first step of that function has begun."""
     early: Mapping[str, str] = field(default_factory=dict)
     """The generators (and the data position) from which the function has drawn before its first
     step, each with the line of that step."""
@@ -134,9 +136,12 @@ class Findings:
         """
         Log a finding once. Return True if the finding is new.
 
-        Rank 0 logs for all ranks. With `everywhere` each rank logs, for a finding that only a few
-        ranks have. With `refuse`, raise `UsageError` instead of logging; None means to raise only
-        in strict mode.
+        `kind` names the habit, and `what` the thing that it affects. A finding with the same `kind`
+        and `what` as an earlier one is not logged again. `sentence` is the text for the user.
+
+        Rank 0 logs for all ranks. With `everywhere`, each rank logs, because only some ranks may
+        have the finding. With `refuse` True, raise `UsageError` instead of logging; with None,
+        raise only in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -155,8 +160,8 @@ class Audit:
     thread.
 
     `loop` is the code object that calls the user's function. `awake` is called when the end of the
-    present step must be checked although the audit has ended. `position` returns the step whose
-    window closed last, and whether the loop is in the tail of that step.
+    present step must be checked although all steps to be audited are over. `position` returns the
+    step whose window closed last, and whether the loop is in the tail of that step.
     """
 
     hook: pluggy.HookRelay
@@ -197,7 +202,7 @@ class Audit:
         """
         return not self._readable or (self._steps >= STEPS and not self.findings.strict)
 
-    # ---------------------------------------------------------------- the edges of a step
+    # ---------------------------------------------------------------- begin and end of a step
 
     def entered(self) -> None:
         """
@@ -209,8 +214,8 @@ class Audit:
         """
         Record which generators and data the user's function has used before its first step.
 
-        If the loop uses the same ones within its steps, the audit reports this when a window
-        closes.
+        If the loop uses the same generators or data within its steps too, the audit reports this
+        when a window closes.
         """
         if self._ahead.entry is not None:
             moved, self._ahead.entry = self._moved(self._ahead.entry), None
@@ -228,7 +233,8 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            return  # without a tail, the code after the step is not compared
+            # nothing would use the digests: without a tail, `window_opens` needs `tft_compare`
+            return
         look = self._look()
         if look is None:
             return
@@ -304,7 +310,8 @@ class Audit:
 
     def left(self, error: BaseException | None) -> str:
         """
-        Record that `error` ended the loop. None: an incident interrupted the loop.
+        Record that the loop has ended. `error` is the exception that ended it, or None if a program
+        with its own loop was interrupted by an incident.
 
         If an incident interrupted a tail and the script caught that exception and continued, return
         the line (FILE:LINE) at which the tail was interrupted. Otherwise return an empty text.
@@ -316,15 +323,15 @@ class Audit:
         if failure is None or _comes_from(error, failure.error):
             return ""
         if not isinstance(error, _Cut):
-            # nobody could catch an exception here, outside the loop
+            # do not raise, even in strict mode: the loop that could handle it has ended already
             self._say_swallowed(failure, refuse=False)
         return failure.line
 
     # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:
-        # a batch that is drawn after the window is drawn again after an incident, which does no
-        # harm
+        # a move of the data position in the tail is no finding: after an incident the loop reads
+        # that batch again, which does no harm
         moved = [name for name in self._moved(tail.generators) if name != DATA]
         if not moved:
             return
@@ -403,8 +410,8 @@ class Audit:
         self._say_swallowed(failure, refuse=self.findings.strict)
         if (
             leaves
-            # the tail counts as interrupted at the collective, because the rest ran without the other
-            # ranks
+            # the tail counts as interrupted at the failed collective, because the rest of the tail
+            # ran without the other ranks
         ):
             self._failure = failure
             raise _Cut
@@ -433,7 +440,8 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        except Exception:  # other code reports that the state cannot be read
+        # only end the audit: the code that needs the state will report that it cannot be read
+        except Exception:
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None
@@ -502,8 +510,8 @@ class Audit:
 
 class _Cut(Interrupted):
     """
-    Raised at the end of a step whose tail an incident has interrupted, if the script caught that
-    exception and continued.
+    Raised at the end of a step if an incident interrupted a collective in its tail, and the script
+    caught the exception of that collective and continued.
     """
 
 

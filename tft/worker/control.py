@@ -63,7 +63,7 @@ log = structlog.get_logger()
 
 class TrainingThread(Protocol):
     """
-    The functions with which the control thread controls the training thread, and their results.
+    The calls with which the control thread directs the training thread. `Gate` implements them.
     """
 
     def lock(self) -> Locked: ...
@@ -82,9 +82,9 @@ class _Admission:
 
     def __init__(self) -> None:
         self.joined: Joined | None = None
-        """The report; None until `Control.start` was called."""
+        """The `Joined` report of this rank. None until `Control.start` was called."""
         self.refusal = ""
-        """Why the controller refuses this rank. Empty: it has not refused."""
+        """Why the controller refuses this rank. Empty while the controller has not refused."""
         self._answered = threading.Event()
 
     def accept(self) -> None:
@@ -111,15 +111,17 @@ class _Admission:
 
 class Compared:
     """
-    How far all copies are known to be equal, as the controller has said it last.
+    The newest step at which all copies of every shard were equal, as the controller said it last.
     """
 
     def __init__(self) -> None:
         self.cycle = 0
-        """The number of steps in which this rank digests every slice of its shards once. Only then
-        the controller says it while the job trains. 0: this rank digests no slices."""
+        """The number of steps in which this rank digests every slice of its shards once; 0 if it
+        digests no slices. Without these digests, the controller does not compare copies while the
+        job trains."""
         self.step: int | None = 0
-        """None: each shard has one holder, so that no copies can differ."""
+        """The newest step at which all copies were equal. None if each shard has only one holder,
+        so that there are no copies to compare."""
 
     @property
     def wanted(self) -> bool:
@@ -130,9 +132,10 @@ class Compared:
 
     def sound(self, step: int) -> int:
         """
-        Return the newest step, not later than `step`, whose copies count as equal. If the ranks
-        digest no slices, every step counts until an incident finds the opposite, and takes all
-        ranks back.
+        Return the newest step, not later than `step`, whose copies count as equal.
+
+        If the ranks digest no slices, this is `step` itself: copies count as equal until an
+        incident finds a difference and takes all ranks back to an earlier step.
         """
         return min(step, self.step) if self.wanted and self.step is not None else step
 
@@ -289,7 +292,7 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            if isinstance(order, Resume):  # a `Lead` of before may have named a later step
+            if isinstance(order, Resume):  # an earlier `Lead` may have named a later step
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))

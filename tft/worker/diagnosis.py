@@ -1,11 +1,11 @@
 """
-The diagnosis of an exception: its kind of fault, or a bug of the script, and whether the process
-can continue.
+The diagnosis of an exception: which kind of fault it means (`software` for a bug of the script),
+and whether the process can continue.
 
-The exception is examined first, then the exceptions from which it was raised. Each is compared with
-these sources, in this order: the kind that a `TrainingFault` declares, the lines that plugins add,
-the table of device faults, the adaptor. The first source that knows the exception decides the kind. The
-device context is lost if any source says so.
+The exception is examined first, then the exceptions from which it was raised. Four sources are
+asked about each, in this order: the kind that a `TrainingFault` declares, the lines that plugins
+add to the table of device faults, that table itself, and the adaptor. The first source that knows
+the exception decides the kind. The device context is lost if any source says so.
 """
 
 import re
@@ -21,7 +21,8 @@ class Diagnostician:
     """
     Diagnoses the exceptions of one process.
 
-    `classify` is the adaptor's hook. `added` are the lines that plugins add to the table.
+    `classify` asks the adaptor about an exception. `added` are the lines that plugins add to the
+    table of device faults.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Diagnostician:
         """
         Return the fault that an exception means.
 
-        If no source knows the exception, the kind is `software`: a bug of the user. If it is only
-        declared that the device context is lost, the kind is `process`.
+        If no source knows the exception, the kind is `software`, which means a bug of the user. But
+        the kind is `process` if a `TrainingFault` declares nothing except that the device context
+        is lost.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
@@ -64,7 +66,7 @@ class Diagnostician:
         Return the diagnosis of one exception, without the exceptions that it was raised from. None
         if no source knows the exception. `classified` is the answer of the adaptor.
 
-        A declared loss of the device context is not read here.
+        Only the kind is decided here. `diagnose` adds whether the device context is lost.
         """
         if isinstance(error, TrainingFault) and error.kind is not None:
             return Diagnosis(kind=error.kind)

@@ -1,12 +1,15 @@
 """
-Digests of every step of a rank, so that two runs can be compared: `digests-rank{rank}.jsonl`.
+Writes digests of every step of a rank to `digests-rank{rank}.jsonl`, so that two runs can be
+compared. `edge` names the moment: the update window or the step ended, or functions were called
+after the step.
 
     {"step": 7, "edge": "window", "batches": ["GPT:5f1c..."], "losses": ["90ab..."], "local": {"torch": "17..."}}
     {"step": 7, "edge": "end", "local": {"rank-local": "7a..."}, "state": {"dense/model": "c3..."}}
     {"step": 7, "edge": "after", "functions": ["evaluate"]}
 
-If a step is computed again, its later lines count. A rank that was interrupted in a step, and took
-the end of that step from another rank, has no lines for it.
+If a step is computed again, the file has lines of both attempts, and the later lines are the valid
+ones. A rank that was interrupted in a step, and took the end of that step from another rank, has
+no lines for that step.
 """
 
 import json

@@ -34,7 +34,8 @@ def take_up() -> None:
     _tie()
     try:
         page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths[:2])
-        # opened anew, so it does not have the flags of the agent's own descriptor
+        # the pipe that wakes the agent: opening it by its path does not copy the flags of the
+        # agent's descriptor, so set non-blocking here again
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
         bell = os.open(paths[2], flags) if paths[2] else ""
     except OSError as error:

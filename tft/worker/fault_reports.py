@@ -47,7 +47,7 @@ class FaultReports:
 
     def report(self, error: BaseException) -> Faulted:
         """
-        Return the report of a fault at the present position of this rank.
+        Return the report of the fault that `error` means, with the present position of this rank.
         """
         diagnosis, refusal = self.diagnose(error), refusal_in(error)
         return Faulted(

@@ -56,8 +56,8 @@ def main() -> None:
                 "and a process with threads cannot be forked safely".encode()
             )
             return
-        # otherwise the first garbage collection of a rank would write to all shared memory pages,
-        # and so copy them
+        # without this, the first garbage collection of a forked rank would write to the memory
+        # pages that it shares with the fork server, and the kernel would copy them all
         gc.freeze()
         door.send(READY)
         forked = _fork_for(door, agent)
@@ -65,7 +65,7 @@ def main() -> None:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # exit without cleanup, because nothing was started yet that needs it
+            os._exit(0)  # the agent sends no task; skip cleanup, because nothing was started yet
         _take_on(task)
         if task.work == "store":
             adaptor, host = task.arguments

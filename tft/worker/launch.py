@@ -52,11 +52,12 @@ def launch(arguments: Sequence[str]) -> None:
     def mark() -> None:
         if ended:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError, AttributeError):  # closed, or replaced
+                with suppress(OSError, ValueError, AttributeError):  # the script may have closed it
                     stream.flush()
             page.end_script(settings.incarnation)
 
-    # registered before the script registers anything, so that it is called after all of that
+    # atexit calls functions in reverse order: registered before the script starts, `mark` is called
+    # after all functions that the script registers
     atexit.register(mark)
     try:
         _run(arguments)
@@ -107,7 +108,8 @@ def preload(adaptor: str) -> None:
 
     Raises `UsageError` if the adaptor cannot be loaded.
     """
-    # imported only now, so that a hang in this import shows in the last words
+    # imported only now, after the signal for the last words (the stacks of all threads) is set up,
+    # so that a hang in this import can be seen in them
     from tft.plugins import load_adaptor
 
     load_adaptor(adaptor).hook.tft_preload()

@@ -33,7 +33,8 @@ _STORES_ADAPTOR = "pytorch"
 """The adaptor that reads the store of torchrun. It is used for this whatever adaptor the job has.
 """
 _PYTHON_WITH_WORD = "WX"
-"""The one-letter options of Python that have a value: the rest of the word, or the next word."""
+"""The one-letter options of Python that take a value: the rest of the same argument, or the next
+argument."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Meeting:
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
-    Become the `tft run` of a node if another launcher has started this process; else return.
+    Become the `tft run` of a node if another launcher has started this process. Otherwise return.
 
     With `launcher` None, read the launcher's facts from the environment. `options` are options of
     `tft run`; the user's own options follow them. Raises `UsageError` if this process cannot be
@@ -142,7 +143,7 @@ def _not_again(what: str) -> UsageError:
     )
 
 
-# ---------------------------------------------------------------- the meeting of the nodes
+# ---------------------------------------------------------------- addresses for all nodes
 
 
 def _check_nothing_begun(options: Sequence[str]) -> None:

@@ -43,7 +43,8 @@ class Observers:
         self.watch_numbers = False
         """True if an observer judges the numbers of each step before its update."""
         self.incarnations: Mapping[int, int] = {}
-        """The incarnation of each rank's process, as the last order said it."""
+        """The incarnation of each rank's process, as the controller's last order to this rank named
+        it."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -80,7 +81,7 @@ class Observers:
 
     def loss(self, step: int, loss: float) -> bool:
         """
-        Return whether an observer refuses the update of `step` because of a loss of this rank.
+        Return whether an observer refuses the update of `step` because of the value `loss`.
         """
         answers = self._ask("tft_on_loss", step=step, loss=loss)
         return any(answer is True for answer in answers)

@@ -89,7 +89,7 @@ class SessionState(Protocol):
 
     @property
     def job(self) -> str:
-        """The job's name, for which the transfer ports of other ranks ask. It is no secret."""
+        """The job's name. A rank must send it to fetch a shard from another rank of the job."""
 
     @property
     def tls(self) -> Tls | None:
@@ -106,7 +106,8 @@ class SessionState(Protocol):
 
 class Hands:
     """
-    Carries out the orders of one rank. `check` runs the check of a given name.
+    Carries out the orders of one rank. `check(name)` runs a check of a plugin, and returns None if
+    no plugin has a check of this name.
     """
 
     def __init__(
@@ -130,24 +131,26 @@ class Hands:
         self._line = ""
         """The line (FILE:LINE) in the tail of a step at which the loop was left."""
         self._stopped_for: int | None = None
-        """The incident for which the loop was left. None: it was not left, or the incident is not
-        known yet."""
+        """The incident for which the loop was left. None if the loop was not left, or if the
+        incident is not known yet."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that this rank is fetching. It does not give them to other ranks meanwhile."""
+        """The shards that this rank is fetching now. Until they are complete, it refuses to give
+        them to other ranks."""
         self._at_end: tuple[int | None, Work] | None = None
-        """The step at whose end the loop has ended, and the digests of then. None: the loop has not
-        ended, or the ranks have left it for an incident since then."""
+        """The step after which the loop ended, and the digests of the state at that time. None
+        while the loop has not ended, and after an incident has made the ranks leave the loop."""
         self._promised: int | None = None
-        """The step of the state that will be complete after `tft_rebuild`. None: the state is
-        complete already, or there is none."""
+        """The step of a fetched state that will be complete after `tft_rebuild`. None if the
+        present state does not wait for `tft_rebuild`."""
 
     def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
         Record that the loop was left in the middle of `step`, with this rank-local state.
 
         If only this rank was interrupted, the other ranks may complete the all-reduces of `step`.
-        Then this is also the rank-local state of the end of `step`. `line` is the line (FILE:LINE)
-        at which the loop was left; it is empty unless the loop was in the tail of the step before.
+        Then `local_state` is also the rank-local state of the end of `step`. `line` is the line
+        (FILE:LINE) at which the loop was left; it is empty unless the loop was in the tail of the
+        step before.
         """
         self._interrupted, self._stopped_for = (step, local_state), None
         self._line = line
@@ -158,9 +161,8 @@ class Hands:
         """
         match order:
             case Stop():
-                # this is the last reference to the old wrapper outside the adaptor. If it were
-                # freed later, its process group would be destroyed at the same time as the new one
-                # is in use
+                # drop the last reference to the old wrapper outside the adaptor: if the wrapper
+                # were freed later, its process group would be destroyed while the new one is in use
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
@@ -168,7 +170,8 @@ class Hands:
                 self._hook.tft_clear()
                 return Work(line=self._line if self._gate.in_tail else "")
             case Compare():
-                # what the script has done behind its loop is not compared
+                # return the digests from the end of the loop: code after the loop may have changed
+                # the state on some ranks
                 if self._at_end is not None and self._at_end[0] == self._gate.held():
                     return self._at_end[1]
                 return self._compared()
@@ -225,8 +228,8 @@ class Hands:
 
     def ends(self) -> None:
         """
-        Digest the state at the end of the loop, for the comparison before the job completes. Code
-        behind the loop may change the state afterwards.
+        Digest the state at the end of the loop, for the comparison before the job completes. The
+        digests are made now, because code after the loop may change the state.
         """
         self._at_end = self._gate.held(), self._compared()
 
@@ -288,9 +291,10 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        Return the captures of this rank's rank-local state, so that another rank can write them.
+        Return the captures of this rank's rank-local state, so that another rank can save them.
 
-        Called when this rank could not write them. No other rank has this state.
+        Called when this rank could not save its part of a last checkpoint. No other rank has the
+        rank-local state of this rank.
         """
         kept = self._page.local_states()
         return Work(local_state={step: captured.hex() for step, captured in kept.items()})
@@ -305,8 +309,8 @@ class Hands:
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
-            # not captured: a repeated rollback must return to the state before the skip, and then
-            # skip again
+            # do not capture the state after the skip: a repeated rollback must return to the state
+            # before it, and then skip again
             self._hook.tft_skip(batches=order.skip)
 
     def _checked(self, order: Check) -> Work:
@@ -323,8 +327,8 @@ class Hands:
         fetched = frozenset(transfer.shard for transfer in order.transfers)
         if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
             self._gate.tear()
-        # other state is not marked as torn: other ranks may need to fetch shards that only this
-        # rank holds
+        # otherwise the shards that are not fetched stay complete. They are not marked as torn,
+        # because other ranks may need to fetch them from here
         self._fetching = fetched
         try:
             return self._fetch_all(order)
@@ -348,8 +352,8 @@ class Hands:
                 taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
             )
-        # the state is complete only after `tft_rebuild`: if a fault occurs before that, nothing may
-        # be fetched from here
+        # a promised shard is complete only after `tft_rebuild`: if a fault occurs before that,
+        # other ranks must fetch nothing from this rank
         if promised:
             self._promised = order.step
         else:
@@ -372,7 +376,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # the newest one from now on: later checkpoints are set aside
+        ):  # loaded from this run's store: it is the newest checkpoint now, later ones are invalid
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)
@@ -408,7 +412,7 @@ class Hands:
         """
         Return the rank-local state at the end of the order's step.
 
-        The state was captured by this process or by the rank's process before. The capture at the
+        This process or an earlier process of the rank captured the state. The capture from the
         moment when the loop was left is valid only in the same incident, because other ranks may
         complete that step later without this rank. Raises `OrderRefused` if there is no state of
         the step.
@@ -420,7 +424,8 @@ class Hands:
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
-            # this rank continues training from that state, together with the others
+            # after a rollback this rank trains on from this state, so put it on the page (the
+            # shared memory that outlives the process)
             if isinstance(order, Rollback):
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]
@@ -457,7 +462,7 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # further copies from an earlier attempt may have filled the disk
+        if not order.copies:  # remove copies of an earlier attempt: they may have filled the disk
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
@@ -481,7 +486,7 @@ class Hands:
     def _commit(self, order: Commit) -> None:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
-        # after a repeated order, the checkpoint has its final name already
+        # if the order is repeated, the checkpoint may have its final name already
         there = partial if partial.exists() else final
         manifest = self._saving.join(
             there, order.files,

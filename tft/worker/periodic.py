@@ -93,7 +93,7 @@ class _Reports:
     ) -> None:
         """
         Report that the checkpoint of `step` is complete. `heard` is called when the controller has
-        acknowledged the report. `compared`: the copies of all ranks were compared.
+        acknowledged the report. `compared` is True if the copies of all ranks were compared.
         """
         word = Checkpointed(
             rank=self._settings.rank,
@@ -181,10 +181,11 @@ class Periodic:
         self._threads: set[str] = set()
         """The names of the threads that run."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """The steps of checkpoints that the controller knows: older ones may be removed."""
+        """The steps of checkpoints that the controller knows. When a step arrives here, older
+        checkpoints may be removed."""
         self._owed: int | None = None
-        """The step of the last checkpoint after which older ones have not been removed yet. None:
-        nothing is to be removed."""
+        """The step of the newest checkpoint, while older ones must still be removed because of it.
+        None if nothing is to be removed."""
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -222,7 +223,7 @@ class Periodic:
         try:
             self._start_threads()
         except RuntimeError as error:
-            # the next checkpoint tries again
+            # training goes on: the next checkpoint tries to start the threads again
             self._reports.failed(step, error)
             return
         self._expect(_WRITING if self._saving.own else _COPYING)
@@ -328,8 +329,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that` returns True, which depends on the disk. Return False if an incident needs
-        the training thread before that.
+        Wait until `that()` is true, which happens when a thread has finished its work on the disk.
+        Return False if an incident needs the training thread before that.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -351,11 +352,11 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # this thread must go on for the next checkpoint
+            except BaseException:  # this thread must live on to write the next checkpoint
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:
-                # this must be the last reference to the copy, which is as large as the state
+                # drop the last reference to the copy of the state, to free its memory
                 self._part = None
                 self._turn.notify_all()
 
@@ -364,7 +365,7 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        # also for failures that are no `Exception`: training must go on
+        # also catch errors that are no `Exception`: training must go on without this checkpoint
         except BaseException as error:
             if part.committed:
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
@@ -391,7 +392,7 @@ class Periodic:
         done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        # otherwise some rank has not written its part yet, and the last rank commits
+        # None means that a part is missing: the rank that writes its part last commits
         if parts is not None:
             self._commit(part, directory, final, parts)
 

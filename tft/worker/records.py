@@ -22,7 +22,7 @@ _STEP, _AFTER = "step", "after"
 
 class Records:
     """
-    The rows of one rank.
+    Writes the rows of one rank to its file in the run directory.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:

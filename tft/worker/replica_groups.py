@@ -24,7 +24,8 @@ class Holdings:
 
     def __str__(self) -> str:
         """
-        Return one line for each group of ranks that hold a shard with the fewest copies.
+        Return one line for each group of holders that this rank belongs to, if their shard has the
+        fewest copies.
         """
         mine = f"rank:{self.rank},"
         lines = report_lines(Topology(groups=self.groups))

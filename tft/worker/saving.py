@@ -172,7 +172,7 @@ class Saving:
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
-        # called before `save`, because the adaptor may refuse to save for reasons that the script
+        # ask the adaptor before `save` runs: it may refuse to save for reasons that the script
         # cannot see
         kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
@@ -222,10 +222,10 @@ class Saving:
 
     def load(self, directory: Path, shards: Sequence[str], rank: int, step: int) -> None:
         """
-        Read shards from a checkpoint of `step`, after all files that are read have been verified.
+        Verify the files of `shards` in a checkpoint of `step`, and then read these shards.
 
-        Raises `CheckpointCorrupt`. Raises `OrderRefused` if the adaptor wrote the checkpoint and
-        the user's functions would read it, or the other way round.
+        Raises `CheckpointCorrupt` if a file is missing or damaged. Raises `OrderRefused` if the
+        adaptor wrote the checkpoint and the user's functions would read it, or the other way round.
         """
         known, places = checkpoint.verify_shards(directory, shards, rank, step)
         if known.own and not self.own:

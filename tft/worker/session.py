@@ -160,7 +160,8 @@ class Session:
     @property
     def incarnations(self) -> Mapping[int, int]:
         """
-        The incarnation of each rank's process, as the last order said it.
+        The incarnation of each rank's process, as the controller's last order to this rank named
+        it.
         """
         return self._observers.incarnations
 
@@ -181,7 +182,7 @@ class Session:
     @property
     def tls(self) -> Tls | None:
         """
-        The TLS settings of shard transfers. None: transfers are not encrypted.
+        The TLS settings of shard transfers, or None if transfers are not encrypted.
         """
         return self._server.tls
 
@@ -220,8 +221,7 @@ class Session:
         `save(directory, step)` and `load(directory)` are optional. They write and read checkpoints
         in place of the adaptor, on the training thread and without process groups.
 
-        Raises `UsageError` if the adaptor cannot handle one of the objects. `Any`: the framework's
-        own types.
+        Raises `UsageError` if the adaptor cannot handle one of the objects.
         """
         own = own_functions(parts)
         parts = {name: part for name, part in parts.items() if name not in ("save", "load")}
@@ -268,7 +268,7 @@ class Session:
         """
         yield from self._loop.steps(last)
         if self._control.compared.wanted:
-            self._loop.expect(LIMIT)  # of a large state the digests take longer than a step
+            self._loop.expect(LIMIT)  # digests of a large state take longer than a step
             self._hands.ends()
             self._page.train(True, self._clock.now())
 
@@ -316,7 +316,8 @@ class Session:
         """
         Register an evaluation `function(step)`, with the same rules as `after_step`.
 
-        All ranks may evaluate, or one rank while the others go on and wait for that rank. For
+        All ranks may evaluate. Or one rank evaluates, while the others go on to the next step and
+        wait for that rank in its collectives. For
         `limit` seconds no rank counts as hanging. The handling of a fault on another rank waits
         until the evaluation has ended.
         """
@@ -354,7 +355,7 @@ class Session:
         self._control.compared.cycle = of
         work = self._hands.slices.digest(self._gate.completed, number, of)
         if work is not None and not self._loop.tails:
-            work()  # the script may have code behind the window that changes the state
+            work()  # now: without marked ends of steps, code after the window may change the state
             return None
         return work
 
@@ -365,14 +366,14 @@ class Session:
         digests: Mapping[str, str] = self._hook.tft_digests()
         return digests
 
-    # ---------------------------------------------------------------- a loop of the caller's own
+    # ---------------------------------------------------------------- programs with their own loop
 
     def begin(self) -> None:
         """
-        Report this rank as ready to take orders, in a program that keeps its own loop.
+        Report this rank as ready to take orders. For programs with a training loop of their own.
 
-        Call `obey` next. `run` does both itself. Raises `UsageError` if `adopt` was not called, or
-        if the user's save and load cannot tell the shards of this rank apart.
+        Call `obey` next. `run` makes both calls itself. Raises `UsageError` if `adopt` was not
+        called, or if the user's save and load cannot tell the shards of this rank apart.
         """
         if not self._adopted:
             raise UsageError(
@@ -484,8 +485,8 @@ class Session:
             message, line = self._faults.report(error), self._loop.left(error) or _line_below(error)
         else:
             return True
-        # Here no traceback refers to the frames of the loop any more, and so none keeps their
-        # process groups alive.
+        # Call this only here: inside `except`, the traceback would still refer to the frames of the
+        # loop, and so keep their process groups alive.
         self._cut_off(message, line)
         return False
 
@@ -647,10 +648,10 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
     from its beginning. `launcher` gives the rank and place of this process if the environment does
     not name them. `options` are additional options of that `tft run`.
 
-    If another launcher has started this process, and it cannot become a `tft run`, it prints the
-    reason in one line and exits with code 2, because each process of the job does so. Raises
-    `UsageError` for a `launcher` that the caller gives, and if the process was not started as one
-    process of a job.
+    If another launcher has started this process, but it cannot become a `tft run`, it prints the
+    reason in one line and exits with code 2. It prints no traceback, because every process of the
+    job would print the same one. If the caller gave `launcher`, `UsageError` is raised instead.
+    Also raises `UsageError` if the process was not started as one process of a job.
     """
     global _session
     if _session is None:
@@ -666,7 +667,7 @@ def init(launcher: Launcher | None = None, options: Sequence[str] = ()) -> Sessi
                 sys.exit(2)
         take_up()
         settings = rank_settings()
-        # another program may have started this process
+        # do this here too: if another program started this process, no agent has raised the limit
         raise_open_files(f"rank {settings.rank}")
         _session = Session(settings).open(at)
     return _session

@@ -19,8 +19,8 @@ from tft.protocol.messages import ShardCopies, SliceDigest
 from tft.spi.types import Buffer, DeviceBuffer, SliceContent
 
 AT_ONCE = 128 * 1024
-"""Bytes that are digested on the training thread itself: to hand less to another thread takes
-longer than to digest it."""
+"""Slices of at most this many bytes are digested on the training thread. To hand such a small slice
+to another thread would take longer than to digest it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,7 +31,8 @@ class _Listed:
 
     content: SliceContent
     offsets: list[int]
-    """Where each buffer begins, counted over all buffers of the shard, and where the last ends."""
+    """The byte at which each buffer begins, counted from the first buffer of the shard. The last
+    entry is the byte at which the last buffer ends."""
 
     def pieces(self, number: int, of: int) -> list[tuple[Buffer | DeviceBuffer, int, int]]:
         """
@@ -66,7 +67,8 @@ class _Slice:
 
 class Slices:
     """
-    Digests the slices of one rank, and posts the digests on its page.
+    Digests the slices of one rank, and posts the digests on its page (shared memory that the agent
+    reads).
     """
 
     def __init__(self, hook: pluggy.HookRelay, page: Page) -> None:
@@ -80,9 +82,10 @@ class Slices:
         self._cut: dict[int, _Slice] = {}
         """By number: the slices of the listed memory, as far as they were needed."""
         self._identity: list[tuple[int, ...]] = []
-        """Where the buffers were at the last listing."""
+        """For each shard, the numbers that told at the last listing where its buffers were in
+        memory."""
         self._steady = 0
-        """The number of listings in a row in which every buffer was the same memory."""
+        """The number of listings in a row in which every buffer was at the same place in memory."""
 
     @property
     def present(self) -> bool:
@@ -93,7 +96,7 @@ class Slices:
 
     def begin(self, shards: Sequence[ShardCopies]) -> None:
         """
-        Note the shards of this rank. Only those that several ranks hold are compared.
+        Record the shards of this rank. Only shards that several ranks hold are compared.
         """
         self._shards = [(i, each.shard) for i, each in enumerate(shards) if len(each.ranks) > 1]
         listing, contribution = self._hook.tft_slices, self._hook.tft_contribution
@@ -104,7 +107,7 @@ class Slices:
 
     def resume(self, incident: int, round_: int) -> None:
         """
-        Note the attempt in which this rank trains from now on.
+        Record the attempt (incident and round) in which this rank trains from now on.
         """
         self._attempt = (incident, round_)
         self.forget()
@@ -121,8 +124,9 @@ class Slices:
         Digest slice `number` of `of` of every shard, as it is at the end of `step`, and post the
         digests. Called on the training thread.
 
-        Return the function that does this, if the slice is large: it may be called on any thread,
-        and must have returned before the state changes. None: all is done.
+        If the slice is large, do not digest it, but return a function that does. The caller may run
+        the function on any thread, and it must have returned before the state changes. Return None
+        if the digests are posted already.
         """
         if not self.present:
             return None
@@ -162,9 +166,11 @@ class Slices:
 
     def _list_again(self, number: int, of: int) -> None:
         """
-        Ask the adaptor for the memory of the shards. In the first cycle this is done in every step:
-        an optimizer may replace the tensors of its state instead of changing them. If it does not,
-        once in a cycle is enough, at the same step on all ranks.
+        Ask the adaptor for the memory of the shards, unless the last answer is still valid.
+
+        An optimizer may replace the tensors of its state instead of changing them. So the adaptor
+        is asked in every step, until the memory has stayed the same for a whole cycle through the
+        slices. After that it is asked once in each cycle, at slice 0, as on all other ranks.
         """
         if self._listed and self._steady >= of and number > 0:
             return

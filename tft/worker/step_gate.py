@@ -38,11 +38,11 @@ Place = tuple[int, bool, bool, bool, bool]
 """
 The position of the training thread: (step, window, torn, tail, after).
 
-`step` is the last step whose window has closed. `window`: the window of the next step is open.
-`torn`: the state was partly overwritten. `tail`: the tail of `step` has not ended. `after`: the
-functions that are called after `step` have not ended. The tuple is always replaced as a whole, so
-no reader sees half of a change. It is a plain tuple for speed, because it is made three times a
-step.
+`step` is the last step whose window has closed. The flags are True as long as: `window`, the window
+of the next step is open; `torn`, the state is partly overwritten; `tail`, the tail of `step` has
+not ended; `after`, the functions that are called after `step` have not all ended. The tuple is
+always replaced as a whole, so no reader sees half of a change. It is a plain tuple for speed,
+because it is made three times a step.
 """
 
 
@@ -66,8 +66,8 @@ class Gate:
         step."""
         self._alone = False
         """True if the pre-update barrier failed, so that it is unknown whether the other ranks have
-        come as far. The training thread does not enter the window without a decision of the
-        controller."""
+        completed the all-reduces of the step. Then the training thread enters the window only if
+        the controller decides so."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
@@ -97,15 +97,15 @@ class Gate:
         """
         Record that the training thread has left the loop.
         """
-        # an exception may have ended the thread while it was waiting
+        # reset `_waits` too: an exception may have ended a wait
         self._inside = self._alone = self._waits = False
 
     def arrive(self) -> bool:
         """
         Ask to enter the window of the next step, whose all-reduces are complete on this rank.
 
-        Returns True if the training thread may enter; it is then recorded as inside. Else call
-        `wait`.
+        Returns True if the training thread may enter. The window then counts as open. If False is
+        returned, call `wait` next.
         """
         with self._mutex:
             step, _, torn, _, _ = self._place
@@ -115,7 +115,8 @@ class Gate:
 
     def admits(self) -> bool:
         """
-        Return True if the functions that are called after a step may start. Else call `wait`.
+        Return True if the functions that are called after a step may start. If False is returned,
+        call `wait` next.
 
         A rank that must wait here has the state of the end of that step. It calls no function,
         because other ranks might not take part in the collectives of the function.
@@ -215,7 +216,7 @@ class Gate:
 
     def held(self) -> int | None:
         """
-        Return the step whose complete state is in memory. None while no complete state is.
+        Return the step whose complete state is in memory, or None if the state is not complete.
         """
         return _held(self._place)
 
@@ -257,9 +258,8 @@ class Gate:
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and True if the thread waits at a closed window.
-
-        While the training thread waits there, its state is whole.
+        Return the position of the training thread, and whether the thread waits at a window that it
+        may not enter. A thread that waits there has complete state.
         """
         with self._mutex:
             place, still = self._place, self._still()
@@ -328,7 +328,7 @@ class Gate:
         self.abandoned.set()
         self._hook.tft_quiesce()
 
-    # ---------------------------------------------------------------- conclusions from the position
+    # ---------------------------------------------------------------- what the position means
 
     def _word(self, *, window: bool = True) -> Word | None:
         step = self._place[0] + 1
@@ -343,8 +343,7 @@ class Gate:
         return "out" if step > self._leave_after else None
 
     def _still(self) -> bool:
-        # a rank that waits to call the functions after a step does not stand still, because these
-        # functions must still run
+        # `_place[4]`: the functions after a step are still to be called, so the thread will go on
         return self._waits and not self._place[4] and self._word() is None
 
     def _kept(self, place: Place) -> tuple[int, ...]:
@@ -368,7 +367,7 @@ def _position(place: Place) -> Position:
 
 def _held(place: Place, *, still: bool = False) -> int | None:
     """
-    Return the step whose complete state is in memory. None if no complete state is.
+    Return the step whose complete state is in memory, or None if the state is not complete.
 
     With `still`, the rank waits at a window. Its position then shows the window as open, but the
     rank has not changed the state yet.

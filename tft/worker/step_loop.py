@@ -103,8 +103,8 @@ def step_hooks(hook: pluggy.HookRelay) -> StepHooks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EdgeWaits:
     """
-    The hooks with which ranks wait at the begin and end of an update window. None: they need not
-    wait.
+    The hooks that are called at the begin and end of an update window. A hook is None if this job
+    does not need it.
     """
 
     barrier: Callable[..., bool | None] | None = None
@@ -118,8 +118,8 @@ class _EdgeWaits:
 
 class _LastStep(BaseException):
     """
-    Raised when the last step ends that the settings allow (`last_step`), in a loop that does not
-    take its steps from `Session.steps`.
+    Raised at the end of the last step that the settings allow (`last_step`), to leave a loop that
+    does not take its steps from `Session.steps`.
     """
 
 
@@ -130,7 +130,8 @@ class _Present:
     """
 
     step: int = -1
-    """The step of `contributed`. -1: all ranks have gone back since then."""
+    """The step of `contributed`. -1 if nothing was captured since the start or the last rollback.
+    """
     contributed: bytes = b""
     """The rank-local state that was captured when this rank contributed to the last all-reduce of
     the step."""
@@ -141,11 +142,14 @@ class _Present:
     yields: bool = False
     """True if the loop takes its steps from `steps`, which stops after the last step."""
     numbers: Numbers | None = None
-    """The numbers of the step whose update window opened last. None: no observer judges them."""
+    """The numbers (losses, gradient norm) of the step whose update window opened last. None if no
+    observer judges them."""
     refused_loss: str = ""
-    """Why an observer has refused a loss of the step that is being computed. Empty: none has."""
+    """Why an observer has refused a loss of the step that is being computed. Empty if no observer
+    has."""
     copied: Callable[[], None] | None = None
-    """Waits until the copy of the last step in host memory is complete; None: it is."""
+    """A function that waits until the copy of the last step in host memory is complete. None if no
+    copy is being made."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -168,12 +172,12 @@ class StepLoop:
     fault: Callable[[BaseException], Faulted]
     carry_out: Callable[[Execute], None]
     audit: Audit | None = None
-    """The audit of the loop; None: it is off."""
+    """The audit of the loop, or None if the audit is off."""
     _audited: Audit | None = None
-    """The audit of the present step; None while the step is not audited."""
+    """The audit, while the present step is audited; otherwise None."""
     _edges: _EdgeWaits = field(default_factory=_EdgeWaits)
     digests: DigestRecords | None = None
-    """Writes the digests of every step; None: they are not recorded."""
+    """Writes the digests of every step. None if digests are not recorded."""
     _present: _Present = field(default_factory=_Present)
 
     def __post_init__(self) -> None:
@@ -237,8 +241,9 @@ class StepLoop:
 
     def _watch_numbers(self) -> bool:
         """
-        Let the adaptor note the numbers of each step. Return whether the gradients carry a refusal
-        to all ranks.
+        Let the adaptor record the numbers (losses, gradient norm) of each step. Return True if the
+        adaptor makes the gradients NaN on all ranks when one rank refuses a loss, so that all ranks
+        notice the refusal without a barrier.
         """
 
         def refuse(loss: float) -> bool:
@@ -286,8 +291,9 @@ class StepLoop:
 
     def left(self, error: BaseException | None) -> str:
         """
-        Record that `error` has ended the loop; None: an incident interrupted it. Return the line
-        (FILE:LINE) at which the tail was interrupted, if the audit knows the line.
+        Record that the loop has ended. `error` is the exception that ended it, or None if an
+        incident interrupted a program with its own loop. Return the line (FILE:LINE) at which the
+        tail was interrupted, or an empty text if the audit does not know it.
         """
         self._present.refused_loss = ""
         return "" if self.audit is None else self.audit.left(error)
@@ -298,7 +304,7 @@ class StepLoop:
         """
         self.page.train(True, _CLOCK.now() + seconds)
 
-    # ---------------------------------------------------------------- the edges of a step
+    # ---------------------------------------------------------------- begin and end of a step
 
     def steps(self, last: int) -> Iterator[int]:
         """
@@ -308,7 +314,7 @@ class StepLoop:
         self.has_tails()
         self._present.yields = True
         last = min(last, self.settings.last_step or last)
-        # a loop that was called before may have been left in the tail of its last step
+        # an earlier loop over `steps` may have been left in the tail of its last step
         self.end_last_step()
         while self.step <= last:
             step = self.step
@@ -326,7 +332,7 @@ class StepLoop:
         """
         End the step. The loop calls this after the tail of the step.
         """
-        if not self.tails:  # this step counted so far as ended together with its window
+        if not self.tails:  # first call: so far this step counted as ended with its window
             self.has_tails()
             if self.hooks.end_step is not None:
                 self.hooks.end_step(tail=True)
@@ -358,7 +364,7 @@ class StepLoop:
         local_state = self.hooks.capture(closing=False)
         if step == present.step:
             if local_state == present.contributed:
-                return  # the page has it since the end of the forward pass
+                return  # the page has this state already, from an earlier call in this step
             self.page.varies()
         present.step, present.contributed = step, local_state
         self.page.capture(step, local_state, False)
@@ -366,11 +372,12 @@ class StepLoop:
 
     def _ring(self) -> None:
         """
-        Wake the agent, so that another node gets the captures at once. In a job with one node,
-        there is no bell.
+        Wake the agent through its pipe (the bell), so that the agent sends the captures to another
+        node at once. A job with one node has no such pipe.
         """
         if self.settings.bell is not None:
-            # a full pipe wakes the agent as well, and without an agent this process ends too
+            # ignore errors: a full pipe wakes the agent as well, and if the agent has ended, this
+            # process ends too
             with suppress(OSError):
                 os.write(self.settings.bell, b"!")
 
@@ -409,7 +416,8 @@ class StepLoop:
 
     def _changed_late(self, step: int) -> None:
         """
-        Tell the agent of a capture that differs from the one before the all-reduces of the step.
+        Record on the page, and tell the agent, that the rank-local state of `step` differs from the
+        capture that was made before the all-reduces of the step.
         """
         self.page.changes_late(step)
         self._ring()
@@ -499,10 +507,10 @@ class StepLoop:
 
     def rolled_back(self, step: int) -> None:
         """
-        Note that this rank has taken back its rank-local state of the end of `step`.
+        Record that this rank has gone back to its rank-local state of the end of `step`.
 
-        If copies of this step are kept, keep this rank-local state as long: the page may be new, or
-        this state may have been made anew.
+        If copies of the other state of `step` are kept, the page must keep this rank-local state as
+        long as them. The page may not do so yet: it may be new, or the state may have been derived.
         """
         self._present.step = -1
         if self._backs_up(step):
@@ -514,7 +522,7 @@ class StepLoop:
 
     def _back_up(self, step: int) -> None:
         """
-        Have a copy made of the state at the end of `step`.
+        Let the adaptor copy the state at the end of `step` to host memory.
 
         The page keeps the rank-local state of this step from now on, even if the copy fails: other
         ranks may have a copy, and another process of this rank may need it.
@@ -529,7 +537,8 @@ class StepLoop:
 
     def _await_copy(self) -> None:
         """
-        Wait until the copy of the last step is complete: the state is about to change.
+        Wait until the copy of the last step in host memory is complete. Called before the state may
+        change.
         """
         copied, self._present.copied = self._present.copied, None
         if copied is not None:
@@ -557,7 +566,8 @@ class StepLoop:
 
     def call_again(self) -> None:
         """
-        Call the functions that are due after the last step once more. All ranks do so.
+        Call the functions that are due after the last completed step once more, because an incident
+        interrupted them on some rank. All ranks call them again.
         """
         step = self.gate.completed
         self.after.drop_records(step)
@@ -593,7 +603,8 @@ class StepLoop:
         """
         self._present.numbers = numbers
         refused_loss, self._present.refused_loss = self._present.refused_loss, ""
-        # the gradients are NaN on all ranks, even if the observer fails now
+        # a refused loss counts even if the observer does not refuse the numbers now: the gradients
+        # are NaN on all ranks already
         why = self.observers.refusal(self.step, numbers) or refused_loss
         return UpdateRefused(why, numbers) if why else None
 
@@ -604,16 +615,16 @@ class StepLoop:
         Return True if all ranks have finished the all-reduces of the step. `refusal` is the refusal
         of this rank. Raises `UpdateRefused` if another rank refuses the update.
 
-        If the barrier fails, this is unknown: ranks with other shards may or may not be able to
-        complete the step. This rank could complete it or not. It reports the fault, and waits at
-        the window for the decision of the controller.
+        If the barrier fails, it is unknown whether ranks with other shards can complete the step.
+        Then this rank reports the fault, returns False, and must wait at the window for the
+        decision of the controller.
         """
         numbers = self._present.numbers
         try:
             refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             if refusal is not None:
-                return False  # no rank passes the barrier: this one has not agreed
+                return False  # no other rank has passed: the barrier needs this rank to agree
             self.control.report(self.fault(error))
             self.gate.stand()
             return False
