@@ -113,7 +113,7 @@ def test_rank_of_a_group_is_not_struck_when_another_one_does_not_come(
     BarrierFiles(tmp_path, 1).wait("0-1")
     BarrierFiles(tmp_path, 2).wait("0-2")
 
-    with pytest.raises(ChaosMissed, match=r"the ranks \[2\] did not come"):
+    with pytest.raises(ChaosMissed, match=r"the ranks \[2\] did not reach"):
         group.Victim(0, (0, 1, 2), 0).await_others(1, Ledger(tmp_path), marks)
 
     assert list(Ledger(tmp_path).firings()) == []
