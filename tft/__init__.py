@@ -18,8 +18,8 @@ __all__ = ["JobEnded", "Launcher", "Session", "TftError", "TrainingFault", "init
 
 def __getattr__(name: str) -> Any:  # Any: the attributes of a module have no common type
     """
-    Return the attribute `name`, which the worker code defines. That code is imported when a script
-    first uses it: other processes of a job import `tft` too, and do not need it.
+    Return an attribute of the package that another module defines, and import that module only now.
+    The broker, for example, imports `tft` too, and does not need the code for training scripts.
     """
     if name in ("Session", "init"):
         from tft.worker import session

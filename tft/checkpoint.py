@@ -1,21 +1,20 @@
 """
 Checkpoints on the disk: the directory, the manifest, and the rank-local state of each rank. This
-file knows no framework: the files that an adaptor writes are only names, sizes and digests here.
+file knows no framework: of a file that an adaptor writes, it handles only name, size and digest.
 
     step-00000042/           a checkpoint: manifest.json, local-state-rank0.bin, …, the adaptor's files
     step-00000042.partial/   a checkpoint that is being written, or was never finished
     step-00000042.round-3.1.partial/  a periodic checkpoint that is being written, see `round_of`
-    step-00000042.given-up/  an invalid checkpoint: the job has gone back to an earlier step
+    step-00000042.given-up/  a checkpoint that must not be used: the job has gone back to an
+                             earlier step and may reach another state at step 42
     step-00000042.replaced/  an earlier checkpoint of the same step, which is being removed
     .step-00000042.0a1b2c3d.removed/  an old checkpoint that is being removed
 
-A directory is a checkpoint when it has its final name (`step-00000042`). It gets that name, by one
-rename, after every file in it is synced to the disk. A reader first checks the files against the
-manifest.
+A directory is a checkpoint when it has its final name. It gets that name by one rename, after every
+file in it is synced to the disk. A reader first checks the files against the manifest.
 
-A job has one directory and one pattern of names for its checkpoints (`CheckpointStore`). The
-directory may contain other things too: an entry whose name does not fit the pattern is never
-touched.
+A job has one directory and one pattern of names for its checkpoints (`CheckpointStore`). Other
+files may be in that directory too: an entry whose name does not fit the pattern is never changed.
 """
 
 import errno
@@ -40,7 +39,7 @@ SCHEMA = 3
 """The version of the manifest's format. A reader refuses other versions."""
 
 _UNSEALED = "0" * 32
-"""The placeholder for the manifest's own digest while the digest is computed."""
+"""The text that stands in the place of the manifest's own digest while that digest is computed."""
 
 MANIFEST = "manifest.json"
 
@@ -53,8 +52,7 @@ _GIVEN_UP = ".given-up"
 _PARTIAL = ".partial"
 _REMOVED = ".removed"
 _MARKS = (_REPLACED, _GIVEN_UP, _PARTIAL, _REMOVED)
-"""The suffixes in the name of a directory that is not a readable checkpoint, or will be removed
-soon."""
+"""The suffixes of directories that are no readable checkpoints, or that will be removed soon."""
 _ROUND = re.compile(r"\.round-[0-9]+\.[0-9]+\.partial")
 _GOING = re.compile(rf"({re.escape(_REPLACED)}|{re.escape(_GIVEN_UP)})?\.[0-9a-f]{{8}}\.removed")
 
@@ -65,7 +63,8 @@ BESIDE = ".beside"
 script's own save function. The file is named after the shard."""
 _LOCAL_STATE = re.compile(r"local-state-rank(\d+)\.bin")
 _OWNER = "tft rank-local state of rank {}\n"
-"""The first line of a file of rank-local state. A file that names another rank is refused."""
+"""The first line of a file with rank-local state. It names the rank, so that a rank refuses the
+file of another rank."""
 _COPY = re.compile(r"(copy-rank\d+)/(.+)")
 
 
@@ -76,8 +75,8 @@ class Manifest:
     """
 
     digest: str
-    """The digest of the manifest's file. It is computed with zeros in the place of this field. The
-    field is the first one, so that a reader finds it at a fixed place."""
+    """The digest of the manifest's own file, computed with zeros in the place of this field. The
+    field comes first, so that a reader finds it at a fixed place."""
     schema: int
     step: int
     """The step at whose end the state was saved."""
@@ -85,14 +84,14 @@ class Manifest:
     adaptor: str
     """The name of the adaptor that can read the files."""
     files: tuple[SavedFile, ...]
-    """All files except the manifest itself and the further copies."""
+    """All files except the manifest itself and the files in `copies`."""
     local_state: dict[int, str]
     """For each rank, the name of the file with its rank-local state."""
     own: bool = False
     """True if functions of the script wrote the shards, and not the adaptor."""
     copies: tuple[SavedFile, ...] = ()
-    """Further copies of shards, each in the directory of the rank that wrote the copy (see
-    `copy_of`)."""
+    """The files of additional copies of shards (option `--save-copies all`). Each is in the
+    directory of the rank that wrote the copy (see `copy_of`)."""
 
     @property
     def without_local_state(self) -> list[int]:
@@ -106,7 +105,7 @@ class Manifest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Versioned:
     """
-    The part of a manifest that every version has.
+    The only field that manifests of all versions have.
     """
 
     schema: int
@@ -118,7 +117,7 @@ class _Versioned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStore:
     """
-    The directory in which a job keeps its checkpoints, and the pattern of their names.
+    The directory and the names of a job's checkpoints.
     """
 
     directory: Path
@@ -156,8 +155,8 @@ class CheckpointStore:
 
     def step_of(self, directory: Path) -> int | None:
         """
-        Return the step in the name of a directory. Return None when `held` does not yield
-        this directory.
+        Return the step in the name of a directory. Return None if the directory does not exist, or
+        if its name does not fit the pattern (see `held`).
         """
         return next((step for step, _, held in self.held() if held == directory), None)
 
@@ -174,8 +173,8 @@ class CheckpointStore:
         named = re.compile(rf"\.?({before}([0-9]+){behind})(.*)")
         for directory in sorted(self.directory.iterdir()):
             known = named.fullmatch(directory.name)
-            # the step in the name must be written as the pattern writes it: with `{step:08d}` a
-            # directory `step-7` is not a checkpoint of this job
+            # skip names that this pattern does not produce: with `{step:08d}`, a directory `step-7`
+            # is not a checkpoint of this job
             if known is None or self.name.format(step=int(known[2])) != known[1]:
                 continue
             if directory.name.startswith(".") == bool(_GOING.fullmatch(known[3])):
@@ -241,8 +240,8 @@ def open_round(final: Path, incident: int, number: int) -> Path:
 
 def copy_of(directory: Path, rank: int) -> Path:
     """
-    Return the directory into which a rank writes further copies of shards that other ranks write
-    too.
+    Return the directory into which a rank writes additional copies of shards. The first copy of
+    each of these shards is written by another rank.
     """
     return directory / f"copy-rank{rank}"
 
@@ -256,24 +255,26 @@ class CheckpointPart:
     files: tuple[SavedFile, ...] = ()
     """The files that the rank has written."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The digests of the state in the memory of the rank, by shard and part, including shards that
-    another rank writes. Empty: the state cannot be compared."""
+    """The digests of the state in the memory of the rank, by shard and part. They include shards
+    whose files another rank writes. Empty if the adaptor cannot compare the state."""
 
 
 def write_part(directory: Path, rank: int, part: CheckpointPart) -> None:
     """
-    Write the record that a rank has written its part of a periodic checkpoint. It lists the files.
+    Record in a file that a rank has written all files of its part of a periodic checkpoint. The
+    record lists these files.
     """
     beside = directory / f"{_part(rank)}.partial"
     write_synced(beside, msgspec.json.encode(part))
-    # write under another name and then rename, so that no reader finds half of the record
+    # rename the record only when it is complete, so that no reader finds half of it
     beside.rename(directory / _part(rank))
 
 
 def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
     """
-    Return the parts of all ranks to exactly one caller, which must then commit the checkpoint.
-    Return None to all other callers, and to every caller as long as a part is missing.
+    Claim the task of committing a periodic checkpoint, for which any rank may call this. When the
+    parts of all ranks exist, one caller gets them, and must then commit the checkpoint. Return None
+    to all other callers, and to every caller as long as a part is missing.
     """
     parts = [directory / _part(rank) for rank in range(world)]
     if not all(part.exists() for part in parts):
@@ -291,11 +292,11 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
-    Rename the checkpoints of steps after `step`, so that they no longer count. The job continues
-    from `step` and may reach another state, so no run may resume from these checkpoints. All ranks
-    may call this at the same time.
+    Rename the checkpoints of steps after `step`, so that no run resumes from them. The job goes on
+    from `step`, and may reach another state at these later steps. All ranks may call this function
+    at the same time.
 
-    Return True if there was such a checkpoint.
+    Return True if there was a checkpoint of a later step.
     """
     found = False
     for later, mark, directory in store.held():
@@ -309,9 +310,9 @@ def give_up(store: CheckpointStore, step: int) -> bool:
 
 def _set_aside(directory: Path, aside: Path) -> None:
     """
-    Rename a checkpoint to `aside`, and remove an older checkpoint with this name. A directory
-    that already has the name `aside` gets a hidden name before it is examined, because another rank
-    may just have renamed this same checkpoint to `aside`.
+    Rename a checkpoint to `aside`, and remove an older directory of that name. If a directory of
+    that name exists, it first gets a hidden name. Then it is examined, because it may be the same
+    checkpoint, which another rank has just renamed.
     """
     own = directory.stat().st_ino
     while True:
@@ -323,7 +324,7 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        with suppress(FileNotFoundError):  # another rank has moved `aside` away already
+        with suppress(FileNotFoundError):  # another rank has hidden `aside`: the name is free now
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
                 hidden.rename(aside)
@@ -341,8 +342,8 @@ def _going(directory: Path) -> Path:
 
 def sweep(store: CheckpointStore, step: int | None = None) -> None:
     """
-    Remove the unfinished periodic checkpoints and the retired checkpoints of steps up to `step`, or
-    of all steps when `step` is None.
+    Remove unfinished periodic checkpoints, and the old checkpoints that `retire` has hidden. Only
+    those of steps up to `step` are removed, or those of all steps if `step` is None.
     """
     for begun, mark, directory in store.held():
         ends = _ROUND.fullmatch(mark) or _GOING.fullmatch(mark)
@@ -352,9 +353,9 @@ def sweep(store: CheckpointStore, step: int | None = None) -> None:
 
 def retire(store: CheckpointStore, keep: int, step: int) -> None:
     """
-    Hide the checkpoints that are older than the newest `keep` whole checkpoints of steps up to
-    `step`. With `keep` 0, hide none. Each is hidden by one rename, so that a half removed directory
-    never counts as a checkpoint. `sweep` removes the hidden directories.
+    Hide old checkpoints, for `sweep` to remove. The newest `keep` whole checkpoints of steps up to
+    `step` stay, and all older ones are hidden; with `keep` 0, none is hidden. Each is hidden by one
+    rename, so that a half removed directory never counts as a checkpoint.
     """
     whole = sorted(
         there
@@ -372,8 +373,8 @@ def retire(store: CheckpointStore, keep: int, step: int) -> None:
 
 def _is_of(directory: Path, step: int) -> bool:
     """
-    Return whether a directory is a checkpoint of `step`, according to its manifest. A directory
-    that has the name of a checkpoint but is none belongs to someone else, and must not be moved.
+    Return whether a directory is a checkpoint of `step`, according to its manifest. The name alone
+    is not enough: a user's directory with the same name must not be moved.
     """
     manifest = _committed(directory)
     return manifest is not None and manifest.step == step
@@ -381,8 +382,8 @@ def _is_of(directory: Path, step: int) -> bool:
 
 def _seems_whole(directory: Path) -> bool:
     """
-    Return whether every file of the manifest exists with its full size. The content is not checked
-    here: a reader of the checkpoint checks it.
+    Return whether every file in the manifest of a checkpoint exists with its full size. The content
+    of the files is not read.
     """
     manifest = _committed(directory)
     try:
@@ -434,12 +435,13 @@ def _digest(content: bytes) -> str:
 
 def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     """
-    Make the directory `partial` the checkpoint `final`. A second call changes nothing. An earlier
-    checkpoint of the same name, from before the job was resumed, is replaced.
+    Write the manifest into the directory `partial`, and rename the directory to `final`. A second
+    call changes nothing. An earlier checkpoint of the same name is replaced: it was written before
+    the job resumed from an older checkpoint.
 
-    Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. `final` then
-    stays, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
-    `partial` is gone and `final` is not the checkpoint of `manifest`.
+    Raises `CheckpointCorrupt` when `final` exists and is no readable checkpoint. Then `final` is
+    not changed, and `partial` is complete except for its name. Raises `CheckpointCorrupt` also when
+    `partial` does not exist and `final` has another manifest.
     """
     if not partial.exists():
         if is_there(final, manifest):
@@ -451,7 +453,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
         sync(directory)
     if final.exists() and _committed(final) is None:
         why = f"{final} exists and cannot be read as a checkpoint: it is not replaced"
-        # say this only for a last checkpoint: `sweep` removes unfinished periodic checkpoints
+        # do not offer a periodic checkpoint for a rename by hand, because `sweep` will remove it
         if not partial.name.startswith(f"{final.name}.round-"):
             why += (
                 f"; the complete checkpoint is in {partial}: move the other one away and rename "
@@ -461,8 +463,8 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
     replaced = final.with_name(f"{final.name}{_REPLACED}")
     if final.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-        # a rename cannot replace a directory that has files, so rename the old checkpoint first. If
-        # the process is killed before the next rename, `newest` still finds it under this name
+        # move the old checkpoint away first, because a rename cannot replace a directory with
+        # files; if this process ends before the next rename, `newest` finds the old checkpoint
         final.rename(replaced)
     partial.rename(final)
     sync(final.parent)
@@ -471,7 +473,7 @@ def commit(partial: Path, final: Path, manifest: Manifest) -> None:
 
 def is_there(final: Path, manifest: Manifest) -> bool:
     """
-    Return whether `final` is the checkpoint of `manifest`. Only the manifest file is read.
+    Return whether `final` is a checkpoint with exactly this manifest. Only the manifest is read.
     """
     return _committed(final) == manifest
 
@@ -498,15 +500,15 @@ def write_synced(path: Path, content: bytes) -> None:
 
 def newest(store: CheckpointStore) -> Path | None:
     """
-    Return the committed checkpoint of the highest step; None if there is none. Its files are not
-    read.
+    Return the complete checkpoint of the highest step, or None if there is none. The files of the
+    checkpoint are not checked.
     """
     return next(iter(committed(store)), None)
 
 
 def committed(store: CheckpointStore) -> list[Path]:
     """
-    Return the committed checkpoints, the highest step first. Their files are not read.
+    Return the complete checkpoints, the highest step first. Their files are not checked.
     """
     found = [
         (step, not mark, directory)
@@ -524,16 +526,16 @@ def check_name(store: CheckpointStore, directory: Path, known: Manifest) -> None
     named = store.step_of(directory)
     if named is not None and named != known.step:
         raise CheckpointCorrupt(
-            f"the name of {directory} says step {named}, but it contains the end of step "
+            f"the name of {directory} says step {named}, but its files contain the end of step "
             f"{known.step}"
         )
 
 
 def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
     """
-    Return path and step of each committed checkpoint that is of an earlier step than `than`, and
-    from which the same job could continue. Only the manifests are read, so a checkpoint may still
-    turn out to be damaged.
+    Return the path and the step of each checkpoint from which the same job could continue, and
+    whose step is earlier than that of the checkpoint `than`. Only the manifests are read, so a
+    listed checkpoint may still have damaged files.
     """
     found: dict[int, Path] = {}
     for directory in committed(store):
@@ -543,19 +545,18 @@ def older(store: CheckpointStore, than: Manifest) -> list[tuple[str, int]]:
         if known.step != store.step_of(directory):
             continue
         if (known.world, known.adaptor, known.own) == (than.world, than.adaptor, than.own):
-            # `committed` lists a checkpoint before a replaced checkpoint of the same step, so keep
-            # the first
+            # of two checkpoints of one step, `committed` lists the one that replaced the other
+            # first
             found.setdefault(known.step, directory)
     return [(str(directory), step) for step, directory in found.items()]
 
 
 def verify(directory: Path) -> Manifest:
     """
-    Check all files of a checkpoint, and return its manifest. A shard with a damaged file counts as
-    readable when there is a whole further copy of the shard.
+    Check all files of a checkpoint, and return its manifest. A shard with a damaged file is
+    accepted if the checkpoint contains an undamaged additional copy of the shard.
 
-    Raises `CheckpointCorrupt` if a file is missing or damaged and no further copy replaces it. The
-    error names the first such file.
+    Raises `CheckpointCorrupt`, which names the first damaged file of a shard without such a copy.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
@@ -568,8 +569,8 @@ def verify(directory: Path) -> Manifest:
 
 def damaged(directory: Path) -> list[str]:
     """
-    Return one sentence for each file of a checkpoint, further copies included, whose content is not
-    what was written.
+    Return one sentence for each damaged file of a checkpoint. The files of additional copies are
+    checked too.
 
     Raises `CheckpointCorrupt` when the manifest cannot be read.
     """
@@ -583,7 +584,7 @@ def _belongs(name: str, shard: str) -> bool:
 
 def _copies(known: Manifest, shard: str) -> dict[str, list[SavedFile]]:
     """
-    Return the files of the further copies of a shard, by the directory that contains the copy.
+    Return the files of the additional copies of a shard, by the directory that contains the copy.
     """
     found: dict[str, list[SavedFile]] = {}
     for file in known.copies:
@@ -623,12 +624,13 @@ def verify_shards(
     directory: Path, shards: Sequence[str], rank: int, step: int | None = None
 ) -> tuple[Manifest, dict[str, Path]]:
     """
-    Check the files that a rank is about to read: the files of `shards` (their names begin with the
-    name of the shard), and the file with the rank-local state of `rank`. Return the manifest, and
-    for each shard the directory in which all its files are undamaged.
+    Check the files that a rank is about to read: the files of `shards`, and the file with the
+    rank-local state of `rank`. A file belongs to a shard if its name begins with the name of the
+    shard. Return the manifest, and for each shard a directory in which all its files are undamaged.
 
-    Raises `CheckpointCorrupt` when a file is damaged and no copy of its shard is undamaged, and
-    when the checkpoint is not of `step`.
+    Raises `CheckpointCorrupt` when a file of the rank-local state is damaged, or when a shard has
+    no undamaged copy. Raises `CheckpointCorrupt` also when `step` is given and the checkpoint is of
+    another step.
     """
     known = manifest_of(directory)
     if step is not None and known.step != step:
@@ -643,8 +645,8 @@ def verify_shards(
 
 def _whole_at(directory: Path, known: Manifest, shard: str) -> Path:
     """
-    Return the directory in which every file of a shard is undamaged: the checkpoint itself, or a
-    further copy in it. Raises `CheckpointCorrupt` when there is none.
+    Return a directory in which every file of a shard is undamaged: that of the checkpoint itself,
+    or that of an additional copy. Raises `CheckpointCorrupt` if every copy of the shard is damaged.
     """
     why = _first_damage(directory, [file for file in known.files if _belongs(file.name, shard)])
     if not why:
@@ -676,7 +678,7 @@ def read_local_state(directory: Path, rank: int) -> bytes:
 
 def manifest_of(directory: Path) -> Manifest:
     """
-    Return the manifest of a checkpoint. Only the manifest file is read. Raises `CheckpointCorrupt`
+    Return the manifest of a checkpoint. The other files are not read. Raises `CheckpointCorrupt`
     when the manifest cannot be read or is damaged.
     """
     path = directory / MANIFEST

@@ -1,5 +1,6 @@
 """
-The clock from which the processes of a job get the time of events and deadlines.
+The clock of the processes of a job. The code that decides (`tft.core`) reads no clock: it gets the
+time with its events.
 """
 
 import time
@@ -13,8 +14,8 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """
-        Return the time in seconds. It never goes back, and can be compared between the processes of
-        one machine.
+        Return the time in seconds. The time never goes back. Times that processes of one machine
+        have read can be compared.
         """
         raise NotImplementedError
 

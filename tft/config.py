@@ -1,9 +1,9 @@
 """
-The settings of tft. Each is declared once, with its unit, its default and one sentence. Only this
-module reads the environment.
+The settings of tft. Each setting is declared once, with its default and a description. In tft, only
+this module reads environment variables.
 
-`JobSettings` has the options of `tft run`, which every process of the job gets. `RankSettings` has
-the values that a training process finds in its environment.
+`JobSettings` contains the options of `tft run`, which every process of the job gets. `RankSettings`
+contains the values that a training process finds in its environment.
 """
 
 import os
@@ -16,7 +16,8 @@ from pathlib import Path
 from tft.errors import UsageError
 
 RUN_OPTIONS = "TFT_RUN_OPTIONS"
-"""The variable with options of `tft run` for a job whose processes another launcher starts."""
+"""The environment variable with options of `tft run`, for a job whose processes another launcher
+(such as torchrun) starts."""
 
 BROKER_PORTS = 2
 """How many ports the broker uses: it listens at PORT for publishers and at PORT + 1 for
@@ -30,7 +31,7 @@ directory listing has them in order."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """
-    The settings of one job, from the options of `tft run`.
+    The settings of one job, as they were given to its launcher.
     """
 
     job: str
@@ -51,7 +52,7 @@ class JobSettings:
     """The name of the adaptor for the job's framework: an entry point in the group `tft.adaptors`.
     """
     enable: tuple[str, ...] = ()
-    """The strategies that may be used. Empty means all strategies that the adaptor supports."""
+    """The strategies that may be used. By default all that the adaptor supports."""
     max_incidents: int = 100
     """The number of incidents after which the next incident ends in `dump`."""
     max_rank_faults: int = 5
@@ -67,14 +68,14 @@ class JobSettings:
     """How many copies of a shard a checkpoint contains: `one`, or one from each rank that holds the
     shard (`all`)."""
     skip_batch: bool = False
-    """After a numeric fault has taken all ranks back to an earlier step, skip the batches from
-    there up to the faulty step."""
+    """After a numeric fault that took all ranks back, skip the batches up to the faulty step."""
     on_corruption: str = "majority"
     """What follows when copies of a shard differ and no earlier copy is left. `majority`: the
     copies of the majority are used, and without a majority the job ends. `end`: the job ends.
     `continue`: as `majority`, but without a majority the copy of the lowest rank is used."""
     backup_every: int = 0
-    """The number of steps between two copies of a rank's state in host memory. 0: there are none."""
+    """The number of steps between two copies of a rank's state in host memory. 0: there are
+    none."""
     checkpoint_every: int = 0
     """The number of steps between two periodic checkpoints. 0: there are none."""
     checkpoint_dir: Path | None = None
@@ -133,15 +134,16 @@ class RankSettings:
     adaptor: str
     """TFT_ADAPTOR: see `JobSettings.adaptor`."""
     incarnation: int
-    """TFT_INCARNATION: how many earlier processes this rank has had."""
+    """TFT_INCARNATION: the number of this process among the processes of the rank. It is 0 for the
+    first, and one more for each replacement."""
     page: int
     """TFT_PAGE: the inherited file descriptor of the shared memory of this rank (`tft.page`)."""
     host: str
     """TFT_HOST: the address at which other ranks can reach this node."""
     bell: int | None = None
-    """TFT_BELL: the inherited file descriptor with which this process wakes its agent, so that
-    another node gets the rank-local state at once. An empty variable means None: the job has one
-    node."""
+    """TFT_BELL: the inherited file descriptor of a pipe. This process writes to the pipe to wake
+    its agent, which then sends the rank-local state to another node. None (an empty variable) in a
+    job with one node."""
     backup_every: int = 0
     """TFT_BACKUP_EVERY: see `JobSettings.backup_every`."""
     checkpoint_every: int = 0
@@ -157,8 +159,8 @@ class RankSettings:
     curve: Path | None = None
     """TFT_CURVE: see `JobSettings.curve`. An empty variable means None."""
     successor: bool = False
-    """TFT_SUCCESSOR: 1 if this process will take the rank over from a process that still trains.
-    Otherwise 0."""
+    """TFT_SUCCESSOR: 1 if this process is to take the rank over from a process that still trains,
+    otherwise 0."""
     audit: str = "first"
     """TFT_AUDIT: see `JobSettings.audit`."""
     last_step: int = 0
@@ -289,8 +291,8 @@ class LaunchSettings:
     page: int
     """TFT_PAGE: see `RankSettings.page`."""
     words: int
-    """TFT_WORDS: the inherited file descriptor of the file for the last words of the process
-    (stacks and traceback)."""
+    """TFT_WORDS: the inherited file descriptor of the file into which the process writes the stacks
+    of its threads, or a traceback, before it ends."""
 
 
 def launch_settings(environ: Mapping[str, str] = os.environ) -> LaunchSettings:
@@ -317,19 +319,20 @@ def descriptor_variables(
     *, page: int | str, words: int | str, bell: int | str = ""
 ) -> dict[str, str]:
     """
-    Return the variables TFT_PAGE, TFT_WORDS and TFT_BELL for a training process: its shared memory,
-    the file for its last words, and the pipe that wakes its agent. Each is the number of an
-    inherited file descriptor, or a path. An empty `bell` means that there is none.
+    Return the variables TFT_PAGE, TFT_WORDS and TFT_BELL for a training process. They name its
+    shared memory, the file for the stacks of its threads, and the pipe through which it wakes its
+    agent. Each value is the number of an inherited file descriptor, or a path. An empty `bell`
+    means that the job has one node, and so no such pipe.
     """
     return {"TFT_PAGE": str(page), "TFT_WORDS": str(words), "TFT_BELL": str(bell)}
 
 
 def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str, str] | None:
     """
-    Return three paths: of the shared memory, of the file for the last words (the stacks of the
-    threads), and of the pipe that wakes the agent. The last path is empty if there is no such pipe.
-    They are for a process that could not inherit the file descriptors.
-    Return None for a process that has inherited them.
+    Return the paths of the shared memory, of the file for the stacks, and of the pipe that wakes
+    the agent. The last path is empty if there is no such pipe. A process gets paths if another
+    program than the agent has started it. Return None for a process that has inherited file
+    descriptors.
     """
     page, words = environ.get("TFT_PAGE", ""), environ.get("TFT_WORDS", "")
     there = page.startswith("/") and words.startswith("/")
@@ -338,15 +341,15 @@ def descriptor_paths(environ: Mapping[str, str] = os.environ) -> tuple[str, str,
 
 def aside_variables(mark: str) -> dict[str, str]:
     """
-    Return the variables TFT_ASIDE and TFT_REAPER for a helper process of the job, which holds no
-    rank. The reaper with the mark `mark` will end this process.
+    Return the variables TFT_ASIDE and TFT_REAPER for a helper process of the job, which is no rank.
+    TFT_REAPER is `mark`: the reaper of the node kills all processes with this value.
     """
     return {"TFT_ASIDE": "1", "TFT_REAPER": mark}
 
 
 def stands_aside(environ: Mapping[str, str] = os.environ) -> bool:
     """
-    Return True if this process is a helper of a job and holds no rank.
+    Return True if this process is a helper process of a job, and no rank (see `aside_variables`).
     """
     return "TFT_ASIDE" in environ
 
@@ -398,8 +401,9 @@ def parent_variable(pid: int) -> dict[str, str]:
 
 def take_parent(environ: MutableMapping[str, str] = os.environ) -> int | None:
     """
-    Return the pid in TFT_PARENT, or None. Remove the variable from the environment: the value
-    is meant for this process, not for the processes that it starts.
+    Return the pid in the variable TFT_PARENT, or None if the variable is missing or not a number.
+    Remove the variable from the environment, because processes that this one starts must not see
+    it.
     """
     parent = environ.pop("TFT_PARENT", "")
     return int(parent) if parent.isdigit() else None

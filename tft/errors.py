@@ -1,8 +1,8 @@
 """
-All errors that tft raises, grouped by the side that causes them.
+All errors that tft raises, sorted by the side that causes them.
 
     TftError
-    ├── UsageError            the caller: a request or a script that is wrong
+    ├── UsageError            the caller: refused before anything was changed
     │   ├── UnknownAdaptor
     │   ├── AddressTaken
     │   └── RankTaken
@@ -14,9 +14,9 @@ All errors that tft raises, grouped by the side that causes them.
     ├── StoryCorrupt          the disk: the record of a run is not as it was written
     └── InternalError         tft itself: please report it
     JobEnded(SystemExit)      not an error: the job is over and this process must end
-    Interrupted(BaseException)  not an error: an incident ends the training loop for a time
+    Interrupted(BaseException)  not an error: an incident makes the rank leave its training loop
 
-Each message is a sentence on which an operator can act: what was expected, what came, and from
+Each message is a sentence that tells an operator what was expected, what came instead, and from
 which process.
 """
 
@@ -29,7 +29,7 @@ class TftError(Exception):
 
 class UsageError(TftError):
     """
-    The caller (a script, or a command line) has asked for something that cannot be done.
+    The request of the caller cannot be carried out as it was made.
 
     The command line prints the message and exits with code 2.
     """
@@ -97,17 +97,18 @@ class InternalError(TftError):
 
 class JobEnded(SystemExit):
     """
-    Raised by `Session.run` on the training thread when the job ends before the script does.
+    Raised on the training thread, for example by `Session.run`, when the job ends before the
+    script.
 
-    It is a `SystemExit`, so an ordinary script unwinds, runs its `finally` blocks and exits with
-    `code` without a traceback. The fault that ended the job has been reported already.
+    It is a `SystemExit`, so an ordinary script runs its `finally` blocks and exits with the status
+    `code` and without a traceback. The fault that ended the job has been reported already.
     """
 
 
 class Interrupted(BaseException):
     """
-    Raised on the training thread when an incident needs the thread to leave the loop: before an
-    update window opens, at the end of a step, or before functions are called after a step.
+    Raised on the training thread before an update window opens, or at the end of a step, when an
+    incident needs the thread to leave the training loop.
 
     It is a `BaseException`, so an ordinary `except Exception` in a training loop does not catch it.
     `Session.run` catches it and enters the loop again at the agreed step.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write a file so that no reader sees it half written. Raises `OSError` if it cannot be written.
+    Write a text to a file, so that other processes never read half of it. An existing file is
+    replaced. Raises `OSError` if the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(text)
@@ -18,8 +19,8 @@ def write_whole(path: Path, text: str) -> None:
 
 def sync(path: Path) -> None:
     """
-    Sync a file, or the list of files in a directory, to the disk. Returns when the data is on the
-    disk. Raises `OSError`.
+    Wait until the content of a file is on the disk (fsync). For a directory, wait until the names
+    of its files are on the disk. Raises `OSError` if the path cannot be opened or synced.
     """
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -1,9 +1,9 @@
 """
 The messages between an agent, its fork server and the processes that the fork server forks.
 
-The fork server has already imported the modules that a rank needs. It forks twice, so that the
-process of the task becomes a child of the agent when the process in between ends. The forked
-process waits for its task: to be a rank, or to be the rendezvous store.
+The fork server has already imported the modules that a rank needs. It forks twice: its child forks
+the new process and ends, so that the new process becomes a child of the agent. The new process then
+waits for its task, which is to become a rank or the rendezvous store.
 """
 
 import json
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 READY = b"ready"
-"""The message of a fork server to its agent that it is ready. A fork server that cannot work sends
-a sentence with the reason instead."""
+"""The message with which a fork server tells its agent that it is ready. A fork server that cannot
+fork safely sends a sentence with the reason instead."""
 ANOTHER = b"another"
-"""The request of the agent to a fork server to fork a process. The new process itself answers, see
-`introduce`."""
+"""The message with which the agent asks a fork server to fork a process. The new process itself
+answers the agent (see `introduce`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class ForkedTask:
     """
     The task of a forked process: to run the script of a rank, or to run a rendezvous store.
 
-    The file descriptors in this object are numbers of the process that has the object; the receiver
-    of a task gets other numbers than the sender had.
+    The file descriptors in this object are valid in the process that has the object. A task that is
+    sent to another process has other descriptor numbers there, which refer to the same files.
     """
 
     work: Literal["rank", "store"]
@@ -34,13 +34,14 @@ class ForkedTask:
     """For a rank: the script and its arguments. For a rendezvous store: the adaptor and the host.
     """
     environment: dict[str, str]
-    """The environment of the process. The variables with the numbers of `descriptors` are missing,
-    because these numbers differ between processes: the forked process adds them."""
+    """The complete environment of the forked process, except for the variables that contain the
+    numbers of `descriptors`. The forked process adds these, because only it knows the numbers."""
     output: int
     """The descriptor for stdout and stderr."""
     descriptors: tuple[int, ...]
     """For a rank: the descriptors of `RankSettings.page` and `LaunchSettings.words`, and that of
-    `RankSettings.bell` if the job has several nodes. For a rendezvous store: the pipe into which it writes its port."""
+    `RankSettings.bell` if the job has several nodes. For a rendezvous store: the pipe into which it
+    writes its port."""
 
 
 def introduce(door: socket.socket) -> socket.socket:
@@ -58,11 +59,11 @@ def introduce(door: socket.socket) -> socket.socket:
 
 def give_task(channel: socket.socket, task: ForkedTask) -> None:
     """
-    Send the task to the forked process at the other end. Raises OSError when the process has ended.
-    Does not block, because each socket carries only one short message.
+    Send the task to the forked process at the other end of `channel`. Raises OSError when that
+    process has ended. The call does not block, because each socket carries one task only.
     """
     told = json.dumps([task.work, task.arguments, task.environment])
-    # send the text as a memory file, because an environment can be larger than a socket message
+    # send the text as a file in memory, because it can be larger than a message may be
     text = os.memfd_create("tft-task")
     try:
         with os.fdopen(text, "w", closefd=False) as writing:
@@ -75,8 +76,8 @@ def give_task(channel: socket.socket, task: ForkedTask) -> None:
 
 def take_task(channel: socket.socket) -> ForkedTask | None:
     """
-    Wait for the task of this process. Return None if the agent sends none. The caller must close
-    the file descriptors in the task.
+    Wait for the task of this process. Return None if the agent closes the socket without sending a
+    task. The caller must close the file descriptors in the task.
     """
     said, received, _, _ = socket.recv_fds(channel, 16, 5)
     if not said:

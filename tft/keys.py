@@ -48,8 +48,7 @@ class Keys:
     """The public key of the job, which all participants share."""
     secret: bytes = field(repr=False)
     broker_secret: bytes = field(default=b"", repr=False)
-    """The secret key of the broker. Empty in a process that did not ask for it: only the broker
-    does."""
+    """The secret key of the broker. Empty in every process except the broker (see `read_keys`)."""
 
 
 def make_keys(directory: Path, seed: bytes | None = None) -> None:
@@ -78,10 +77,10 @@ def make_keys(directory: Path, seed: bytes | None = None) -> None:
 
 def share_keys(directory: Path, seed: bytes) -> None:
     """
-    Make the keys that are derived from the secret `seed` in a directory, unless the directory
-    exists. Other processes with the same secret may do this at the same time.
+    Derive the keys of a job from the secret `seed`, and write them to a directory, unless the
+    directory has them already. Other processes with the same secret may call this at the same time.
 
-    Raises `UsageError` when the directory contains other keys.
+    Raises `UsageError` when the directory contains keys of another secret.
     """
     files = _files(seed)
     if not directory.exists():
@@ -101,10 +100,10 @@ def share_keys(directory: Path, seed: bytes) -> None:
 
 def read_keys(directory: Path, *, broker: bool = False) -> Keys:
     """
-    Return the keys in a directory. With `broker`, they include the secret key of the broker.
+    Return the keys in a directory. If `broker` is true, they include the secret key of the broker.
 
     Raises `UsageError` when a file is missing, when users other than its owner can access the file,
-    or when the keys do not belong together.
+    or when a public key does not belong to its secret key.
     """
     _check_directory(directory)
     secret, public = (_key(directory / name) for name in JOB)
@@ -147,15 +146,16 @@ def _files(seed: bytes) -> Mapping[str, bytes]:
 
 def _derived(seed: bytes, name: str) -> bytes:
     """
-    Derive 32 bytes from the secret, for the purpose `name`. The bytes of one name do not reveal
-    those of another.
+    Derive 32 bytes from the secret `seed`, for the purpose `name`. Whoever knows the bytes for one
+    purpose cannot compute those for another.
     """
     return hmac.digest(seed, f"tft {name}".encode(), "sha256")
 
 
 def _certificate(seed: bytes) -> tuple[bytes, bytes]:
     """
-    Return a key and its self-signed certificate, both as PEM. The same seed gives the same result.
+    Return a private key and its self-signed certificate, both as PEM. The same seed always gives
+    the same key and certificate.
 
     Raises `UsageError` when the package `cryptography` is missing.
     """
@@ -170,8 +170,8 @@ def _certificate(seed: bytes) -> tuple[bytes, bytes]:
         ) from None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a job of tft")])
-    # The certificate never expires, so that no job ends because a date has passed. It is replaced
-    # only together with the other keys of the job. Its users compare all of it with their own copy.
+    # The certificate never expires, so that no job ends because a date has passed. This is safe,
+    # because a peer accepts only exactly the certificate in its own key directory.
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), 1)
         .not_valid_before(datetime(2000, 1, 1, tzinfo=UTC))

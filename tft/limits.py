@@ -1,10 +1,10 @@
 """
-Limits of the operating system: raises the number of files that a process of tft may open, and makes
-the error message for a process that cannot start another thread.
+The limits of the operating system that tft needs: the number of open files, which tft raises, and
+the number of threads, which error messages name.
 
-Every connection, every shared memory and every process that is watched needs an open file. If no
-more files may be opened, libzmq aborts its process without a message, and an agent starts ranks that
-cannot load their libraries.
+Every connection, every shared memory and every watched process needs an open file. At the limit,
+libzmq aborts its process without a message, and an agent starts ranks that cannot load their
+libraries.
 """
 
 import resource
@@ -12,11 +12,11 @@ import resource
 from tft.errors import UsageError
 
 LEAST = 256
-"""The lowest limit of open files with which a process of a job starts. It allows a broker to serve
+"""The least limit of open files with which a process of a job starts. For a broker it is enough for
 100 participants with two connections each."""
 USUAL = 1024
-"""The usual limit of open files of a process, to which a lower limit is raised. Only the broker
-gets a higher one, because `select` fails for file descriptors above this number."""
+"""The usual limit of open files of a process. tft raises a lower limit to this number. It is not
+raised further by default, because `select` fails for file descriptors with higher numbers."""
 
 
 def raise_open_files(part: str, *, highest: bool = False) -> None:
@@ -43,6 +43,7 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
 
 def no_thread(error: RuntimeError) -> str:
     """
-    Return a sentence about a thread that could not be started, with the limits to check.
+    Return an error message for a thread that could not be started. It names the limits that an
+    operator should check.
     """
     return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

@@ -1,8 +1,8 @@
 """
 The setup of logging: one line per event, `key=value`, on stderr.
 
-Only the command line calls `configure_logs`. All other modules get a logger from structlog and log
-events with keyword arguments.
+Only the command line calls this setup. All other code gets a logger from structlog, and logs an
+event name with keyword arguments.
 """
 
 import logging
@@ -14,7 +14,7 @@ import structlog
 def configure_logs(*, verbose: bool = False) -> None:
     """
     Write events as lines like `at=2026-01-31T12:00:00.123456Z level=info event=rank_silent rank=3`
-    to stderr. `verbose` adds the events of level debug.
+    to stderr. With `verbose`, also write the events of level debug.
     """
     structlog.configure(
         processors=[
@@ -27,7 +27,8 @@ def configure_logs(*, verbose: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.DEBUG if verbose else logging.INFO
         ),
-        # look up sys.stderr now, and not at import: a test or a caller may have replaced it
+        # use the present sys.stderr, not structlog's default: a test or a caller may have replaced
+        # it
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )

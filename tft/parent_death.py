@@ -4,10 +4,10 @@ The parent-death tie between a process of tft and its parent: the child dies wit
 This file also defines the signal that asks a hanging child for the stacks of its threads before the
 child is killed.
 
-The kernel holds the tie (PR_SET_PDEATHSIG), so it works for a parent that is killed with SIGKILL
-and for a child that hangs. The child makes the tie itself, as its first action. The tie cannot be
-made earlier, between fork and exec, because no Python code may run there in a process that has
-threads.
+The kernel sends the signal (PR_SET_PDEATHSIG). So the tie works for a parent that is killed with
+SIGKILL, and for a child that hangs. The child makes the tie itself, as its first action. The tie is
+not made earlier, between fork and exec, because Python code that runs there can deadlock if the
+parent has threads.
 """
 
 import ctypes
@@ -22,17 +22,18 @@ The signal that makes a training process write the stacks of its threads, and en
 signal near SIGRTMAX, because debuggers, profilers and virtual machines use those from SIGRTMIN up.
 """
 
-_PR_SET_PDEATHSIG = 1  # the number of the option in <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1  # this and the next two are the numbers of prctl options in <linux/prctl.h>
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def parent_death_tie() -> dict[str, str]:
     """
-    Return the variables to add to the environment of a process that calls `die_with_parent`.
+    Return the environment variables for a child process of this process that calls
+    `die_with_parent`.
 
-    Start that process on a thread that lives as long as the process should: the kernel treats the
-    end of the starting thread as the end of the parent.
+    Start the child on a thread that lives as long as the child should: for the kernel, the end of
+    the thread that started the child is the end of the parent.
     """
     return parent_variable(os.getpid())
 
@@ -41,8 +42,8 @@ def die_with_parent() -> None:
     """
     Let the kernel kill this process with SIGKILL when its parent ends.
 
-    Does nothing in a process without the variable of `parent_death_tie` in its environment. Such a
-    process was started by hand, and may live longer than the shell that started it.
+    Do nothing if the environment has no variable from `parent_death_tie`. Such a process was
+    started by hand, and may outlive its shell.
     """
     parent = take_parent()
     if parent is None:
@@ -52,9 +53,8 @@ def die_with_parent() -> None:
 
 def die_with(parent: int) -> None:
     """
-    Let the kernel kill this process with SIGKILL when its parent ends. `parent` is the pid that the
-    parent should have. If the parent has another pid, it has ended already, and this process kills
-    itself at once.
+    Let the kernel kill this process with SIGKILL when its parent ends. `parent` is the pid of the
+    expected parent. If that process is not the parent any more, this process kills itself at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -64,8 +64,9 @@ def die_with(parent: int) -> None:
 
 def adopt_orphans(*, yes: bool = True) -> None:
     """
-    Make this process the parent of all its descendants whose own parent ends. This process must
-    then reap them. With `yes` False, stop to adopt further orphans.
+    Make this process the new parent of each descendant whose own parent ends. This process must
+    then reap these descendants. If `yes` is false, undo an earlier call: init becomes the new
+    parent again.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 

@@ -1,10 +1,10 @@
 """
-Adaptors and plugins: finds them among the installed packages, and calls them.
+Finds adaptors and plugins among the installed packages, and calls them.
 
-A job needs its adaptor, so every fault of the adaptor is refused with an error message. A job does
-not need its plugins: a plugin that cannot be imported is left out, a plugin that raises is logged,
-and the job goes on. Both are refused when they implement a hook that does not exist, because such a
-hook would silently never be called.
+A job needs its adaptor. So a job does not start if its adaptor cannot be loaded. A job does not
+need its plugins: a plugin that cannot be imported is left out, the exception of a plugin is logged,
+and the job goes on. An adaptor or plugin with a hook that does not exist is refused, because tft
+would never call that hook, and nobody would notice.
 """
 
 import functools
@@ -34,8 +34,9 @@ PLUGINS = "tft.plugins"
 CHECKPOINT_COMMANDS = "tft.checkpoint_commands"
 """The entry point group of functions that return a command of `tft checkpoint`."""
 JOB_FILES = "tft.job_files"
-"""The entry point group of functions that read the sizes of a job from a file of a framework. The
-name of an entry point is the option of `tft replicas` that takes such a file."""
+"""The entry point group of functions that read the parallel sizes of a job from a configuration
+file of a framework. The name of an entry point is the option of `tft replicas` that takes such a
+file."""
 
 FAILURES = (Exception, SystemExit)
 """The exceptions that count as a failure of a plugin. `SystemExit` is included because `sys.exit`
@@ -44,12 +45,12 @@ in a plugin must not end a process of tft."""
 log = structlog.get_logger(__name__)
 
 
-# cached, because it is slow and called twice in a rank: before the script runs, and by `tft.init`
+# cached, because it is called twice in a rank: before the script runs, and in `tft.init`
 @functools.cache
 def load_adaptor(name: str) -> pluggy.PluginManager:
     """
-    Return a plugin manager with only the adaptor of that name. Call the adaptor through `.hook`.
-    All calls in a process return the same manager.
+    Load the adaptor of that name. Return a plugin manager that contains only this adaptor, and
+    whose attribute `hook` calls it. All calls with one name return the same manager.
 
     Raises `UnknownAdaptor` when no package offers the adaptor, its import fails, or it has no hook.
     Raises `UsageError` when several packages offer the adaptor, or it does not fit the hook
@@ -76,8 +77,9 @@ def load_adaptor(name: str) -> pluggy.PluginManager:
 
 def find_adaptor(name: str) -> EntryPoint:
     """
-    Return the entry point of the adaptor of that name. The adaptor is not imported: an import is
-    slow, and the launcher of a job does not need the framework.
+    Return the entry point of the adaptor of that name. The adaptor is not imported, because the
+    launcher of a job calls this: importing the framework is slow, and the launcher does not need
+    it.
 
     Raises `UnknownAdaptor` when no package offers the adaptor. Raises `UsageError` when several
     packages offer it.
@@ -87,11 +89,11 @@ def find_adaptor(name: str) -> EntryPoint:
 
 def check_complete(adaptor: pluggy.PluginManager, name: str) -> None:
     """
-    Check that the adaptor of that name implements all required hooks. pluggy does not complain
-    about a missing hook: without `tft_rollback`, for example, a rank would silently continue with a
-    wrong state.
+    Check that an adaptor implements all required hooks. pluggy itself does not report a missing
+    hook. Without `tft_rollback`, for example, a rank would continue with a wrong state, and nobody
+    would notice. `name` is the name of the adaptor for the error message.
 
-    Raises `UsageError` that names the missing hooks.
+    Raises `UsageError`, which names the missing hooks.
     """
     needed = [*NEEDED_HOOKS]
     if adaptor.hook.tft_backup.get_hookimpls():
@@ -108,7 +110,8 @@ def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
     Return the function that implements a hook, for a hook that is called several times in every
     step. A direct call avoids the microsecond that pluggy needs for each call.
 
-    Return the hook itself when pluggy does more than to pass the arguments to one function.
+    Return the hook itself if a direct call would not do the same as pluggy, for example because
+    several functions implement the hook.
     """
     implementations = hook.get_hookimpls()
     if len(implementations) != 1 or hook.spec is None:
@@ -121,8 +124,8 @@ def direct(hook: pluggy.HookCaller) -> Callable[..., Any]:
 
 def load_plugins() -> pluggy.PluginManager:
     """
-    Return a plugin manager with all installed plugins that can be imported. A plugin that cannot be
-    imported is logged.
+    Return a plugin manager with all installed plugins that can be imported. If a plugin cannot be
+    imported, log its exception and leave the plugin out.
 
     Raises `UsageError` when a plugin does not fit the hook specifications, or when several packages
     offer a plugin of one name.
@@ -143,8 +146,8 @@ def load_plugins() -> pluggy.PluginManager:
 
 def checkpoint_commands() -> list["click.Command"]:
     """
-    Return the commands that installed packages add to `tft checkpoint`. A command that cannot be
-    imported is logged, and the others remain.
+    Return the commands that installed packages add to `tft checkpoint`. If a command cannot be
+    imported or made, log the exception and leave the command out.
 
     Raises `UsageError` when several packages offer a command of one name.
     """
@@ -160,10 +163,10 @@ def checkpoint_commands() -> list["click.Command"]:
 
 def read_job_file(kind: str, file: Path) -> Parallelism:
     """
-    Return the sizes of the job that are described in a file of a framework. `kind` is the name of
-    the entry point of the function that reads such files.
+    Return the parallel sizes of a job from a configuration file of a framework. `kind` is the name
+    of the entry point (in the group `JOB_FILES`) of the function that reads such files.
 
-    Raises `UsageError` when no package reads such files, or the file cannot be used.
+    Raises `UsageError` when no installed package reads such files, or when the file cannot be used.
     """
     entry = _only(kind, entry_points(group=JOB_FILES), "a reader of job files")
     reader: Callable[[Path], Parallelism] = entry.load()
@@ -182,7 +185,7 @@ def add(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
         manager.check_pending()
         for caller in manager.get_hookcallers(plugin) or ():
             if any(hook.wrapper or hook.hookwrapper for hook in caller.get_hookimpls()):
-                raise ValueError(f"it wraps {caller.name}, and tft calls plugins one by one")
+                raise ValueError(f"it wraps {caller.name}, and tft supports no wrappers of hooks")
     except (pluggy.PluginValidationError, ValueError) as error:
         what = " ".join(str(error).split())
         raise UsageError(
@@ -200,9 +203,9 @@ def call_guarded(
     """
     Call one hook on every plugin, one by one. Return the answers that are not None.
 
-    A plugin that raises or calls `sys.exit` is logged, and the next plugin is called. With
-    `may_refuse`, a `UsageError` or `SystemExit` of a plugin is raised. If only the first answer to
-    a hook counts (`firstresult`), no plugin is called after that answer.
+    If a plugin raises an exception or calls `sys.exit`, the exception is logged and the next plugin
+    is called. With `may_refuse`, a `UsageError` or `SystemExit` of a plugin is raised instead. If
+    the hook has the option `firstresult`, no plugin is called after the first answer.
     """
     caller = getattr(manager.hook, hook)
     first_only = bool(caller.spec and caller.spec.opts["firstresult"])
@@ -210,7 +213,7 @@ def call_guarded(
     # as in pluggy, the plugin that was registered last is called first
     for implementation in reversed(caller.get_hookimpls()):
         try:
-            # pluggy's own call is not used, because it ends at the first plugin that raises
+            # call each function here: pluggy's own call would stop at the first plugin that raises
             answer = implementation.function(*(arguments[n] for n in implementation.argnames))
         except FAILURES as error:  # third-party code may raise any exception
             refuses = may_refuse and isinstance(error, UsageError | SystemExit)
@@ -227,8 +230,8 @@ def call_guarded(
 
 def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
     """
-    Return the only entry point of that name. `what` says, for error messages, what such an entry
-    point provides.
+    Return the only entry point of that name. `what` is a noun for error messages that says what the
+    entry point provides, such as "a plugin".
 
     Raises `UnknownAdaptor` when there is none, and `UsageError` when there are several.
     """
@@ -253,8 +256,8 @@ def _only(name: str, found: EntryPoints, what: str) -> EntryPoint:
 
 def is_exit_by_signal(error: BaseException) -> bool:
     """
-    Return True if `error` is the `SystemExit` of a signal handler of the program that ran while a
-    plugin was called. The program must then end, and the plugin has not failed.
+    Return True if `error` is a `SystemExit` that a signal handler of this program has raised while
+    a plugin was running. The plugin has not failed then, and the program must end.
     """
     if not isinstance(error, SystemExit):
         return False

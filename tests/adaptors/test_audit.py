@@ -325,7 +325,7 @@ def test_collective_fault_caught_in_the_tail_is_reported_by_each_rank() -> None:
     ((finding, why),) = said(loop.run(train))
     assert finding == "swallows"
     assert "(ConnectionError: gone)" in why
-    assert loop.audit.inexact[0].startswith(f"the tail of step {STEPS + 3} has kept a fault")
+    assert loop.audit.inexact[0].startswith(f"the tail of step {STEPS + 3} has hidden a fault")
 
 
 def test_rank_that_caught_a_fault_leaves_the_loop_before_the_step_ends() -> None:

@@ -112,7 +112,7 @@ def test_each_habit_is_named_once_with_its_line(tmp_path: Path) -> None:
     (incident,) = outcome.incidents
     said = " ".join(incident["inexact"])
     assert "draws random numbers in the tail of a step (generator torch)" in said
-    assert "the tail of step 4 has kept a fault for itself" in said
+    assert "the tail of step 4 has hidden a fault from tft" in said
 
 
 @pytest.mark.soak

@@ -136,7 +136,7 @@ def test_fetch_survives_a_source_killed_inside_a_chunk(opened: Opened) -> None:
 
     assert room.taken == [META]
     assert given(logs) == {0: 0, 1: size}
-    assert lost(logs) == {0: "it ended the connection"}
+    assert lost(logs) == {0: "the source closed the connection"}
 
 
 def test_chunks_of_a_hanging_source_are_fetched_from_another(opened: Opened) -> None:
@@ -328,7 +328,7 @@ def test_damaged_request_ends_the_connection(opened: Opened) -> None:
 
     tap = opened(Tap(opened(serve(MANY)).address, up=damage))
 
-    with pytest.raises(TransferFailed, match="it ended the connection"):
+    with pytest.raises(TransferFailed, match="the source closed the connection"):
         fetch_into(Room(MANY), tap.address)
 
 

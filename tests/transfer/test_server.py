@@ -126,9 +126,7 @@ def test_client_of_another_version_is_refused(opened: Opened) -> None:
         refusal = answer(client)
 
     assert isinstance(refusal, Refusal)
-    assert (
-        f"version {VERSION} of tft is spoken here, the client speaks {VERSION + 1}" in refusal.why
-    )
+    assert f"protocol version is {VERSION} here, but {VERSION + 1} at the client" in refusal.why
 
 
 def test_unexpected_error_of_give_is_reported(opened: Opened) -> None:
@@ -143,7 +141,9 @@ def test_unexpected_error_of_give_is_reported(opened: Opened) -> None:
 
     with (
         capture_logs() as logs,
-        pytest.raises(TransferFailed, match=r"giving shard 'model' failed: RuntimeError\('the dev"),
+        pytest.raises(
+            TransferFailed, match=r"shard 'model' could not be prepared: RuntimeError\('the dev"
+        ),
     ):
         fetch_into(Room({}), server.address)
     assert logs[0]["event"] == "shard_not_given"

@@ -90,7 +90,9 @@ def test_frame_with_a_flipped_bit_is_rejected(
 def test_frame_longer_than_the_limit_is_refused() -> None:
     """When a frame is longer than the limit of its reader, then the reader refuses the frame after
     reading the length alone."""
-    with pytest.raises(MalformedMessage, match="a frame of 1001 bytes came where at most 1000"):
+    with pytest.raises(
+        MalformedMessage, match="a frame of 1001 bytes was received, but at most 1000"
+    ):
         read_frame(stream((1001).to_bytes(4, "big") + bytes(16)), 1000)
 
 

@@ -1,7 +1,7 @@
 """
-The agent's side of `tft.worker.fork_server`. It asks the fork server for forked processes, which
-become ranks or the rendezvous store, and knows when the fork server cannot send any. Without a fork
-server the agent can still start these processes, but more slowly.
+The agent's side of `tft.worker.fork_server`. The agent asks the fork server for forked processes,
+which become ranks or the rendezvous store. If the fork server fails or is too slow, the agent
+starts these processes itself. They then start more slowly, because each must import all modules.
 """
 
 import asyncio
@@ -22,23 +22,26 @@ from tft.forked_task import ANOTHER, READY, ForkedTask, give_task
 log = structlog.get_logger(__name__)
 
 _PAUSE = 0.1
-"""The time in seconds before the fork server is started again. The pause keeps a fork server that
-ends at once from using up the machine."""
+"""The time in seconds before the fork server is started again. Without this pause, a fork server
+that always ends at once would keep the CPU busy."""
 _ATTEMPTS = 3
 """The number of fork servers in a row that may be killed before they are ready. After that, the
-agent gives up, because the machine has no memory for a fork server."""
+agent starts no other: the machine probably has too little memory for a fork server."""
 _LOADING_LIMIT = 60.0
-"""The time in seconds for the imports: ten times what they take on a busy machine. Waiting longer
-is useless, because a rank that is started without the fork server needs the same imports."""
+"""The time in seconds after which a fork server that is still importing modules is killed. It is
+ten times what the imports take on a busy machine. Waiting longer is useless, because a rank that is
+started without the fork server needs the same imports."""
 _FORKING_LIMIT = 2.0
-"""The time in seconds for a fork, which takes milliseconds with any framework. If a fork takes
-longer, starting a process with all imports is faster."""
+"""The time in seconds in which a requested forked process must arrive; otherwise the fork server is
+killed. A fork takes milliseconds. If it takes longer than this limit, it is faster to start a
+process that does all imports itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkedProcess:
     """
-    A forked process that is a child of the agent, and waits for its task.
+    A process that the fork server has forked. It is a child of the agent now, and waits for its
+    task.
     """
 
     pid: int
@@ -47,7 +50,8 @@ class ForkedProcess:
 
     def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
-        Give the process its task. Return None when the process has already ended.
+        Give the process its task, and return the `Child` that watches the process. Return None if
+        the process has already ended.
         """
         with self.channel:
             try:
@@ -71,8 +75,8 @@ class ForkServer:
     Runs the fork server of a node.
 
     `changed` is called when the fork server is ready, when a forked process has arrived, and when
-    no further one will arrive. It should `take` the forked process; otherwise the process is
-    dismissed.
+    the fork server has ended and so sends no more processes. A forked process that `changed` does
+    not `take` is dismissed.
     """
 
     def __init__(
@@ -88,7 +92,8 @@ class ForkServer:
         self._console = console
         self._changed = changed
         self.hopeful = False
-        """True if a forked process will probably arrive, so that a start should wait for one."""
+        """True while a fork server is starting or running. The start of a rank should then wait for
+        a forked process."""
         self._child: Child | None = None
         self._door: socket.socket | None = None
         self._output: Output | None = None
@@ -102,7 +107,8 @@ class ForkServer:
 
     def start(self) -> None:
         """
-        Start the fork server. It is started again when it ends, unless a new one would fail too.
+        Start the fork server. When it ends, another one is started, unless the next one is expected
+        to fail for the same reason.
         """
         if self._stopped:
             return
@@ -122,21 +128,20 @@ class ForkServer:
         if not self._ready or self._door is None:
             return
         while self._awaited < count:
-            # a dead fork server is no error here: `_ended` or `_too_late` will handle it
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # `_ended` or `_too_late` handles a dead fork server
                 self._door.send(ANOTHER)
             self._awaited += 1
             self._limit_to(_FORKING_LIMIT)
 
     def take(self) -> ForkedProcess | None:
         """
-        Return a forked process that was not taken yet; None when there is none.
+        Return a forked process that was not taken yet, or None if there is none.
         """
         return self._forked.pop(0) if self._forked else None
 
     def stop(self) -> None:
         """
-        End the fork server for good.
+        Kill the fork server, and start no other.
         """
         self._stopped = True
         if self._child is not None:
@@ -144,7 +149,7 @@ class ForkServer:
 
     def close(self) -> None:
         """
-        Read the last output of the fork server.
+        Read the output of the fork server that is still in the pipe, and close the pipe.
         """
         if self._output is not None:
             self._output.finish()
@@ -156,8 +161,8 @@ class ForkServer:
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.setblocking(False)
         with theirs:
-            # use a pipe, as for the ranks: forked ranks go on using the stdout object that Python
-            # has set up here
+            # a pipe, because ranks write to pipes: a forked rank keeps the stdout object that
+            # Python has made for the fork server, and replaces only the file descriptor below it
             self._output, writing = Output.open(
                 record=settings.job.run_dir / "logs" / f"fork-server-{settings.node}.log",
                 prefix="[fork server] ",
@@ -182,7 +187,7 @@ class ForkServer:
         assert self._door is not None
         try:
             said, descriptors, _, _ = socket.recv_fds(self._door, 1024, 2, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:  # another reader was faster: there is nothing to read
+        except BlockingIOError:  # the event loop was woken although no message is there
             return
         except OSError:  # for example because the fork server has ended, which `_ended` handles
             said, descriptors = b"", []
@@ -225,7 +230,7 @@ class ForkServer:
     def _ended(self, child: Child) -> None:
         if self._door is not None:
             asyncio.get_running_loop().remove_reader(self._door)
-            # a process that is being forked now cannot reach the agent any more, and ends
+            # a process that is being forked now then fails to announce itself, and ends
             self._door.close()
             self._door = None
         self._limit_to(None)
@@ -234,13 +239,17 @@ class ForkServer:
         self.hopeful = False
         if self._stopped:
             return
-        # start the waiting ranks without a fork server now: the next one takes long to get ready
+        # start the waiting ranks without a fork: the next fork server may take seconds to be ready
         self._changed()
         self._failures += not was_ready
         if self._refusal or (not was_ready and child.code >= 0):
-            self._give_up(self._refusal or f"it ended with {child.code}, see logs/")
+            self._give_up(
+                self._refusal
+                or f"the fork server ended with exit status {child.code} while it was loading; "
+                "its log is in logs/"
+            )
         elif self._failures >= _ATTEMPTS:
-            self._give_up(f"it was killed {self._failures} times while it was loading")
+            self._give_up(f"the fork server was killed {self._failures} times while it was loading")
         else:
             log.warning("fork_server_ended", pid=child.pid, code=child.code)
             asyncio.get_running_loop().call_later(_PAUSE, self.start)

@@ -1,10 +1,10 @@
 """
-The exchange of rank-local state between nodes. This node keeps the rank-local state of ranks of
-other nodes, and another node keeps that of its own ranks, in case a node is lost.
+The exchange of rank-local state between the agents of a job. Each node keeps copies for another
+node, so that the state of a lost node's ranks survives.
 
-A rank that has captured its rank-local state wakes the agent through a pipe (the bell). The agent
-reads the page of the rank (its shared memory), and sends new captures to the node that the
-controller has named for this (`Lead.kept_by`).
+A capture is a copy of a rank's rank-local state that the rank has written to its page (shared
+memory between rank and agent). The rank then wakes its agent through a pipe. The agent reads the
+page and sends new captures to the node that keeps them (`Lead.kept_by`).
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from tft.protocol.messages import (
 )
 
 Publish = Callable[[bytes, AgentMessage], None]
-"""A function that sends a message to a topic."""
+"""A function that publishes a message on a topic of the bus."""
 
 
 class LocalStateExchange:
     """
-    Sends the captures of this node's ranks to another node, and keeps captures of other nodes'
-    ranks.
+    Sends the captures of this node's ranks to another node, and keeps captures that other nodes
+    send.
     """
 
     def __init__(self, node: int, ranks: Ranks, publish: Publish) -> None:
@@ -54,7 +54,7 @@ class LocalStateExchange:
 
     def close(self) -> None:
         """
-        Stop listening, because the pages of the ranks will be closed.
+        Stop listening to the ranks. Call this before the pages of the ranks are closed.
         """
         if self._bell is not None:
             asyncio.get_running_loop().remove_reader(self._bell)
@@ -68,7 +68,7 @@ class LocalStateExchange:
 
     def repeat(self) -> None:
         """
-        Send the newest captures of a rank again if the other node has not confirmed them.
+        Send all captures again for which the other node has not confirmed that it has them.
         """
         for rank, version, page in self._captured():
             if not self._sending.is_kept(rank, version):
@@ -76,8 +76,9 @@ class LocalStateExchange:
 
     def led(self, lead: Lead) -> None:
         """
-        Follow a `Lead` message: if it names a new node to keep this node's captures, send all
-        captures there. Forget captures of other nodes that this node no longer has to keep.
+        Follow a `Lead` message. Its `kept_by` says for each node which other node keeps its
+        captures. If this node's captures have a new keeper, send all of them there. Drop the
+        captures of nodes that have another keeper now.
         """
         self._keeping.forget(lead.kept_by)
         if self._sending.send_to(lead.kept_by.get(self._node)):
@@ -87,8 +88,8 @@ class LocalStateExchange:
 
     def hear(self, message: AgentMessage) -> None:
         """
-        Handle a message of another agent. Keep the captures in it, or record that the other node
-        has got captures of a rank of this node.
+        Handle a message of another agent. `LocalStates` brings captures to keep; they are answered
+        with `LocalStatesKept`. `LocalStatesKept` confirms captures that this node has sent.
         """
         if isinstance(message, LocalStates):
             answer = self._keeping.take(message)
@@ -107,14 +108,15 @@ class LocalStateExchange:
 
     def recalled(self, order: Recall, at: float) -> list[Recalled]:
         """
-        Return reports with the captures that this node keeps for the ranks of a lost node.
+        Return one report for each rank in `order`, with the rank-local state that this node has
+        kept of the rank. `at` is the time of the reports in seconds.
         """
         return self._keeping.recalled(order, at)
 
     def _captured(self) -> list[tuple[int, Version, Page]]:
         """
-        Return each rank with captures, their version, and the page of the rank. Return nothing if
-        no other node keeps captures of this node.
+        Return each rank that has captures, with the version of its captures and its page. Return an
+        empty list if no other node keeps the captures of this node.
         """
         if self._sending.keeper is None:
             return []

@@ -1,9 +1,10 @@
 """
-The output of the ranks. It is written unchanged to one log per process, and line by line to the
-agent's own stdout.
+The output of the ranks. The agent writes it unchanged to one log per process, and line by line to
+the agent's own stdout.
 
 Output must not block the agent. The output of a rank that prints a lot is read in pieces, between
-other work. A terminal that is not read (a pager, a paused screen) loses lines, but costs no time.
+other work. If the agent's stdout is not read (a pager, a paused terminal), lines are left out
+there, and the agent does not wait.
 """
 
 import asyncio
@@ -18,13 +19,13 @@ import structlog
 log = structlog.get_logger(__name__)
 
 _PIECE = 64 * 1024
-"""The number of bytes that are read at a time: as many as a pipe holds. A longer line is shown in
-parts."""
+"""The number of bytes that are read at a time: as many as a pipe holds. A line that is longer than
+this is shown in parts."""
 _BACKLOG = 8 * 1024 * 1024
 """The number of bytes that may wait for the terminal. It is large enough for all output of a test
 run."""
 _FAREWELL = 1.0
-"""The time in seconds for which the agent still writes waiting output when it ends."""
+"""The time in seconds that an ending agent spends at most on writing output that still waits."""
 
 
 class Console:
@@ -35,7 +36,7 @@ class Console:
     def __init__(self, fd: int = 1) -> None:
         self._fd = fd
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        # each counter is changed by one thread only, so no lock is needed
+        # no lock is needed for these counters, because only one thread changes each of them
         self._taken = 0
         self._written = 0
         self._left_out = 0
@@ -77,8 +78,8 @@ class Console:
             while rest and readable:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                # the reader of the agent's stdout has gone: drop further lines, and keep writing
-                # logs
+                # nobody reads the agent's stdout any more: show no more lines there; the logs are
+                # still written
                 except OSError as error:
                     log.warning("console_lost", why=error.strerror)
                     readable = False
@@ -136,7 +137,8 @@ class Output:
 
     def _read(self) -> bool:
         """
-        Read one piece. Return False when there was nothing to read.
+        Read at most `_PIECE` bytes from the pipe, and write them to the log and to the console.
+        Return False if there was nothing to read.
         """
         try:
             piece = os.read(self._fd, _PIECE)
@@ -174,7 +176,7 @@ class Output:
         while rest and self._log_fd >= 0:
             try:
                 rest = rest[os.write(self._log_fd, rest) :]
-            # for example a full disk: the job can continue without this log
+            # a full disk, for example: stop writing this log, because the job can go on without it
             except OSError as error:
                 log.warning("log_lost", path=str(self._record), why=error.strerror)
                 with contextlib.suppress(OSError):

@@ -1,17 +1,17 @@
 """
 The reaper: a process that kills the remaining processes of a node when its agent has died.
 
-It is started as `python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end only the
-agent holds. When the agent ends, in whatever way, the kernel closes that end. The reaper then kills
-every process that was started with TFT_REAPER=MARKER in its environment, until none is left, and
-ends.
+The agent starts it as `python -m tft.agent.reaper MARKER`, with a pipe on stdin whose other end
+only the agent holds. When the agent ends, in whatever way, the kernel closes that end. The reaper
+then kills every process that was started with TFT_REAPER=MARKER in its environment, until none is
+left, and ends.
 
 Ranks die with their agent by themselves (`tft.parent_death`). The reaper is for processes that the
 ranks have started: these inherit the environment through `setsid` and any number of forks, while
 their parents and sessions change. A process that was started with a cleared environment is not
 found.
 
-The reaper imports as few modules as possible: it must run before other processes, once per node.
+The reaper imports as few modules as possible, so that it is ready before the first rank runs.
 """
 
 import contextlib
@@ -27,18 +27,21 @@ that they start."""
 
 _QUIET_ROUNDS = 2
 """
-The number of searches in a row that must find no process. One search can miss a process: its parent
-may fork it after the list of processes was read, and end before the search reaches the parent.
+The number of searches in a row that must find no process before the reaper ends. One search can
+miss a process: its parent may fork it after the list of processes was read, and end before the
+search reaches the parent.
 """
 _ROUND_MS = 50
-"""Milliseconds that a round waits for a killed process to be gone before it searches again."""
+"""The time in milliseconds that the reaper waits for a process that it has killed to end, before it
+searches for processes again."""
 
 
 def main() -> None:
     """
-    Wait for the end of the agent, then kill all processes with the agent's mark.
+    Wait for the end of the agent. Then kill all processes that have the agent's marker in their
+    environment (`VARIABLE`).
     """
-    # a signal that ends the agent must not end the reaper before it
+    # ignore signals that end the whole job: the reaper must still run when the agent has ended
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 1):

@@ -47,8 +47,8 @@ class StartedElsewhere:
     descriptor: int
     """The inherited file descriptor of a socket, with that program at the other end."""
     mark: str
-    """The mark in the environment of that program's other processes. The reaper ends processes with
-    this mark together with the ranks."""
+    """The value of TFT_REAPER in the environment of that program's helper processes. The reaper
+    kills all processes with this value when the agent has ended."""
 
     @classmethod
     def read(cls, words: tuple[int, str]) -> Self:
@@ -76,7 +76,7 @@ class AgentSettings:
     node: int
     """The number of the agent's node, from 0."""
     script: str
-    """The path of the user's script, or the name of a module if `module` is True."""
+    """The user's script; with `module`, the name of a module."""
     arguments: tuple[str, ...]
     """The arguments of the script."""
     host: str
@@ -86,12 +86,13 @@ class AgentSettings:
     module: bool = False
     """True if `script` is a module, to be run as with `python -m`."""
     placed: Placed | None = None
-    """The place that another launcher has given to the only rank of this node. None if the agent
-    numbers its ranks itself."""
+    """The place that another launcher (such as torchrun) has given to the only rank of this node.
+    None if the agent numbers its ranks itself."""
     starter: StartedElsewhere | None = None
-    """The program that starts the processes of the ranks. None if the agent itself starts them."""
+    """The other program that starts the processes of the ranks, or None if the agent starts
+    them."""
     spare: int = 0
-    """The number of ranks of other nodes for which this node has room (`--spare`)."""
+    """The number of ranks of other nodes that this node can take over."""
 
     @property
     def ranks(self) -> range:
@@ -147,7 +148,7 @@ def python_environment(settings: AgentSettings, marker: str) -> dict[str, str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
     """
-    The values that differ between the processes of a rank.
+    The settings of one process of a rank, as far as they are not the same for all processes.
     """
 
     rank: int
@@ -162,8 +163,8 @@ class RankStart:
     store: tuple[str, int]
     """The address (host, port) of the rendezvous store."""
     bell: int | None = None
-    """The inherited file descriptor with which the process wakes the agent. None: the job has one
-    node."""
+    """The inherited file descriptor of the pipe through which the process wakes the agent. None in
+    a job with one node."""
 
 
 def rank_environment(settings: AgentSettings, marker: str, start: RankStart) -> dict[str, str]:

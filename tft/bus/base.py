@@ -1,5 +1,5 @@
 """
-The contract of a bus, and the code that both buses share.
+The contract of a bus, and the code that the two buses share (ZeroMQ, and in memory).
 
 The shared code (`Participant`) turns received frames and subscription notices into arrivals:
 `Heard`, `Present`, `Gone`, `Malformed` and `NotLetIn`.
@@ -119,7 +119,7 @@ class Bus(Protocol):
 
 class Participant:
     """
-    The part of a bus that does not depend on the transport, for the ZeroMQ bus and the memory bus.
+    The common part of the ZeroMQ bus and the memory bus: everything except the transport.
 
     `send` is the transport's function that sends a frame on a topic. The transport calls the
     methods below with incoming frames and notices.
@@ -216,8 +216,8 @@ class Participant:
         """
         event = self._listened.get(topic)
         if event is not None and event.is_set():
-            # delete the entry, or the dictionary would grow: each process has its own presence
-            # topic. No caller waits for this event, because it is set
+            # without this, the dict would grow: every process that connects has its own presence
+            # topic
             del self._listened[topic]
             if other := self._other(topic):
                 self._arrivals.put_nowait(Gone(sender=other))

@@ -118,7 +118,8 @@ def _bind(publishers: Socket, subscribers: Socket, host: str, port: int) -> int:
             _bind_one(publishers, host, candidate)
             _bind_one(subscribers, host, candidate + 1)
         except AddressTaken:
-            with suppress(zmq.ZMQError):  # raises if `publishers` itself could not be bound
+            # release the first port; `unbind` raises if this port was the one in use
+            with suppress(zmq.ZMQError):
                 publishers.unbind(f"tcp://{host}:{candidate}")
             if port:
                 raise

@@ -22,8 +22,8 @@ def check_free(host: str, port: int) -> None:
     """
     for each in range(port, port + BROKER_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # the broker sets this option too; with it a port whose old connections are in TIME_WAIT
-            # counts as free
+            # the broker's sockets have this option too: a port whose old connections are in
+            # TIME_WAIT then counts as free
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, each))

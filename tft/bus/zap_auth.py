@@ -26,9 +26,9 @@ _HANDLER = "inproc://zeromq.zap.01"
 """The address at which libzmq looks for the handler."""
 _DOMAIN = "tft"
 _FAILED = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-"""The events of connections that fail before the handler is asked. The address of the peer is not
-logged: the event does not contain it, and the file descriptor in the event may belong to another
-connection by now."""
+"""The events of connections that fail before libzmq asks the handler. The peer's address is not
+logged for these: the event does not contain it, and a file descriptor from an earlier event may
+belong to another connection by now."""
 _REMEMBERED = 1000
 """The number of refused peers that are remembered, so that each refusal is logged once. A refused
 process tries again every second."""
@@ -52,7 +52,8 @@ class ZapAuthenticator:
             each.curve_server = True
             each.curve_secretkey = keys.broker_secret
             each.setsockopt_string(zmq.ZAP_DOMAIN, _DOMAIN)
-            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # refuse all peers while there is no handler
+            # without this option, libzmq would accept every peer while the handler does not run
+            each.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
             each.monitor(f"inproc://authenticator-{number}", _FAILED)
             failures = context.socket(zmq.PAIR)
             failures.linger = 0
@@ -94,8 +95,8 @@ class ZapAuthenticator:
             self.close()
         except BaseException:
             log.critical("door_fell_shut", exc_info=True)
-            # the broker cannot accept peers without this thread; `tft run` will start another
-            # broker
+            # end the whole broker: without this thread it accepts nobody, and `tft run` starts
+            # another broker
             os._exit(70)
 
     def _answer(self) -> None:

@@ -29,7 +29,8 @@ Socket = zmq.Socket[bytes]
 HEARTBEAT_INTERVAL_MS = 500
 HEARTBEAT_TIMEOUT_MS = 1500
 """
-Milliseconds of silence after which a peer is given up. The loss is noticed within two seconds.
+The time in milliseconds without a sign of life after which ZeroMQ closes the connection to a peer.
+So the loss of a peer is noticed within two seconds.
 ZeroMQ's own thread answers heartbeats, so a busy or blocked Python process is not silent. A stopped
 process, a dead machine and a broken link are silent.
 """
@@ -48,11 +49,12 @@ REFUSED_RETRY = 1.0
 the right broker may have been started in its place. ZeroMQ itself does not try again."""
 
 CUT_OFF = 3
-"""After this many connections in a row that ended during the handshake, the bus reports a problem.
-One or two may end in this way when a broker restarts."""
+"""The number of connections in a row that must end during the handshake before the bus reports a
+refusal. When a broker restarts, one or two connections may end in this way."""
 
 MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
-"""The value in the event of a failed handshake when one side encrypts and the other does not."""
+"""The value of ZeroMQ's event for a failed handshake if one side encrypts and the other does
+not."""
 
 _HANDSHAKES = (
     zmq.Event.HANDSHAKE_SUCCEEDED
@@ -62,8 +64,8 @@ _HANDSHAKES = (
 )
 
 BATCH = 256
-"""The number of frames that are read in one turn of the event loop, before other work is done. It
-takes one or two milliseconds."""
+"""The number of frames that are read in one turn of the event loop, before the loop does other
+work. Reading them takes one or two milliseconds."""
 
 
 @asynccontextmanager
@@ -100,10 +102,9 @@ def tuned(context: zmq.Context[Socket], kind: zmq.SocketType) -> Socket:
     """
     socket = context.socket(kind)
     socket.linger = 0
-    # No high-water mark. With one, a publisher silently drops messages that a slow subscriber has
-    # not taken, or (XPUB_NODROP) all wait for the slowest subscriber. A subscriber must not stop
-    # reading either: it would miss heartbeats and be cut off. So messages wait in memory: in the
-    # slow process while it lives, in the broker until heartbeats have given the process up.
+    # No high-water mark. With one, a publisher would silently drop messages for a slow subscriber,
+    # or (with XPUB_NODROP) all participants would wait for the slowest one. So messages wait in
+    # memory: in the slow process, or in the broker until missing heartbeats end the connection.
     socket.set_hwm(0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
@@ -212,7 +213,7 @@ class _Link:
         for line in self._lines:
             self._loop.add_reader(line.handshakes, self._read_handshakes, line)
             self._read_handshakes(line)
-        # the event loop is woken only for new messages, so read those that arrived earlier now
+        # read earlier arrivals now: ZeroMQ's file descriptor becomes readable only for new ones
         self._read_notices()
         self._read_frames()
 
@@ -225,8 +226,8 @@ class _Link:
 
     def _send(self, topic: bytes, frame: bytes) -> None:
         self._voice.send_multipart((topic, frame), zmq.NOBLOCK)
-        # a send may clear the signal of the socket's descriptor for received messages, and the
-        # event loop would not be woken for them: read them now
+        # read arrivals now: a send resets ZeroMQ's file descriptor, so the event loop would not be
+        # woken for notices that have arrived before
         self._read_notices()
 
     def _read_notices(self) -> None:

@@ -1,4 +1,4 @@
 """
-The controller: it receives reports, passes them to the job machine, and publishes the machine's
-orders. Only one controller leads at a time.
+The controller: the process that receives reports, passes them to the job machine (the state machine
+that decides), and publishes the machine's orders. Only one controller leads a job at a time.
 """

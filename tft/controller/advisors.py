@@ -1,7 +1,7 @@
 """
-The recovery plugins of a controller. They are notified of events of the job, and asked for advice
-on incidents. If a plugin raises an exception, it is logged (`call_guarded`). Advice reaches the job
-machine as an event.
+The plugins in the controller's process. The controller notifies them of events of the job, and asks
+them for advice on incidents. An exception of a plugin is logged, and the job goes on
+(`call_guarded`). Advice reaches the job machine as an event.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 class Advisors:
     """
-    The plugins of this process that observe a recovery or give advice on it.
+    The plugins of this process that are notified of events, or that give advice on incidents.
     """
 
     def __init__(self, plugins: pluggy.PluginManager) -> None:
@@ -40,8 +40,9 @@ class Advisors:
 
     def led(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        Tell the plugins that this controller leads. They may call `report` with a message from now
-        on. `report` raises `UsageError` in the plugin for a message that is not valid.
+        Tell the plugins that this controller leads, and give them `report`. A plugin may call
+        `report` with a message at any time, which then counts as a report of the job. If the
+        message is not valid, `report` raises `UsageError` in the plugin.
         """
         call_guarded(
             self._plugins, "tft_on_leader", report=lambda message: report(checked(message))
@@ -49,20 +50,22 @@ class Advisors:
 
     def told(self, event: str, facts: Mapping[str, object]) -> None:
         """
-        Tell the plugins about an event that is of interest to operators.
+        Pass an event that is of interest to operators, with its facts, to the plugins.
         """
         call_guarded(self._plugins, "tft_on_event", event=event, facts=facts)
 
     def consult(self, consult: Consult, report: Callable[[Advised], None]) -> None:
         """
-        Ask all plugins for advice on an incident, and pass their joined advice to `report`.
+        Start to ask all plugins for advice on an incident, and return at once. `report` is called
+        with their joined advice when all plugins have answered.
         """
 
         async def ask() -> None:
             report(await self.advise(consult))
 
         asking = asyncio.create_task(ask())
-        # kept in a set, because asyncio drops tasks to which nothing refers
+        # keep a reference to the task, because asyncio itself may drop a task that is not
+        # referenced
         self._asked.add(asking)
         asking.add_done_callback(self._asked.discard)
 
@@ -94,8 +97,8 @@ Said = TypeVar("Said", bound=OutsideReport)
 
 def checked(message: Said) -> Said:
     """
-    Return `message` itself if it is a valid report. An invalid message must not get into the story,
-    because then no controller could continue from the story.
+    Return `message` itself if it is a valid report. An invalid message must not get into the story
+    (the record of all events), because then no later controller could read the story.
 
     Raises `UsageError`, which says what is wrong, when the message is not valid.
     """
@@ -110,7 +113,8 @@ def checked(message: Said) -> Said:
 
 def view(consult: Consult) -> IncidentView:
     """
-    Return the view of an incident that plugins get.
+    Return the description of an incident that plugins get: its faults, the strategies that are
+    offered, and the ranks.
     """
     return IncidentView(
         number=consult.incident,
@@ -139,8 +143,8 @@ def view(consult: Consult) -> IncidentView:
 
 def joined(consult: Consult, answers: list[Advice]) -> Advised:
     """
-    Combine the advice of several plugins. The first advice that names a strategy is used. Every
-    veto counts, and so does the longest wait that a plugin asks for.
+    Combine the advice of several plugins. The first advice that names a strategy is used. The
+    vetoes of all plugins apply, and so does the longest wait that a plugin asks for.
     """
     named = next((advice for advice in answers if advice.strategy), Advice(why="no advice"))
     return Advised(

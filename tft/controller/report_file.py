@@ -17,7 +17,8 @@ from tft.plugins import call_guarded
 
 class ReportFile:
     """
-    The report of a job. Plugins may know when a fault really happened (`tft_fault_moment`).
+    Writes the report of a job. Plugins can add the time at which a fault really happened
+    (`tft_fault_moment`), for example a plugin that causes faults on purpose.
     """
 
     def __init__(self, settings: JobSettings, plugins: pluggy.PluginManager) -> None:
@@ -38,7 +39,9 @@ class ReportFile:
     def write(self, outcome: JobOver, machine: Machine, unprotected_steps: int) -> None:
         """
         Write the report of a job that is over. The entries of earlier runs are kept.
-        `unprotected_steps` counts the steps of this run alone.
+
+        `unprotected_steps` is the number of steps of this run in which no other node had the
+        rank-local state of a rank before its update window opened.
         """
         incidents = [incident_report(each, self._moment) for each in machine.incidents]
         report = job_report(

@@ -1,7 +1,8 @@
 """
-The process around the job machine. It turns messages from the bus into events, lets the job machine
-handle each event, writes the event to the story, and publishes the machine's orders on the bus. It
-has one timer, for the machine's next deadline. It makes no decision about recovery itself.
+The controller's process around the job machine, which is the state machine that decides. The
+process turns messages from the bus into events, and lets the machine handle each event. It writes
+the event to the story (the record of all events), and publishes the machine's orders on the bus.
+One timer wakes the machine at its next deadline. No decision about recovery is made in this file.
 """
 
 import asyncio
@@ -39,17 +40,16 @@ from tft.protocol.topics import BEATS, ORDERS, REPORTS
 from tft.replay.recording import Opened, Story, last_run, salvaged_run
 
 REPEAT = 0.1
-"""The time in seconds between two repetitions of an order that is not answered."""
+"""The time in seconds after which an order that is not answered is sent again."""
 LEAD = 1.0
-"""The time in seconds between two `Lead` messages when there is nothing new to acknowledge. It is
-long because every rank reads each `Lead`."""
+"""The time in seconds between two `Lead` messages (the controller's announcement that it leads)
+when there is nothing new to acknowledge. It is long because every rank reads each `Lead`."""
 REMEMBERED = 100
-"""The number of warnings about malformed messages that are remembered, so that each is logged only
-once."""
+"""The number of the latest warnings about malformed messages that are remembered. A remembered
+warning is not logged again."""
 FAREWELL = 3.0
-"""The time in seconds that agents have at the end of the job to receive the last order and to
-leave.
-"""
+"""The time in seconds that the controller waits at its end for the agents to learn that the job is
+over and to disconnect."""
 WATCHED = frozenset({State.HEALTHY, State.RESUMING, State.PAUSING})
 """The states in which ranks are expected to make progress."""
 REPORTS_BY_TYPE: tuple[type, ...] = get_args(Report)
@@ -59,7 +59,7 @@ log = structlog.get_logger()
 
 def main(settings: JobSettings) -> int:
     """
-    Lead one job until it is over. Return the exit code of `tft run`.
+    Lead one job until it is over. Return the exit code of the job, which is also that of `tft run`.
     """
     raise_open_files("the controller")
     with Story(settings.run_dir / "story.jsonl") as story:
@@ -69,8 +69,8 @@ def main(settings: JobSettings) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beats:
     """
-    The objects that evaluate the heartbeats of agents. They read no clock and send nothing. Only
-    their findings become events of the job machine, not the heartbeats themselves.
+    The three objects that examine the beats (the agents' status messages). They read no clock and
+    send nothing. Beats themselves are not events of the machine; only the findings become events.
     """
 
     hang_detection: HangDetection
@@ -80,7 +80,8 @@ class _Beats:
 
 class Controller:
     """
-    One controller of one job. It continues from the story when the run has one already.
+    One controller of one job. If the run has a story already, because an earlier controller led it,
+    this controller continues from the story.
     """
 
     def __init__(self, settings: JobSettings, story: Story) -> None:
@@ -96,7 +97,8 @@ class Controller:
         """The number of events of a damaged story that could not be read."""
         self._machine, policy = self._begin()
         self._beats = _Beats(hang_detection=HangDetection(policy))
-        self._compare_slices()  # the ranks may be training already, since an earlier controller
+        # ranks that an earlier controller has started may be training now
+        self._compare_slices()
         self._nodes: set[str] = set()
         self._over = asyncio.Event()
         self._news = asyncio.Event()
@@ -131,8 +133,8 @@ class Controller:
 
     def _salvage(self, path: Path, damage: StoryCorrupt) -> tuple[Machine, Policy]:
         """
-        Continue from the readable events of a damaged story, so that the ranks can save a last
-        checkpoint. Raises `damage` if too few events are readable for that.
+        Go on from the readable part of a damaged story, so that the ranks save a last checkpoint.
+        Raises `damage` if too little of the story is readable for that.
         """
         told = salvaged_run(path, self._settings.job, self._settings.run)
         if told is None:
@@ -141,7 +143,7 @@ class Controller:
         self._inbox = Inbox(gaps=True)
         try:
             machine = self._replayed(opened, events)
-        # the machine may find the remaining events impossible
+        # without the lost events, a remaining event may be impossible and raise any exception
         except Exception as error:
             raise damage from error
         log.error("story_damaged", lost=self._lost, why=str(damage))
@@ -189,8 +191,8 @@ class Controller:
         Lead until the job is over. Return the exit code: that of the job's outcome, or 4 when there
         is no outcome.
         """
-        # an unreadable event may be the start of a later controller with a higher epoch: skip as
-        # many epochs as events are lost, so that no epoch is used twice
+        # the epoch must be higher than any earlier one, and each lost event may have been the start
+        # of a controller, which used one epoch
         epoch = self._machine.epoch + 1 + self._lost
         sender = f"controller/{epoch}"
         topics = (REPORTS, BEATS)
@@ -202,11 +204,11 @@ class Controller:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_give_up)
             self._feed(Led(at=self._clock.now(), epoch=epoch, lost=self._lost))
-            # tell the plugins the nodes that joined under an earlier controller
+            # name these nodes to the plugins: they joined an earlier controller, and will not join
+            # again
             self._tell("leads", nodes=sorted(self._machine.nodes))
             self._advisors.led(lambda message: _soon(loop, partial(self._own, message)))
-            # a node may have been lost while no controller ran: start the time limit of each
-            # heartbeat now
+            # a node may have been lost while no controller led: count its silence from now on
             for node in self._machine.nodes:
                 self._beats.hang_detection.expect(node, self._clock.now())
             self._repeat(bus)
@@ -258,7 +260,7 @@ class Controller:
                 if sender.startswith("node."):
                     self._nodes.add(sender)
                 elif sender.startswith("ask."):
-                    # a command such as `tft pause` has connected: send the `Lead` that it waits for
+                    # send a `Lead` at once: a command such as `tft pause` waits for the first one
                     self._news.set()
             case Gone(sender=sender):
                 self._nodes.discard(sender)
@@ -278,7 +280,9 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            self._news.set()  # send a `Lead`: ranks wait for the step up to which copies are equal
+            # send a `Lead` at once: ranks wait until it says that the copies of a step were
+            # compared
+            self._news.set()
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"
             self._own(NodeLost(node=node, why=why, at=now))
@@ -315,8 +319,8 @@ class Controller:
 
     async def _farewell(self, bus: Bus) -> None:
         """
-        Wait until every agent has left, for `FAREWELL` seconds at most. The other tasks repeat the
-        last orders meanwhile.
+        Wait until every agent has disconnected, for `FAREWELL` seconds at most. Meanwhile other
+        tasks of this process repeat the last orders, so that each agent receives them.
         """
         try:
             async with asyncio.timeout(FAREWELL):
@@ -344,8 +348,8 @@ class Controller:
 
     def _compare_slices(self) -> None:
         """
-        Start to compare digests of slices from the attempt (incident and round) that ranks train
-        now.
+        Start to compare the digests that ranks send while they train (one slice of the state in
+        each step). Digests from before the last incident are ignored from now on.
         """
         machine = self._machine
         if machine.attempt is not None:
@@ -353,16 +357,16 @@ class Controller:
 
     def _judge(self, event: Event) -> list[Command]:
         """
-        Let the machine handle an event, and return the commands that follow. The event and the
-        fingerprint of its commands are written to the story before any command is carried out.
+        Let the machine handle an event, and return the machine's commands. The event and a digest
+        of the commands are written to the story before any command is carried out.
 
-        An event at which the machine raises an exception is also written, so that the failure can
-        be examined.
+        If the machine raises an exception, the event is written too, so that the failure can be
+        examined with `tft replay`.
         """
         before = self._machine.state
         try:
             commands = self._machine.handle(event)
-            # only after a change of state, because `check` reads every rank
+            # checked only after a change of state: the check takes time for each rank of the job
             if self._machine.state is not before:
                 self._machine.check()
         except Exception:
@@ -393,8 +397,8 @@ class Controller:
 
     def _own(self, message: OutsideReport) -> None:
         """
-        Handle a report that was made in this process. It needs no number, because it cannot be lost
-        or repeated.
+        Handle a report that was made in this process. The report needs no number, because it does
+        not travel over the bus, where it could be lost or repeated.
         """
         self._feed(Received(at=self._clock.now(), sender="controller", number=0, message=message))
 
@@ -422,7 +426,7 @@ class Warnings:
 
     def malformed(self, why: str) -> None:
         """
-        Log why a message is malformed, unless this reason is among the last that were logged.
+        Log why a message is malformed, unless the same reason is among the last `REMEMBERED` ones.
         """
         if why not in self._logged:
             self._logged = {*list(self._logged)[-REMEMBERED:], why}
@@ -431,8 +435,8 @@ class Warnings:
 
 def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
     """
-    Call `act` on the loop. May be called on any thread. Does nothing when the loop is closed, as
-    after the end of the job.
+    Call `act` on the event loop. This function may be called on any thread. It does nothing when
+    the loop is closed, as after the end of the job.
     """
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(act)
@@ -441,8 +445,9 @@ def _soon(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
 # Any: asyncio passes values of several types
 def _give_up(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """
-    End the process with status 70. A controller that has failed to act on an event must not
-    continue; the next controller continues from the story.
+    End the process at once with status 70, after an exception in a callback. A controller that has
+    failed to handle an event must not go on; `tft run` starts another one, which continues from the
+    story.
     """
     log.critical("controller_failed", what=context["message"], exc_info=context.get("exception"))
     os._exit(70)

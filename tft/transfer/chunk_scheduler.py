@@ -1,9 +1,9 @@
 """
 The scheduler of a fetch: decides which source rank sends which chunk of a shard.
 
-A fetch has one main thread (the caller of `fetch`) and one thread for each source. The scheduler is
-the only object that these threads share. A source is identified by its index in the list of sources
-of the `Fetch` order.
+A fetch has one main thread (the caller of `fetch`) and one thread for each source. These threads
+exchange data only through the scheduler. A source is identified by its index in the list of sources
+of the transfer (`Transfer.sources`).
 
 Each source first makes an offer, which describes its copy of the shard. The main thread decides
 which offer is valid. Then the thread of each source picks chunks until no chunk is left. If a
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable
 from tft.transfer.wire import Request, Run, ShardOffer, fingerprint
 
 _STRIKES = 3
-"""The number of damaged chunks after which a source is not used any more. It is more than one,
-because a network link may flip a bit now and then, and the source behind it may be the only one."""
+"""The number of damaged chunks after which a source is not used any more. One damaged chunk is not
+enough: a network link flips a bit now and then, and the rank at its other end may be the only
+source."""
 
 _ODD = "its description of the shard differs from that of the other sources"
 
@@ -28,7 +29,8 @@ class ChunkScheduler:
     """
     The shared state of one fetch. Every method may be called on any thread.
 
-    After `close`, no chunk is assigned to a source, and threads that wait in a method are woken.
+    `close` wakes the threads that wait in a method. After `close`, no chunk is assigned to a
+    source.
     """
 
     def __init__(self, sources: int) -> None:
@@ -46,29 +48,29 @@ class ChunkScheduler:
         self._given: Counter[int] = Counter()
         self._closed = False
 
-    # ------------------------------------------------------------ for the thread that calls `fetch`
+    # ------------------------------------------------------------ the thread of the fetch
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
         """
         Wait at most `seconds` until `fact()` is true. Return its value at the end.
 
-        `fact` is a function on this scheduler, such as `complete`.
+        `fact` is a method of this scheduler, such as `complete`.
         """
         with self._changed:
             return self._changed.wait_for(fact, seconds)
 
     def begun(self) -> bool:
         """
-        Return whether at least one source has made its offer, or all sources are lost.
+        Return True if at least one source has made its offer, or if all sources are lost.
         """
         return bool(self._offers) or not self._living()
 
     def decided(self) -> bool:
         """
-        Return whether the most common offer is certain.
+        Return True if no later offer can change which offer is the most common.
 
-        This is so when more than half of the sources made the same offer, or when every source has
-        made its offer or is lost.
+        Either more than half of the sources have made the same offer, or every source has made its
+        offer or is lost.
         """
         with self._changed:
             votes = Counter(self._keys.values())
@@ -79,21 +81,21 @@ class ChunkScheduler:
 
     def ended(self) -> bool:
         """
-        Return whether all chunks have arrived, or all sources are lost.
+        Return True if all chunks have arrived, or if all sources are lost.
         """
         return self.complete() or not self._living()
 
     def complete(self) -> bool:
         """
-        Return whether all chunks have arrived undamaged.
+        Return True if all chunks have arrived undamaged.
         """
         return self._settled is not None and not self._left
 
     def quiet(self) -> bool:
         """
-        Return whether no source thread is writing a chunk to the buffers now.
+        Return True if no source thread may be writing a chunk to the buffers now.
 
-        If this is true after `close`, no source thread writes to the buffers again.
+        If the result is True after `close`, no source thread will write to the buffers again.
         """
         return not any(self._picked.values())
 
@@ -111,7 +113,8 @@ class ChunkScheduler:
 
     def settle(self, offer: ShardOffer, room: Run, chunks: Iterable[Request]) -> None:
         """
-        Set the valid offer of the shard, the memory `room` for the shard, and the chunks to fetch.
+        Set the valid offer of the shard, the memory `room` that receives the shard, and the chunks
+        to fetch.
 
         Sources that made a different offer are recorded as lost.
         """
@@ -146,7 +149,7 @@ class ChunkScheduler:
         with self._changed:
             return {source: self._given[source] for source in self._sources}
 
-    # ------------------------------------------------------------ for the threads of the sources
+    # ------------------------------------------------------------ the thread of a source
 
     @property
     def closed(self) -> bool:
@@ -196,8 +199,8 @@ class ChunkScheduler:
 
     def came(self, source: int, chunk: Request) -> None:
         """
-        Record that a chunk of this source has been written to its place in memory, and that its
-        digest is right.
+        Record that a chunk from this source was written to its place in memory, and that the
+        received bytes match their digest.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -208,10 +211,10 @@ class ChunkScheduler:
 
     def spoilt(self, source: int, chunk: Request) -> bool:
         """
-        Record that a chunk of this source arrived damaged, so that the chunk is fetched again.
+        Record that a chunk from this source arrived damaged, and let it be fetched again.
 
-        Returns False when the source has sent `_STRIKES` damaged chunks and must not be used any
-        more.
+        Return False when the source has sent `_STRIKES` damaged chunks. The caller must then stop
+        using the source.
         """
         with self._changed:
             self._picked[source].remove(chunk)
@@ -226,8 +229,9 @@ class ChunkScheduler:
         Record that a source is lost for the reason `why`, and make its unfinished chunks available
         again.
 
-        The thread of the source must not write to the buffers after this call. After `close`, the
-        reason is not recorded, because then the source ended only because the fetch was over.
+        The thread of the source must not write to the buffers after this call. After `close` the
+        reason is not recorded: the source has not failed, its thread ends because the fetch is
+        over.
         """
         with self._changed:
             if not self._closed:
@@ -240,8 +244,8 @@ class ChunkScheduler:
         return [source for source in self._sources if source not in self._lost]
 
     def _may(self, source: int, chunk: Request) -> bool:
-        # A chunk that one source has sent damaged is fetched from other sources, unless all have
-        # sent it damaged.
+        # If a source has sent this chunk damaged, it is fetched from the other sources. Only when
+        # all sources have sent it damaged may each of them send it again.
         return (source, chunk) not in self._spoilt or all(
             (other, chunk) in self._spoilt for other in self._living()
         )

@@ -25,11 +25,11 @@ log = structlog.get_logger()
 
 PATIENCE = 5.0
 """The time in seconds without a byte after which a source counts as hanging. It is longer than any
-pause of a healthy machine. It delays an incident only if other sources cannot send the missing
-chunks."""
+pause of a healthy machine. If a source hangs while it owes chunks, the fetch takes longer by this
+time: only then are these chunks requested from other sources."""
 _GATHERING = 0.5
-"""The time in seconds that the other sources have to make their offers after the first one. A
-source that makes the same offer later still takes part."""
+"""The time in seconds that `fetch` waits for offers of other sources after the first offer. A
+source whose offer comes later still takes part, if it is equal to the chosen offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,11 @@ class Receiver:
     """
 
     job: str
-    """The job's name. A source sends nothing to a client that does not know it."""
+    """The name of the job. A source sends nothing to a client that gives another name."""
     rank: int
     tls: Tls | None = None
-    """The TLS settings of the connections to the sources, or None if these are not encrypted."""
+    """The TLS settings of the connections to the sources. None means that they are not
+    encrypted."""
 
 
 def fetch(
@@ -60,17 +61,18 @@ def fetch(
     for each source that was lost during the fetch, by rank.
 
     `take(meta)` must return writable buffers with the same names and sizes as the buffers of the
-    sources. The fetch writes to these buffers in place and out of order. `taken(meta)` is called
-    only after all digests have been found right. Both functions are called on the calling thread.
+    sources. `meta` is the adaptor's description of the shard, which the sources send. The fetch
+    writes to these buffers in place and out of order. `taken(meta)` is called after the whole shard
+    has arrived and all digests were right. Both functions are called on the calling thread.
 
-    The sources must agree on the names and sizes of the shard's buffers. A source whose offer
-    differs from the most common offer is not used. A source that sends no byte for `patience`
-    seconds counts as lost, also while the source prepares the shard.
+    Each source offers its copy with `meta`, and with the names and sizes of its buffers. A source
+    whose offer differs from the most common offer is not used. A source that sends no byte for
+    `patience` seconds counts as lost. While a source prepares the shard, it sends signs of life.
 
     Raises `TransferFailed` when the shard cannot be fetched whole; the error names every source and
-    its failure. Raises `TransferFailed` also when `abandoned` is set, after a few `TICK`s. After an
-    error the content of the buffers is undefined. When this function returns or raises, no thread
-    writes to the buffers any more.
+    its failure. Raises `TransferFailed` also when `abandoned` is set, a few times `TICK` seconds
+    later. After an error the content of the buffers is undefined. When this function returns or
+    raises, no thread writes to the buffers any more.
     """
     clock = SystemClock()
     began = clock.now()
@@ -93,7 +95,7 @@ def fetch(
         _close(transfer, scheduler, threads.values())
     taken(offer.meta)
     lost = scheduler.lost()
-    # leave out sources for which this rank could not start a thread: they are not at fault
+    # sources are left out for which this rank could not start a thread: they have not failed
     odd = {transfer.sources[place].rank: lost[place] for place in threads if place in lost}
     log.info(
         "shard_fetched",
@@ -122,8 +124,8 @@ def _threads(
 
 def _started(thread: threading.Thread, place: int, scheduler: ChunkScheduler) -> bool:
     """
-    Start the thread of a source. Record the source as lost if the system has no more threads, and
-    return False.
+    Start the thread of a source, and return True. If the system has no more threads, record the
+    source as lost and return False.
     """
     try:
         thread.start()
@@ -143,7 +145,7 @@ def _close(
     while not scheduler.wait(scheduler.quiet, TICK):
         pass
     for thread in threads:
-        # wait only this long: the thread may hang in a name lookup, and then writes to no buffer
+        # do not wait longer than this: the thread may hang in a name lookup, where it does no harm
         thread.join(TICK)
     for place, why in scheduler.lost().items():
         source = transfer.sources[place]
@@ -190,7 +192,7 @@ def _until(
     ticks: int | None = None,
 ) -> None:
     """
-    Wait until `fact()` is true, or until about `ticks` times `TICK` seconds have passed.
+    Wait until `fact()` is true, but not much longer than `ticks` times `TICK` seconds.
 
     `ticks` None means no time limit. Raises `TransferFailed` when `abandoned` is set.
     """

@@ -3,8 +3,8 @@ The part of a fetch that serves one source: the connection to the source, and th
 receives chunks from the source.
 
 Every wait ends when the source is silent for too long, or when the fetch is over. The silence is
-measured by counting waits of `TICK` seconds, not with a clock. So if this process is stopped for a
-while, the pause does not count as silence of the source.
+measured by counting waits of `TICK` seconds, not with a clock. So if this process is stopped
+(SIGSTOP) for a while, the pause does not count as silence of the source.
 """
 
 import os
@@ -43,8 +43,8 @@ TICK = 0.02
 """The time in seconds after which a waiting thread checks whether the fetch is over."""
 
 _ASKED = 2
-"""The number of chunks requested from a source at a time. The source sends one chunk while the
-request for the next one is on its way."""
+"""The number of chunks that are requested from a source and have not arrived yet. With two, the
+source sends one chunk while the request for the next chunk travels to it."""
 
 
 def bring(
@@ -60,9 +60,11 @@ def bring(
 
     This function is the body of a thread. `place` is the index of the source in the scheduler's
     list. `patience` is the number of seconds without a byte after which the source is lost. If the
-    source is lost, this function records the reason in the scheduler.
+    source fails, this function records it as lost in the scheduler, with the reason.
     """
-    why: str | None = "the thread that served it ended by an error of tft, see its traceback"
+    why: str | None = (
+        "the thread that fetched from it failed: see its traceback in the output of this rank"
+    )
     try:
         with (
             closing(_connect(source.address, scheduler, patience)) as plain,
@@ -75,9 +77,9 @@ def bring(
     except (TransferFailed, MalformedMessage) as error:
         why = str(error)
     except EOFError:
-        why = "it ended the connection"
+        why = "the source closed the connection"
     except ssl.SSLError as error:
-        why = f"the TLS handshake with it failed ({error.reason}): is its --curve the same?"
+        why = f"the TLS handshake with the source failed ({error.reason}): is its --curve the same?"
     except OSError as error:
         why = f"the connection broke: {error.strerror or error}"
     finally:
@@ -146,7 +148,9 @@ def _converse(
         case Refusal(why=why):
             raise TransferFailed(f"it refused: {why}")
         case other:
-            raise MalformedMessage(f"it answered {other!r:.80} to a hello")
+            raise MalformedMessage(
+                f"the source answered a hello with {other!r:.80}, not with an offer or a refusal"
+            )
     if settled is None:
         return
     key, room = settled
@@ -179,7 +183,7 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
-        connection.setblocking(False)  # so that this wait also ends when the fetch is over
+        connection.setblocking(False)  # a blocking connect would not end when the fetch is over
         _refused(connection.connect_ex(target), EINPROGRESS)
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

@@ -2,9 +2,10 @@
 The sending end of a transfer: a server from which the other ranks of a job fetch this rank's
 shards.
 
-One thread accepts connections, and one more thread serves each connection. The training thread is
-not involved. The server reads the bytes directly from the memory of the shard, and computes the
-digests while it sends.
+One thread accepts connections. Each connection has a thread of its own, and one more thread while
+the shard is being prepared. The training thread is not involved. The server sends the bytes
+directly from the memory of the shard, and computes the digests while it sends. Bytes on a device
+are first copied to host memory.
 """
 
 import hmac
@@ -40,26 +41,29 @@ log = structlog.get_logger()
 Give = Callable[[str, int], ShardPayload]
 
 _MANNERS = 5.0
-"""The time in seconds in which a client must send its `Hello`."""
+"""The time in seconds that the server waits for bytes of a client until it has the `Hello` of the
+client."""
 _SIGN_OF_LIFE = 1.0
 """The time in seconds between two signs of life while a shard is prepared. A client gives up a
 source that is silent for `tft.transfer.client.PATIENCE` seconds."""
 _SIGNS = 120
-"""The highest number of signs of life for one client. After that, the client still has time to
-fetch from another source within the limit of its order (`repair`)."""
+"""The most signs of life that one client gets. If the shard is not prepared then, the client is
+refused. It still has time to fetch from another source before the time limit `repair` of its
+order."""
 _VANISHED = 30
-"""The time in seconds after which a client is given up when its machine does not answer, or when it
-reads no bytes."""
+"""The time in seconds after which the server closes the connection to a client whose machine does
+not answer, or which reads no bytes."""
 _LEAVING = 2.0
-"""The time in seconds that `close` waits for each thread. Only a thread that is inside `give` needs
-this limit, because `close` cannot interrupt that call."""
+"""The time in seconds that `close` waits for each thread of a connection. A thread takes so long
+only in code of the adaptor, such as `give`, which `close` cannot interrupt."""
 _BREATH = 0.1
-"""The time in seconds before the next attempt after an accept has failed, or after the thread of a
-connection could not be started, for example because the process has no free file descriptor or the
-system has no more threads."""
+"""The time in seconds before the next attempt, when a connection could not be accepted or its
+thread could not be started. Causes are a lack of file descriptors in the process, or of threads in
+the system."""
 _STARTS = 20
-"""The highest number of attempts to start the thread of a connection. After that, the client is
-dropped, well before it gives up this source as silent, and asks another source."""
+"""The most attempts to start the thread of a connection. After that, the server closes the
+connection, so that the client asks another source. This is sooner than the client would notice that
+this source is silent."""
 
 
 class ShardServer:
@@ -67,7 +71,8 @@ class ShardServer:
     A server that sends this rank's shards to clients that know the job's name.
 
     With `tls`, a client must also have the job's keys. `give(shard, step)` returns the content of a
-    shard. The server calls it on the thread of a connection, so several calls may run at once.
+    shard at the end of `step`. The server calls it once for each client, on a thread of its own, so
+    several calls may run at once.
 
     The server reads the memory of the returned payload until the client disconnects. Until then
     this memory must hold the state at the end of `step`. If `give` raises `OrderRefused`, the
@@ -125,7 +130,7 @@ class ShardServer:
         self._closing.set()
         if self._listener is None or self._accepting is None:
             return
-        # closing the socket alone would not wake the thread that waits in accept
+        # shut the listener down first: to close it would not wake the thread that waits in `accept`
         _end(self._listener)
         self._accepting.join()
         self._listener.close()
@@ -140,7 +145,8 @@ class ShardServer:
         while not self._closing.is_set():
             try:
                 connection, peer = listener.accept()
-                # the TLS handshake comes later, on the thread of the connection
+                # the thread of the connection does the TLS handshake, so a slow client does not
+                # block others
                 if self.tls is not None:
                     connection = self.tls.giving.wrap_socket(
                         connection, server_side=True, do_handshake_on_connect=False
@@ -165,8 +171,8 @@ class ShardServer:
 
     def _started(self, thread: threading.Thread, peer: str) -> bool:
         """
-        Start the thread of a connection. Try again for a while if the system has no more threads.
-        Return False if the thread could not be started.
+        Start the thread of a connection, and return True. If the system has no more threads, try
+        again for a while. Return False if the thread could not be started.
         """
         for attempt in range(_STARTS):
             try:
@@ -189,7 +195,8 @@ class ShardServer:
         except TimeoutError:
             log.warning("shard_client_dropped", peer=peer, why="it was silent for too long")
         except (EOFError, OSError):
-            # a client ends the connection when it is done or has failed, and logs the reason itself
+            # not logged: a client closes the connection when it is done, or when it has failed, and
+            # then logs the reason itself
             pass
         finally:
             connection.close()
@@ -203,7 +210,9 @@ class ShardServer:
             case Hello() as hello:
                 answer = self._prepared(hello, peer, connection)
             case other:
-                raise MalformedMessage(f"the client began with {other!r:.80} instead of a hello")
+                raise MalformedMessage(
+                    f"the client sent {other!r:.80} as its first message, not a hello"
+                )
         if isinstance(answer, Refusal):
             connection.sendall(frame(answer))
             return
@@ -229,8 +238,8 @@ class ShardServer:
         self, hello: Hello, peer: str, connection: socket.socket
     ) -> ShardPayload | Refusal:
         """
-        Return the shard for a client, or a refusal. While the shard is being prepared, send signs
-        of life to the client, so that the client does not give up this source.
+        Prepare the answer to a client and return it: the content of the shard, or a refusal.
+        Meanwhile, send `Preparing` to the client, so that it does not count this source as silent.
         """
         answers: list[ShardPayload | Refusal] = []
         preparing = threading.Thread(
@@ -241,7 +250,8 @@ class ShardServer:
         try:
             preparing.start()
         except RuntimeError as error:
-            # without signs of life, the client gives up this source if the preparation takes long
+            # prepare on this thread, which then sends no signs of life: a long preparation makes
+            # the client turn to another source
             log.warning("shard_prepared_without_thread", peer=peer, why=no_thread(error))
             return self._answer(hello, peer)
         for _ in range(_SIGNS):
@@ -256,21 +266,23 @@ class ShardServer:
 
     def _answer(self, hello: Hello, peer: str) -> ShardPayload | Refusal:
         if not hmac.compare_digest(hello.job.encode(), self._job.encode()):
-            log.warning("shard_client_refused", peer=peer, of=hello.rank, why="another job's")
+            log.warning(
+                "shard_client_refused", peer=peer, of=hello.rank, why="it named another job"
+            )
             return Refusal(why="this port serves another job")
         if hello.version != VERSION:
             return Refusal(
-                why=f"version {VERSION} of tft is spoken here, the client speaks {hello.version}: "
-                "start all ranks from one installation"
+                why=f"the protocol version is {VERSION} here, but {hello.version} at the client: "
+                "start all ranks from one installation of tft"
             )
         try:
             return self._give(hello.shard, hello.step)
         except OrderRefused as refused:
             return Refusal(why=str(refused))
-        # the adaptor may raise any exception; the client gets the reason
+        # the adaptor may raise any exception; the client gets it as the reason of the refusal
         except Exception as error:
             log.exception("shard_not_given", shard=hello.shard, step=hello.step, to=hello.rank)
-            return Refusal(why=f"giving shard {hello.shard!r} failed: {error!r}")
+            return Refusal(why=f"shard {hello.shard!r} could not be prepared: {error!r}")
 
 
 def _shake_hands(connection: socket.socket) -> None:
@@ -286,8 +298,9 @@ def _shake_hands(connection: socket.socket) -> None:
 
 def _prepare(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that vanishes does not close its connection, and the payload would be kept in memory
-    # forever. So the kernel probes an idle client, and gives up a client that reads nothing.
+    # A machine that vanishes does not close its connections, so this rank would keep the payload in
+    # memory forever. Therefore the kernel probes an idle client, and closes the connection if the
+    # client does not answer or reads nothing.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _VANISHED // 3)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _VANISHED // 3)
@@ -296,6 +309,6 @@ def _prepare(connection: socket.socket) -> None:
 
 def _end(connection: socket.socket) -> None:
     with suppress(OSError):  # raised if the connection has ended already
-        # not SSLSocket.shutdown: after that, the thread of the connection would read unencrypted
-        # bytes
+        # do not call SSLSocket.shutdown: it drops the TLS state, and the thread of the connection
+        # would then read raw bytes
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

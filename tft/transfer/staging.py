@@ -1,9 +1,9 @@
 """
-A shard of which some buffers are on a device, as one sequence of bytes.
+A view of a shard as one sequence of bytes, for a shard that has buffers on a device.
 
-Bytes on a device are copied to the host when they are sent, through two pieces of host memory:
-while one is being sent, the device copies into the other. So a connection needs two pieces of
-memory, whatever the size of the shard.
+Bytes on a device are copied to the host when they are sent. This takes two pieces of host memory
+for each connection, whatever the size of the shard: while one piece is being sent, the device
+copies into the other.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,9 @@ from tft.transfer.wire import PIECE, Request, Run, Views, cut
 @dataclass(frozen=True, slots=True)
 class _Part:
     """
-    A part of a buffer, which `copy(offset, into)` copies to the host as `DeviceBuffer.copy` does.
+    The bytes of a buffer from offset `begin` up to `end`. `copy(offset, into)` begins to copy bytes
+    of the buffer to the host, and returns a function that waits for the copy (as
+    `DeviceBuffer.copy`).
     """
 
     copy: Callable[[int, memoryview], Callable[[], None]]
@@ -51,7 +53,7 @@ def size_of(buffer: Buffer | DeviceBuffer) -> int:
 
 class StagedRun:
     """
-    The buffers of a shard as one sequence of bytes, which is copied to the host in parts.
+    The buffers of a shard as one sequence of bytes, which is copied to host memory in parts.
 
     Only one thread may use the object.
     """
@@ -73,8 +75,8 @@ class StagedRun:
 
     def batches(self, chunk: Request) -> Iterator[Views]:
         """
-        Yield the bytes of a chunk in order, as host memory that is valid until the next batch is
-        taken.
+        Yield the bytes of a chunk in order, as lists of one view of host memory. A view is valid
+        until the caller takes the next one from this iterator.
         """
         staged: Callable[[], memoryview] | None = None
         for number, group in enumerate(self._groups(chunk)):
@@ -87,7 +89,8 @@ class StagedRun:
 
     def _groups(self, chunk: Request) -> Iterator[list[_Part]]:
         """
-        Yield the parts of a chunk, in groups that fit into one piece of host memory.
+        Yield the parts of a chunk in order, in groups of at most `PIECE` bytes, which is the size
+        of a piece of host memory.
         """
         group: list[_Part] = []
         size = 0
@@ -115,7 +118,8 @@ def _part(buffer: Buffer | DeviceBuffer) -> _Part:
 
 def _stage(group: Sequence[_Part], memory: memoryview) -> Callable[[], memoryview]:
     """
-    Begin to copy a group into host memory. The returned function waits, and returns the bytes.
+    Begin to copy a group into host memory. Return a function that waits for the copy and returns
+    the bytes.
     """
     waits = []
     at = 0

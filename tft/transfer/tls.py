@@ -1,6 +1,6 @@
 """
-TLS for encrypted transfers. Both ends of a connection present the same certificate: the one of the
-job.
+TLS for encrypted transfers. Both ends of a connection present the same certificate, the certificate
+of the job.
 """
 
 import socket
@@ -46,7 +46,7 @@ def reader(connection: socket.socket) -> Callable[[Views], int]:
     The function waits for bytes, fills the views from the first one on, and returns the number of
     bytes. The result 0 means that the peer has closed the connection.
     """
-    # an SSL socket reads into one view, and one record at a time
+    # an SSL socket can read into only one view in a call
     if isinstance(connection, ssl.SSLSocket):
         return lambda views: connection.recv_into(views[0])
     return lambda views: connection.recvmsg_into(views)[0]
@@ -56,7 +56,8 @@ def sender(connection: socket.socket) -> Callable[[Views], int]:
     """
     Return a function that writes a list of views to `connection`.
 
-    The function sends as many bytes as the connection takes, and returns their number.
+    The function sends as many bytes as the connection accepts at once, and returns their number.
+    This may be fewer bytes than the views have.
     """
     if isinstance(connection, ssl.SSLSocket):
         return lambda views: connection.send(views[0])

@@ -3,13 +3,13 @@ The wire format of a transfer: the messages on a connection, and their order.
 
     client to server   `Hello`       the name of the job, and the wanted shard and step
     server to client   `Preparing`   while the shard is being prepared, once a second
-    server to client   `ShardOffer`       the buffers of the shard; or `Refusal`, and the end
-    client to server   `Request`     a chunk; any number of requests, answered in order
-    server to client   the bytes of the chunk, then their digest
+    server to client   `ShardOffer`  the buffers of the shard; or `Refusal`, and the connection ends
+    client to server   `Request`     asks for a chunk; any number of requests, answered in order
+    server to client   for each request: the bytes of the chunk, then their digest
 
 Both ends treat a shard as one sequence of bytes (`Run`): the buffers of the shard, one after the
-other. A chunk is any part of this sequence and may span several buffers. So many small buffers cost
-no more than one large buffer.
+other. A chunk is any part of this sequence and may span several buffers. So a shard with many small
+buffers takes no more requests than a shard with one large buffer.
 
 A message is sent in a frame: length (4 bytes), digest of the body (16 bytes), body (MessagePack).
 All digests are XXH3-128. They detect damage, but not manipulation. The server trusts a client that
@@ -32,46 +32,49 @@ from tft.protocol.codec import pack, unpack
 from tft.protocol.messages import VERSION
 
 CHUNK = 4 << 20
-"""The size in bytes of the largest chunk. A damaged chunk of this size is quickly fetched again,
-and a link of 10 Gbit/s needs only 300 requests a second."""
+"""The size in bytes of the largest chunk. The size is a compromise: a damaged chunk is fetched
+again quickly, and even a link of 10 Gbit/s needs only 300 requests a second."""
 SMALLEST_CHUNK = 256 << 10
 """The size in bytes of the smallest chunk, except for the last chunk of a shard. With smaller
-chunks the overhead would be too large."""
+chunks, the requests and digests would take too large a share of the time."""
 FROM_CLIENT = 64 << 10
-"""The longest frame that a server reads, in bytes. It limits the memory that an unknown client can
-use."""
+"""The longest frame that a server reads, in bytes. The limit is small, because an unknown client
+must not be able to make the server allocate much memory."""
 FROM_SERVER = 256 << 20
-"""The longest frame that a client reads, in bytes. An offer carries the metadata of its shard."""
+"""The longest frame that a client reads, in bytes. It is large, because an offer contains the
+metadata of its shard."""
 
 PIECE = 512 << 10
-"""The number of bytes that are digested and given to the kernel at a time. They are still in the
-cache for the second of the two operations. With a quarter of this size, the additional calls cost a
-tenth of the speed; twice the size gains nothing."""
+"""The number of bytes that are digested, and then given to the kernel, at a time. The kernel finds
+them in the CPU cache, where the digest has brought them. A quarter of this size is slower by a
+tenth, because of the additional calls; twice the size is not faster."""
 _VIEWS = 512
-"""The number of buffers given to the kernel in one call. Linux accepts at most 1024."""
+"""The most views that are given to the kernel in one call. Linux accepts at most 1024
+(`IOV_MAX`)."""
 _FRAME = struct.Struct("!I16s")
 _RANGE = struct.Struct("!QQ")
 _DIGEST = 16
 
 Views = list[memoryview]
 Read = Callable[[Views], int]
-"""A function that waits for bytes, puts them into the views from the first one on, and returns the
-number of bytes; 0 means the end of the stream."""
+"""A function that waits for bytes, fills the views from the first one on, and returns the number of
+bytes. The result 0 means that the peer has closed the connection."""
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """
-    The first message of a client. It asks the server for a shard as it was at the end of a step.
+    The first message of a client: asks the server for a shard as it was at the end of a step.
     """
 
     version: int = VERSION
     job: str = field(repr=False)
-    """The name of the job. A server sends nothing to a client of another job. The name serves as a
-    key, so it must not be logged."""
+    """The name of the job. A server sends nothing to a client that gives another name. The name is
+    left out of the `repr`, because without `--curve` it is all that a client needs to read
+    state."""
     rank: int
-    """The rank that asks, for the log."""
+    """The rank that asks for the shard. The server uses it only in its log."""
     shard: str
     step: int
 
@@ -79,7 +82,7 @@ class Hello:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOffer:
     """
-    The server's answer when it can send the shard. It describes the buffers of the shard.
+    The server's answer when it can send the shard: describes the buffers of the shard.
     """
 
     meta: bytes
@@ -97,7 +100,7 @@ class ShardOffer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
     """
-    The server's sign of life while it prepares the shard.
+    The server's sign of life while it prepares the shard. The client then goes on waiting.
     """
 
 
@@ -157,15 +160,15 @@ def read_frame(read: Read, longest: int) -> Said:
     length, digest = _FRAME.unpack(head)
     if length > longest:
         raise MalformedMessage(
-            f"a frame of {length} bytes came where at most {longest} are read: the peer does not "
-            "speak tft's transfer protocol, or its bytes were damaged on the way"
+            f"a frame of {length} bytes was received, but at most {longest} are read: the peer "
+            "does not speak tft's transfer protocol, or its bytes were damaged on the way"
         )
     body = bytearray(length)
     fill([memoryview(body)], read)
     if xxhash.xxh3_128_digest(body) != digest:
         raise MalformedMessage(
-            f"a frame of {length} bytes came that does not match its digest: its bytes were "
-            "damaged on the way, or the peer does not speak tft's transfer protocol"
+            f"a frame of {length} bytes was received that does not match its digest: its bytes "
+            "were damaged on the way, or the peer does not speak tft's transfer protocol"
         )
     return _said(memoryview(body))
 
@@ -177,7 +180,7 @@ def _said(body: memoryview) -> Said:
                 return msgspec.convert(words, type=_WORDS[name])
             except msgspec.ValidationError as wrong:
                 raise MalformedMessage(
-                    f"a {name} with wrong values was received: {wrong}"
+                    f"a `{name}` message with wrong values was received: {wrong}"
                 ) from None
         case other:
             raise MalformedMessage(
@@ -212,7 +215,7 @@ class Run:
 
     def part(self, chunk: Request) -> Iterator[memoryview]:
         """
-        Return the memory of a chunk in order, in pieces of at most `PIECE` bytes.
+        Yield the memory of a chunk in order, in pieces of at most `PIECE` bytes.
 
         The chunk must lie within the buffers.
         """
@@ -221,7 +224,8 @@ class Run:
 
 class Sendable(Protocol):
     """
-    The buffers of a shard as one sequence of bytes, of which chunks can be sent.
+    A shard as one sequence of bytes, from which `send_chunk` can send chunks: a `Run` or a
+    `StagedRun`.
     """
 
     def batches(self, chunk: Request) -> Iterator[Views]: ...
@@ -245,7 +249,8 @@ def cut(pieces: Sequence[P], ends: Sequence[int], chunk: Request) -> Iterator[P]
     """
     Yield the bytes of a chunk in order, in pieces of at most `PIECE` bytes.
 
-    `ends` are the positions at which the pieces end in the sequence that they form.
+    `pieces` form one sequence of bytes, and `ends` has for each piece the offset in that sequence
+    at which the piece ends.
     """
     at, end = chunk.offset, chunk.offset + chunk.length
     index = bisect_right(ends, at)
@@ -262,8 +267,8 @@ def chunks(size: int, sources: int) -> list[Request]:
     """
     Divide `size` bytes of a shard into chunks that `sources` sources can send at the same time.
 
-    A small shard is divided into smaller chunks. So every source has a few chunks to send, and all
-    sources finish at about the same time.
+    A small shard is divided into smaller chunks, so that every source has a few chunks to send.
+    Then all sources finish at about the same time.
     """
     length = min(CHUNK, max(SMALLEST_CHUNK, size // (4 * sources)))
     return [Request(offset=at, length=min(length, size - at)) for at in range(0, size, length)]
@@ -271,8 +276,7 @@ def chunks(size: int, sources: int) -> list[Request]:
 
 def fingerprint(offer: ShardOffer) -> bytes:
     """
-    Return a digest of an offer, used to compare offers. Two digests are equal only if the offers
-    are equal.
+    Return a digest of an offer. Two offers are equal exactly if their digests are equal.
     """
     return xxhash.xxh3_128_digest(frame(offer))
 
@@ -281,9 +285,9 @@ def send_chunk(run: Sendable, chunk: Request, key: bytes, send: Callable[[Views]
     """
     Send the bytes of a chunk, and then their digest.
 
-    `key` is the fingerprint of the server's `ShardOffer`. It is part of the digest, so that a
-    client with another offer finds the chunk damaged. `send` sends as many bytes of a list of views
-    as possible, and returns their number.
+    `key` is the fingerprint of the offer that the server has made. The digest is computed over
+    `key`, the range of the chunk and its bytes. `send` sends as many bytes of a list of views as
+    the connection accepts, and returns their number.
     """
     digest = _digest(chunk, key)
     for batch in run.batches(chunk):
@@ -352,6 +356,6 @@ def _batches(views: Iterator[memoryview]) -> Iterator[Views]:
 
 
 def _digest(chunk: Request, key: bytes) -> xxhash.xxh3_128:
-    # The digest includes the offer and the range of bytes, so that the bytes of another chunk do
-    # not match.
+    # The digest includes the fingerprint of the offer and the range of the chunk. So the bytes of
+    # another chunk, or of a shard with another offer, do not match it.
     return xxhash.xxh3_128(key + _RANGE.pack(chunk.offset, chunk.length))

@@ -1,6 +1,6 @@
 """
-Functions of the user that are called after steps, such as evaluations and logging. Every rank calls
-them after the same steps. They must leave the training state as it is.
+Functions of the user that are called after steps, such as evaluations and logging. They are not
+part of training: they must not change the training state. All ranks call them after the same steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class AfterStep:
 
     function: Callable[[int], object]
     every: int
-    """The function is called after each step whose number is a multiple of `every`."""
+    """The function is called after each step whose number is a multiple of this number."""
     limit: float
     """The time in seconds that the function may take."""
     calls: int = 0
@@ -52,14 +52,16 @@ class AfterSteps:
     @property
     def limit(self) -> float:
         """
-        Return the sum of the time limits of all functions in seconds, or 0 without functions.
+        Return the sum of the time limits of all functions in seconds; 0 if there are no functions.
         """
         return sum(each.limit for each in self._functions)
 
     def add(self, function: Callable[[int], object], every: int, limit: float) -> None:
         """
-        Register a function. Raises `UsageError` if it is not callable or was registered before, or
-        if `every` is less than 1 or `limit` not more than 0.
+        Register a function, to be called after every `every` steps, for at most `limit` seconds.
+
+        Raises `UsageError` if the function is not callable or was registered before, or if `every`
+        is less than 1, or if `limit` is not more than 0.
         """
         if not callable(function):
             raise UsageError(
@@ -67,14 +69,14 @@ class AfterSteps:
             )
         if every < 1 or limit <= 0:
             raise UsageError(
-                f"a function to be called after steps was given every={every} and limit={limit}: "
-                "every must be at least 1 (steps), and limit more than 0 (seconds)"
+                f"a function to call after steps was given every={every} and limit={limit}: "
+                "`every` must be at least 1, and `limit` more than 0 seconds"
             )
         known = [each for each in self._functions if each.function == function]
         if known:
             raise UsageError(
-                f"{known[0].name} was given before: hand functions over once, before session.run, "
-                "since `train` is called again after an incident"
+                f"{known[0].name} was registered before: register functions once, before "
+                "session.run, not in `train`, which is called again after an incident"
             )
         self._functions.append(AfterStep(function=function, every=every, limit=limit))
 
@@ -88,9 +90,9 @@ class AfterSteps:
         """
         Call a function, and restore random generators and module modes afterwards.
 
-        An exception of the function is passed on. Raises `UsageError` if the function has changed
-        the training state. To save time, only the calls number 1, 2, 4, 8 and so on are checked for
-        such a change.
+        An exception of the function is raised unchanged. Raises `UsageError` if the function has
+        changed the training state. This is checked in the calls 1, 2, 4, 8 and so on, because it
+        takes time to digest the state.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)
@@ -107,8 +109,8 @@ class AfterSteps:
             if changed:
                 raise UsageError(
                     f"{after.name} has changed {', '.join(changed)} of shard {shard!r} after step "
-                    f"{step}: what is called after a step must leave the state as it is, since it "
-                    "may be called again. Change the state in the loop"
+                    f"{step}: a function that is called after a step must not change the state, "
+                    "because it may be called again. Change the state in the loop"
                 )
 
 
@@ -116,8 +118,8 @@ class AfterPhase:
     """
     Calls the functions of this rank that are due when a step has ended.
 
-    `digests` returns digests of the training state, which show whether a function has changed that
-    state. The rows that a function records go to `records`. `called` is called after the functions.
+    `digests` returns digests of the training state. `records` stores the rows that a function
+    records. `called` is called when the functions have returned or failed.
     """
 
     def __init__(
@@ -142,8 +144,9 @@ class AfterPhase:
 
     def call(self, after: Sequence[AfterStep], step: int, expect: Callable[[float], None]) -> None:
         """
-        Call functions that are due after this step. `expect(seconds)` announces how long each may
-        take.
+        Call the functions in `after`, which are due after this step. Before each call,
+        `expect(seconds)` announces how long the function may take, so that the rank does not count
+        as hanging.
         """
         self._records.begin_after(step)
         self.running = True

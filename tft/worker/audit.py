@@ -3,8 +3,8 @@ The audit of a training loop: it finds code outside the update windows whose eff
 would repeat or lose.
 
 The audit compares digests of the training state at three moments: when an update window closes,
-when the step ends, and before the next window opens. It logs each harmful habit of the loop once,
-with the line of the script and the remedy.
+when the step ends, and before the next window opens. It logs each habit of the loop that an
+incident cannot repair once, with the line of the script and the remedy.
 """
 
 import sys
@@ -22,12 +22,11 @@ from tft.errors import Interrupted, UsageError
 from tft.spi.state import part_digests
 
 STEPS = 20
-"""The number of steps of each process that are audited. With `--audit strict` all steps are
-audited.
-"""
+"""The number of steps that are audited in each process. With `--audit strict` all steps are
+audited."""
 SET_ANEW = frozenset({"description", "settings", "scheduler", "modes", "learning_rate"})
-"""The parts of the state that a script may set at the start of an iteration. If an incident takes a
-rank out of the loop there, tft restores these parts."""
+"""The parts of the state that a script may set anew at the start of an iteration. If an incident
+takes the rank out of the loop there, tft restores these parts."""
 
 DATA = "data"
 """The name under which `tft_generators` reports the data position."""
@@ -35,7 +34,7 @@ DATA = "data"
 _OWN = str(Path(__file__).parent)
 _CALLED: Mapping[str, str] = {
     "model": "parameters or buffers of the model",
-    "master": "the masters of the parameters",
+    "master": "the master copies of the parameters",
     "weights": "parameters of the model",
     "optim": "the optimizer's state",
     "kept": "the optimizer's state",
@@ -48,8 +47,8 @@ _OPTIMIZED = frozenset({"model", "master", "weights", "optim", "kept"})
 log = structlog.get_logger()
 
 Look = Mapping[tuple[str, str], str]
-"""The digests of the state, by (shard, part). An empty digest marks a part that the forward pass of
-this rank changes."""
+"""Digests of the state, by (shard, part). An empty digest means that the forward pass may change
+this part, so that it is not compared."""
 
 
 @dataclass(slots=True)
@@ -64,10 +63,10 @@ class _Tail:
     window: str
     """The line of the update window (FILE:LINE)."""
     first: Look | None = None
-    """The digests before the first collective of the tail. None if the tail has had no collective
-    yet."""
+    """The digests of the state just before the first collective of the tail. None: the tail has not
+    called a collective yet."""
     collective: str = ""
-    """The line of that first collective (FILE:LINE)."""
+    """The line of the first collective of the tail (FILE:LINE)."""
 
 
 @dataclass(slots=True)
@@ -80,8 +79,8 @@ class _Ended:
     look: Look
     line: str
     tails: bool
-    """True if the step ended where the loop marked its end; False if it ended with its update
-    window."""
+    """True if the loop has marked the end of the step. False if the step counts as ended when its
+    update window closed."""
 
 
 @dataclass(slots=True)
@@ -102,13 +101,14 @@ class _Ahead:
     """
 
     entry: Mapping[str, str] | None = None
-    """The digests of generators and data position when the user's function was called. None as soon
-    as the first step of that function has begun."""
+    """The digests of generators and data position when the user's function was called. None once
+    the first step of that function has begun."""
     early: Mapping[str, str] = field(default_factory=dict)
-    """The generators (and the data position) from which the function has drawn before its first
+    """The generators (and the data position) that the user's function has used before its first
     step, each with the line of that step."""
     head: Mapping[str, str] = field(default_factory=dict)
-    """The digests of generators and data position when the present step began."""
+    """The digests of generators and data position when the present step began. Empty if `early` is
+    empty."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,14 +134,12 @@ class Findings:
         everywhere: bool = False,
     ) -> bool:
         """
-        Log a finding once. Return True if the finding is new.
+        Log a finding once, with `sentence` as the reason. Return True if the finding is new: no
+        earlier one had the same `kind` and the same part of the state, `what`.
 
-        `kind` names the habit, and `what` the thing that it affects. A finding with the same `kind`
-        and `what` as an earlier one is not logged again. `sentence` is the text for the user.
-
-        Rank 0 logs for all ranks. With `everywhere`, each rank logs, because only some ranks may
-        have the finding. With `refuse` True, raise `UsageError` instead of logging; with None,
-        raise only in strict mode.
+        Usually all ranks have the same finding, and only rank 0 logs it. With `everywhere` each
+        rank logs it. If `refuse` is True, raise `UsageError` instead of logging. If `refuse` is
+        None, raise only in strict mode.
         """
         if self.strict if refuse is None else refuse:
             raise UsageError(f"{sentence}. `--audit strict` does not let a job go on like this")
@@ -156,12 +154,13 @@ class Findings:
 @dataclass(slots=True)
 class Audit:
     """
-    The audit of one process. All methods run on the training thread; `_failed` may run on any
-    thread.
+    The audit of one process. All methods run on the training thread, but `_entered` and `_failed`
+    may be called on any thread, and ignore calls on others.
 
-    `loop` is the code object that calls the user's function. `awake` is called when the end of the
-    present step must be checked although all steps to be audited are over. `position` returns the
-    step whose window closed last, and whether the loop is in the tail of that step.
+    `loop` is the code object of the function of tft that calls the user's function. `awake` is
+    called when a collective has failed in a tail: the end of this step must be checked, even if the
+    audit has ended. `position` returns the step whose window closed last, and whether the loop is
+    in the tail of that step.
     """
 
     hook: pluggy.HookRelay
@@ -172,7 +171,7 @@ class Audit:
     _ahead: _Ahead = field(default_factory=_Ahead)
     _steps: int = 0
     _readable: bool = True
-    """True while the state can be read."""
+    """False once an attempt to read the state has failed. The audit then ends."""
     _tail: _Tail | None = None
     _ended: _Ended | None = None
     _failure: _Failure | None = None
@@ -181,8 +180,8 @@ class Audit:
 
     def begin(self, shards: Iterable[str]) -> None:
         """
-        Begin to audit a state with these shards. From now on the audit also sees collectives that
-        fail.
+        Begin the audit of a state that consists of these shards. From now on the adaptor reports
+        failed collectives to the audit.
         """
         self._shards = tuple(shards)
         self._watch(None)
@@ -198,11 +197,12 @@ class Audit:
     @property
     def over(self) -> bool:
         """
-        Return True if the audit has compared as many steps as it should.
+        Return True if the audit has ended: it has audited all steps that it should, or the state
+        cannot be read.
         """
         return not self._readable or (self._steps >= STEPS and not self.findings.strict)
 
-    # ---------------------------------------------------------------- begin and end of a step
+    # ---------------------------------------------------------------- the edges of a step
 
     def entered(self) -> None:
         """
@@ -214,8 +214,8 @@ class Audit:
         """
         Record which generators and data the user's function has used before its first step.
 
-        If the loop uses the same generators or data within its steps too, the audit reports this
-        when a window closes.
+        If the loop uses one of them within a step too, the audit reports this when the update
+        window of that step closes.
         """
         if self._ahead.entry is not None:
             moved, self._ahead.entry = self._moved(self._ahead.entry), None
@@ -233,8 +233,7 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            # nothing would use the digests: without a tail, `window_opens` needs `tft_compare`
-            return
+            return  # digests are needed only by `window_opens`, which could not compare them
         look = self._look()
         if look is None:
             return
@@ -293,16 +292,17 @@ class Audit:
                     "outside",
                     part,
                     f"{_CALLED[part.partition('.')[0]]} changed outside any update window, "
-                    f"{where}: a rank that is lost there leaves copies that differ. Put all that "
-                    "changes them into `with session.update():`; an optimizer must not step in "
-                    "the backward pass",
+                    f"{where}: if a rank is lost there, the copies on the ranks differ. Put all "
+                    "code that changes them into `with session.update():`; an optimizer must not "
+                    "step in the backward pass",
                 )
             else:
                 self.findings.report(
                     "head",
                     part,
-                    f"{_called(part)} changed {where}: ranks that are interrupted there have "
-                    "changed it or have not. Change it in the update window, or behind it"
+                    f"{_called(part)} changed {where}: if an incident interrupts the ranks there, "
+                    "some have changed it and others have not. Change it in the update window, or "
+                    "after it"
                     + (
                         "" if tails else ", and call session.end_step() at the end of the iteration"
                     ),
@@ -310,11 +310,11 @@ class Audit:
 
     def left(self, error: BaseException | None) -> str:
         """
-        Record that the loop has ended. `error` is the exception that ended it, or None if a program
-        with its own loop was interrupted by an incident.
+        Record that the loop was left with the exception `error`. `error` is None if the caller only
+        reports that an incident ended the loop.
 
-        If an incident interrupted a tail and the script caught that exception and continued, return
-        the line (FILE:LINE) at which the tail was interrupted. Otherwise return an empty text.
+        If a collective failed in the tail, and the script caught the exception and continued,
+        return the line (FILE:LINE) of that collective. Otherwise return an empty string.
         """
         tail, failure = self._tail, self._failure
         self._tail = self._ended = self._failure = None
@@ -323,15 +323,16 @@ class Audit:
         if failure is None or _comes_from(error, failure.error):
             return ""
         if not isinstance(error, _Cut):
-            # do not raise, even in strict mode: the loop that could handle it has ended already
+            # log this also in strict mode: an exception that is raised here, after the loop was
+            # left, would not be reported as a fault of the rank
             self._say_swallowed(failure, refuse=False)
         return failure.line
 
     # ---------------------------------------------------------------- findings
 
     def _drawn(self, tail: _Tail, line: str) -> None:
-        # a move of the data position in the tail is no finding: after an incident the loop reads
-        # that batch again, which does no harm
+        # the data position is not compared: if the tail takes a batch, an incident restores the
+        # data position, and the same batch is taken again
         moved = [name for name in self._moved(tail.generators) if name != DATA]
         if not moved:
             return
@@ -352,12 +353,13 @@ class Audit:
 
     def _drawn_ahead(self, step: int) -> None:
         """
-        Report a loop that takes a batch or random numbers ahead: before its first step, and again
-        within each step. Called when the update window of `step` closes.
+        Report a loop that draws batches or random numbers ahead: once before its first step, and
+        again within each step. Called when the update window of `step` closes.
 
         After an incident the user's function is called again with the rank-local state of the last
-        closed window. The batch that was taken ahead is lost then, and the function takes one more.
-        The ranks would train with other data than without the incident.
+        closed window. The function then draws a further batch before its first step, and the batch
+        that was drawn ahead before the incident is lost. So the ranks train with other data than
+        they would without the incident.
         """
         moved = [name for name in self._moved(self._ahead.head) if name in self._ahead.early]
         self._ahead.head = {}
@@ -368,9 +370,9 @@ class Audit:
                 "ahead",
                 name,
                 f"the loop moves {what} {where}: after an incident, and after a resume, the "
-                "function is called again, and what it took ahead is skipped. Take a batch at the "
-                "head of its step, or take the next one behind the update window; draw what is "
-                "needed once outside the function",
+                "function is called again, and the batches or random numbers that it had drawn "
+                "ahead are skipped. Draw the batch of a step at its start, or draw the next batch "
+                "after the update window; draw what is needed once outside the function",
             ):
                 self.findings.inexact.append(
                     f"the loop advances {what} {where}: batches taken ahead are skipped after an "
@@ -379,11 +381,12 @@ class Audit:
 
     def _unended(self, part: str, where: str) -> None:
         """
-        Report a change of state between two windows, in a loop that does not mark the ends of its
-        steps.
+        Report that the state has changed between two update windows, in a loop that does not mark
+        the ends of its steps.
 
-        The audit cannot know whether the loop sets `part` at the head of each iteration, or has
-        changed it for good after the window. An incident restores `part` in both cases.
+        The audit cannot know whether the loop sets `part` anew at the start of each iteration, or
+        has changed it after the window. An incident restores `part` in both cases, which undoes a
+        change that was made after the window.
         """
         what = f"{_called(part)} changed {where}, and the loop does not say where its steps end"
         if self.findings.report(
@@ -400,9 +403,9 @@ class Audit:
                 "collective",
                 part,
                 f"the tail of step {tail.step} changes {_called(part)} after its collective "
-                f"({tail.collective}) and before the step ends ({line}): where a rank is lost in "
-                "that collective, some have changed it and others cannot. Let the collective come "
-                "before the update window, and change this in the window",
+                f"({tail.collective}) and before the step ends ({line}): if a rank is lost in "
+                "that collective, some ranks have changed it and others cannot. Call the "
+                "collective before the update window, and change this state in the window",
             )
 
     def _swallowed(self, failure: _Failure, *, leaves: bool) -> None:
@@ -410,8 +413,8 @@ class Audit:
         self._say_swallowed(failure, refuse=self.findings.strict)
         if (
             leaves
-            # the tail counts as interrupted at the failed collective, because the rest of the tail
-            # ran without the other ranks
+            # report the tail as interrupted at the collective: the code after it ran on this rank,
+            # but perhaps not on the other ranks
         ):
             self._failure = failure
             raise _Cut
@@ -421,13 +424,13 @@ class Audit:
         self.findings.report(
             "swallows",
             failure.line,
-            f"the tail of step {failure.step} has kept a fault for itself: a collective failed at "
-            f"{failure.line} ({said}), and the loop went on. Let what a collective raises leave "
-            "`train`: it is called again after the incident",
+            f"the tail of step {failure.step} has hidden a fault from tft: a collective failed at "
+            f"{failure.line} ({said}), and the loop caught the exception and went on. Let it leave "
+            "`train`: tft calls `train` again after the incident",
             refuse=refuse,
             everywhere=True,
         )
-        sentence = f"the tail of step {failure.step} has kept a fault for itself at {failure.line}"
+        sentence = f"the tail of step {failure.step} has hidden a fault from tft at {failure.line}"
         if sentence not in self.findings.inexact:
             self.findings.inexact.append(sentence)
 
@@ -440,8 +443,7 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        # only end the audit: the code that needs the state will report that it cannot be read
-        except Exception:
+        except Exception:  # not raised: the next code that needs the state reports the error
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None
@@ -450,7 +452,7 @@ class Audit:
         """
         Return True if the adaptor computes digests itself (`tft_compare`).
 
-        Only these digests show which parts of the state the forward pass may change.
+        Only these digests mark the parts of the state that the forward pass may change.
         """
         return bool(self.hook.tft_compare.get_hookimpls())
 
@@ -487,7 +489,8 @@ class Audit:
 
     def _line(self) -> str:
         """
-        Return the line of the user's loop at which the training thread is (FILE:LINE).
+        Return the line of the user's loop at which the training thread is (FILE:LINE), or the words
+        "the end of `train`" if the user's function has returned.
         """
         frame: FrameType | None = sys._getframe(1)
         found, below = None, None
@@ -510,14 +513,15 @@ class Audit:
 
 class _Cut(Interrupted):
     """
-    Raised at the end of a step if an incident interrupted a collective in its tail, and the script
-    caught the exception of that collective and continued.
+    Raised at the end of a step if a collective failed in its tail because of an incident, and the
+    script caught the exception of the collective and continued.
     """
 
 
 def _changed(before: Look, after: Look) -> list[str]:
     """
-    Return the parts of the state that differ, without the parts that the forward pass may change.
+    Return the names of the parts of the state that differ between the two digests, without the
+    parts that the forward pass may change.
     """
     return sorted(
         {

@@ -1,9 +1,10 @@
 """
 The table of device faults: for each text of a device error, the fault that it means.
 
-Python gets a device error as the text of a `RuntimeError`: the text that `cudaGetErrorString` has
-for an error code, or that torch_npu has for an error code of CANN. The first line of the table that
-matches decides. `docs/explanation/device_faults.md` shows the table.
+A framework raises a device error as a `RuntimeError`. Its message contains the text that
+`cudaGetErrorString` returns for a CUDA error code, or that torch_npu has for an error code of CANN.
+The first line of the table whose pattern (`words`) matches the message decides.
+`docs/explanation/device_faults.md` shows the table.
 """
 
 from tft.spi.types import DeviceFault

@@ -1,11 +1,11 @@
 """
-The diagnosis of an exception: which kind of fault it means (`software` for a bug of the script),
-and whether the process can continue.
+The diagnosis of an exception: its kind of fault, or a bug of the script, and whether the process
+can continue.
 
-The exception is examined first, then the exceptions from which it was raised. Four sources are
-asked about each, in this order: the kind that a `TrainingFault` declares, the lines that plugins
-add to the table of device faults, that table itself, and the adaptor. The first source that knows
-the exception decides the kind. The device context is lost if any source says so.
+The exception is examined first, then the exceptions from which it was raised. For each of them
+these sources are asked, in this order: the kind that a `TrainingFault` declares, the lines that
+plugins add, the table of device faults, the adaptor. The first source that knows one of the
+exceptions decides the kind. The device context is lost if any source says so for any of them.
 """
 
 import re
@@ -21,7 +21,7 @@ class Diagnostician:
     """
     Diagnoses the exceptions of one process.
 
-    `classify` asks the adaptor about an exception. `added` are the lines that plugins add to the
+    `classify` is the adaptor's hook `tft_classify`. `added` are the lines that plugins add to the
     table of device faults.
     """
 
@@ -35,11 +35,11 @@ class Diagnostician:
 
     def diagnose(self, error: BaseException) -> Diagnosis:
         """
-        Return the fault that an exception means.
+        Return the diagnosis of an exception: the kind of its fault, and whether the process can
+        continue.
 
-        If no source knows the exception, the kind is `software`, which means a bug of the user. But
-        the kind is `process` if a `TrainingFault` declares nothing except that the device context
-        is lost.
+        If no source knows the kind, it is `software`, a bug of the user; but it is `process` if a
+        `TrainingFault` declares that the device context is lost.
         """
         links = list(_chain(error))
         lines = [self._line(link) for link in links]
@@ -66,7 +66,8 @@ class Diagnostician:
         Return the diagnosis of one exception, without the exceptions that it was raised from. None
         if no source knows the exception. `classified` is the answer of the adaptor.
 
-        Only the kind is decided here. `diagnose` adds whether the device context is lost.
+        If the exception declares that the device context is lost, this method ignores that;
+        `diagnose` adds it.
         """
         if isinstance(error, TrainingFault) and error.kind is not None:
             return Diagnosis(kind=error.kind)
@@ -84,7 +85,7 @@ class Diagnostician:
         return Diagnosis(kind=classified)
 
     def _line(self, error: BaseException) -> DeviceFault | None:
-        # all frameworks raise `RuntimeError` for device errors
+        # the table is only for `RuntimeError`, which all frameworks raise for device errors
         if not isinstance(error, RuntimeError):
             return None
         said = str(error)
@@ -93,7 +94,8 @@ class Diagnostician:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """
-    Yield an exception, and then the exceptions from which it was raised.
+    Yield an exception, and then the exceptions from which it was raised (`raise … from …`), or
+    during whose handling it was raised.
     """
     seen: set[int] = set()
     link: BaseException | None = error

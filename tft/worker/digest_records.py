@@ -1,15 +1,14 @@
 """
-Writes digests of every step of a rank to `digests-rank{rank}.jsonl`, so that two runs can be
-compared. `edge` names the moment: the update window or the step ended, or functions were called
-after the step.
+Digests of every step of a rank, so that two runs can be compared: `digests-rank{rank}.jsonl`.
 
     {"step": 7, "edge": "window", "batches": ["GPT:5f1c..."], "losses": ["90ab..."], "local": {"torch": "17..."}}
     {"step": 7, "edge": "end", "local": {"rank-local": "7a..."}, "state": {"dense/model": "c3..."}}
     {"step": 7, "edge": "after", "functions": ["evaluate"]}
 
-If a step is computed again, the file has lines of both attempts, and the later lines are the valid
-ones. A rank that was interrupted in a step, and took the end of that step from another rank, has
-no lines for that step.
+The `edge` of a line says when it was written: when the update window closed, when the step ended,
+or after functions were called. If a step is computed again, only its last lines are valid. A rank
+has no lines for a step that it did not complete itself, because it was interrupted and got the
+state from another rank.
 """
 
 import json
@@ -20,15 +19,16 @@ import pluggy
 import xxhash
 
 _LOCAL = "rank-local state"
-"""The name of the digest of all rank-local state: generators, data position, and buffers of the
-forward pass."""
+"""The key of the digest of the whole rank-local state: generators, data position, and buffers that
+the forward pass changes."""
 
 
 class DigestRecords:
     """
     Writes the digests of one rank. All of its methods run on the training thread.
 
-    `state` returns digests of the training state, by shard and part.
+    `hook` has the adaptor's hooks. `state` returns digests of the training state, by shard and
+    part.
     """
 
     def __init__(
@@ -44,14 +44,15 @@ class DigestRecords:
 
     def watch(self) -> None:
         """
-        Begin to watch the batches and losses, if the adaptor can.
+        Begin to collect digests of batches and losses, if the adaptor reports them
+        (`tft_watch_batches`).
         """
         self._hook.tft_watch_batches(seen=self._saw)
 
     def step_begins(self) -> None:
         """
-        Forget the batches and losses seen since the last window. They belong to no step, or to a
-        step that was interrupted.
+        Drop the digests of batches and losses that were collected since the last line. They belong
+        to an interrupted step, or to code that is not part of training, such as an evaluation.
         """
         self._seen = {"batch": [], "loss": []}
 

@@ -1,8 +1,9 @@
 """
-The start of a rank's process that another program has started for an agent (`tft.spi.launcher`).
+The first work of `tft.init` in a rank's process that another program, not the agent, has started
+(see `tft.spi.launcher`).
 
-No code of tft ran in this process before `tft.init`. So `tft.init` first does the work that
-`tft.worker.launch` does in other processes.
+No code of tft ran in this process before `tft.init`. So `tft.init` must first do what
+`tft.worker.launch` does before the script in other processes.
 """
 
 import os
@@ -22,11 +23,13 @@ from tft.worker.launch import prepare
 
 def take_up() -> None:
     """
-    Prepare the process of a rank that another program has started. In other processes, do nothing.
+    Prepare this process if another program has started it as the process of a rank. Otherwise do
+    nothing.
 
     Make the process die with the program that started it. Open the page (the shared memory of the
-    rank) and the file for its last words (the stacks that it writes before it ends); the process
-    could not inherit these files. Raises `UsageError` if one of the files cannot be opened.
+    rank), the file for its last words (the stacks that it writes before it ends), and the pipe that
+    wakes the agent, if there is one. They are opened by path, because the process could not inherit
+    them. Raises `UsageError` if one of the files cannot be opened.
     """
     paths = descriptor_paths()
     if paths is None:
@@ -34,13 +37,13 @@ def take_up() -> None:
     _tie()
     try:
         page, words = (os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in paths[:2])
-        # the pipe that wakes the agent: opening it by its path does not copy the flags of the
-        # agent's descriptor, so set non-blocking here again
+        # `bell` is the pipe that wakes the agent. A descriptor that is opened by path does not have
+        # the flags of the agent's descriptor, so they are set again
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
         bell = os.open(paths[2], flags) if paths[2] else ""
     except OSError as error:
         raise UsageError(
-            f"cannot open the shared-memory page of this rank, {error.filename} "
+            f"cannot open {error.filename}, which this rank shares with its agent "
             f"({error.strerror}): check that the agent that this process was started for still runs"
         ) from None
     set_environment(descriptor_variables(page=page, words=words, bell=bell))
@@ -62,8 +65,9 @@ def _tie() -> None:
     """
     Make this process die when the program that started it dies.
 
-    If the program has started this process through another one, such as a shell, do nothing. The
-    reaper of the node then ends all processes that carry its mark.
+    If another process, such as a shell, is between that program and this process, do nothing. When
+    the agent ends, the reaper of the node kills the process: it kills all processes that have the
+    agent's mark in their environment.
     """
     parent = take_parent()
     if parent is not None and parent == os.getppid():

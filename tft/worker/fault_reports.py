@@ -1,5 +1,5 @@
 """
-The fault reports of one rank: each tells the controller what an exception means.
+The fault reports of one rank. A report tells the controller which fault an exception means.
 """
 
 import traceback
@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 class FaultReports:
     """
-    Diagnoses the exceptions of one rank, and makes reports of them.
+    Diagnoses the exceptions of one rank, and makes fault reports from them.
 
     `hook` has the adaptor's hooks. `added` are the lines that plugins add to the table of device
     faults.
@@ -41,13 +41,14 @@ class FaultReports:
 
     def diagnose(self, error: BaseException) -> Diagnosis:
         """
-        Return the fault that an exception means.
+        Return the diagnosis of an exception: the kind of its fault, and whether the process can
+        continue.
         """
         return self._diagnostician.diagnose(error)
 
     def report(self, error: BaseException) -> Faulted:
         """
-        Return the report of the fault that `error` means, with the present position of this rank.
+        Return the fault report for an exception, with the present position of this rank.
         """
         diagnosis, refusal = self.diagnose(error), refusal_in(error)
         return Faulted(
@@ -69,8 +70,8 @@ class FaultReports:
         """
         Return the adaptor's diagnosis of an exception.
 
-        If the adaptor itself raises an exception, log that exception and return None: the report
-        must show the exception of the script.
+        Return None if the adaptor does not know the exception. If the hook of the adaptor fails,
+        log its exception and return None as well: the report must show the exception of the script.
         """
         try:
             found: FaultKind | Diagnosis | None = self._hook.tft_classify(error=error)

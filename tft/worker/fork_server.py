@@ -8,9 +8,9 @@ A fork copies only one thread, so the fork server must have only one. If an impo
 threads, the fork server reports this and ends, and the agent starts ranks without it. An example is
 the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
 
-A forked process becomes a child of the agent. The intermediate process between it and the fork
-server ends at once, and the agent adopts orphans. The forked process then waits for its task, which
-the agent may never send.
+A forked process becomes a child of the agent: it is forked through an intermediate process that
+ends at once, and the agent adopts orphans (as a subreaper). The forked process then waits until the
+agent sends its task. It ends if the agent closes the connection without a task.
 """
 
 import gc
@@ -30,20 +30,22 @@ def main() -> None:
     """
     Fork processes for the agent at the other end of FD, until the agent has ended.
 
-    In a forked process, do its task. For a rank, `main` returns when the script has ended, and the
-    process ends like an ordinary Python. For the store, `main` never returns.
+    In a forked process, do the task that the agent sends. If the task is a rank, `main` returns
+    when the script has ended, and the process ends like an ordinary Python. If the task is the
+    rendezvous store, `main` never returns.
     """
     die_with_parent()
     agent = os.getppid()
     adaptor, descriptor = sys.argv[1:]
 
-    # imported only now: the process must first be tied to its agent
+    # import this only now: the imports are slow, and from the start this process must die with its
+    # agent
     from tft.worker.launch import launch, preload
 
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        except UsageError as refused:  # do not end here: each rank will report this error
+        except UsageError as refused:  # the ranks start without a fork server, and report this too
             sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
@@ -56,8 +58,8 @@ def main() -> None:
                 "and a process with threads cannot be forked safely".encode()
             )
             return
-        # without this, the first garbage collection of a forked rank would write to the memory
-        # pages that it shares with the fork server, and the kernel would copy them all
+        # without this, the first garbage collection of a forked process would write to all memory
+        # that it shares with this process, and so copy that memory
         gc.freeze()
         door.send(READY)
         forked = _fork_for(door, agent)
@@ -65,7 +67,7 @@ def main() -> None:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # the agent sends no task; skip cleanup, because nothing was started yet
+            os._exit(0)  # without cleanup: this process has started nothing yet
         _take_on(task)
         if task.work == "store":
             adaptor, host = task.arguments
@@ -90,7 +92,8 @@ def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
 
 def _fork() -> bool:
     """
-    Fork a process that is not a child of this process. Returns True in the new process.
+    Fork a process that does not stay a child of this process. Return True in the new process, and
+    False in this one.
 
     Exits if the fork fails.
     """
@@ -98,8 +101,8 @@ def _fork() -> bool:
     if between:
         _, status = os.waitpid(between, 0)
         if status:
-            # the agent can start the rank without a fork server
-            sys.exit("tft: the fork server could not fork")
+            # not raised: the agent notices the end of the fork server, and starts ranks without it
+            sys.exit("tft: the fork server could not fork a process")
         return False
     try:
         ending = os.pidfd_open(os.getpid())
@@ -117,11 +120,11 @@ def _fork() -> bool:
 
 def _take_on(task: ForkedTask) -> None:
     """
-    Give this process its own output, environment and random seeds, as its task says.
+    Give this forked process the output and environment of its task, and random seeds of its own.
 
     The process is then equal to one that the agent itself has started, and shares nothing with
-    other forked processes. Signal handlers are Python's default ones: the fork server has changed
-    none.
+    other forked processes. Its signal handlers are those of an ordinary Python, because the fork
+    server has not changed them.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)

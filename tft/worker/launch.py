@@ -1,12 +1,13 @@
 """
 The start of a rank's process.
 
-An agent runs `python -m tft.worker.launch SCRIPT ARGS...`, or with `-m MODULE` in place of SCRIPT.
-Or `tft.worker.fork_server` forks the process, and calls `launch` when the imports are done.
+The agent runs `python -m tft.worker.launch SCRIPT ARGS...`, with `-m MODULE` in place of SCRIPT for
+a module. Or the fork server (`tft.worker.fork_server`), which has done the imports already, forks
+the process and calls `launch` in it.
 
 Before the script starts, the process arranges to die with the agent and prepares to write its last
 words (the stacks of its threads). It then imports the modules that the framework will need. After
-that it is an ordinary Python that runs the script, even if the script never calls `tft.init`.
+that it runs the script as an ordinary Python does, even if the script never calls `tft.init`.
 """
 
 import atexit
@@ -28,17 +29,18 @@ def main() -> None:
     """
     Run the script that the command line names.
 
-    An exception of the script is shown, and the exit code is that of an ordinary Python. The exit
-    code is 2 if the process was started wrongly.
+    An exception of the script is printed, and the exit code is that of an ordinary Python. The exit
+    code is 2 if the process was not started correctly by an agent.
     """
     launch(sys.argv[1:])
 
 
 def launch(arguments: Sequence[str]) -> None:
     """
-    Become the process of the rank that the environment names, and run the script.
+    Prepare this process as the process of the rank that the environment names, and run the script.
 
-    `arguments` are the script, or `-m` and a module, and then its arguments.
+    `arguments` are the command line: the script, or `-m` and a module, followed by the arguments of
+    the script.
     """
     die_with_parent()
     try:
@@ -56,8 +58,8 @@ def launch(arguments: Sequence[str]) -> None:
                     stream.flush()
             page.end_script(settings.incarnation)
 
-    # atexit calls functions in reverse order: registered before the script starts, `mark` is called
-    # after all functions that the script registers
+    # `atexit` calls functions in reverse order, so `mark` is called after all that the script
+    # registers
     atexit.register(mark)
     try:
         _run(arguments)
@@ -73,43 +75,42 @@ def _run(arguments: Sequence[str]) -> None:
     """
     if arguments[0] == "-m":
         _, module, *rest = arguments
-        # runpy puts the path of the module's file in the place of its name
+        # `runpy` replaces the first element by the path of the module's file, as `python -m` does
         sys.argv = [module, *rest]
         sys.path.insert(0, os.getcwd())  # `python -m` does the same
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     script = arguments[0]
     sys.argv = list(arguments)
-    # `python SCRIPT` does the same; the agent starts Python with -P, so the working directory is
-    # not in `sys.path`
+    # add the directory of the script to `sys.path`, as `python SCRIPT` does: the agent starts
+    # Python with -P, which leaves it out
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     runpy.run_path(script, run_name="__main__")
 
 
 def prepare() -> LaunchSettings:
     """
-    Prepare the last words (the stacks of all threads), and import what the framework will need.
-    Return the settings of this process.
+    Prepare this process to write its last words (the stacks of all threads, when a signal asks for
+    them), and import the modules that the framework will need. Return the settings of this process.
     """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
-    # faulthandler writes in C, on any thread that gets the signal, without the GIL, so this works
-    # in any kind of hang. The signal's default action then ends the process.
+    # The handler of faulthandler is written in C and needs no GIL, so it works in any kind of hang.
+    # After it has written the stacks, the default action of the signal ends the process (`chain`).
     faulthandler.enable(file=settings.words)  # a crash in C code writes its stacks, too
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
     return settings
 
 
-@functools.cache  # cached: a forked process uses what the fork server has imported
+@functools.cache  # in a forked process, the fork server has done this already
 def preload(adaptor: str) -> None:
     """
     Import the adaptor called `adaptor`, and the modules that its framework will need.
 
     Raises `UsageError` if the adaptor cannot be loaded.
     """
-    # imported only now, after the signal for the last words (the stacks of all threads) is set up,
-    # so that a hang in this import can be seen in them
+    # import this only now: if this import hangs, the last words can show where
     from tft.plugins import load_adaptor
 
     load_adaptor(adaptor).hook.tft_preload()

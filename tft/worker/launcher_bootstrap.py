@@ -2,11 +2,12 @@
 The start of a job by `tft.init` in processes that another launcher, such as torchrun or srun, has
 started.
 
-Each process becomes the `tft run` of a node with one rank. This `tft run` starts the rank, which
-runs the script, and starts the rank again after a fault.
+Each process becomes the `tft run` of a node with one rank. This `tft run` starts a process for the
+rank, which runs the script, and replaces it after a fault.
 
-The process keeps its pid, so its launcher still watches it. The process also keeps its cores,
-devices and limits. The launcher does not notice when a rank dies and is replaced.
+The process keeps its pid (`exec`), so its launcher still watches it. It also keeps the cores,
+devices and limits that the launcher gave it. The launcher does not notice when a rank dies and is
+replaced.
 """
 
 import os
@@ -30,31 +31,33 @@ from tft.worker.launchers import Launcher, launcher_of
 LOOPBACK = "127.0.0.1"
 
 _STORES_ADAPTOR = "pytorch"
-"""The adaptor that reads the store of torchrun. It is used for this whatever adaptor the job has.
+"""The adaptor that can read the store of torchrun. It reads the store in every job, also if the job
+uses another adaptor.
 """
 _PYTHON_WITH_WORD = "WX"
-"""The one-letter options of Python that take a value: the rest of the same argument, or the next
-argument."""
+"""The one-letter options of Python that take a value. The value is the rest of the word
+(`-Wignore`) or the next word (`-W ignore`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """
-    The addresses and paths on which all nodes of a job must agree.
+    The address of the broker and the run directory, on which all nodes of a job must agree.
     """
 
     broker: str
     run_dir: str
-    """The run directory. Empty: the user's options must name it."""
+    """The run directory. Empty if only the user's options name it."""
 
 
 def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = ()) -> None:
     """
     Become the `tft run` of a node if another launcher has started this process. Otherwise return.
 
-    With `launcher` None, read the launcher's facts from the environment. `options` are options of
-    `tft run`; the user's own options follow them. Raises `UsageError` if this process cannot be
-    started again, or cannot find the other processes.
+    If `launcher` is None, the rank and place of this process are read from the environment.
+    `options` are options of `tft run`. The options that the user has set in the environment follow
+    them, and so take precedence. Raises `UsageError` if this process cannot be started again, or
+    cannot find the other processes.
     """
     environment = inherited_environment()
     launcher = launcher or launcher_of(environment)
@@ -87,7 +90,8 @@ def adaptor_of(options: Sequence[str]) -> str:
 
 def started_as(python: Sequence[str], file: str | None) -> list[str]:
     """
-    Return the script or module of this Python, with its arguments, as words for `tft run`.
+    Return the script or module that this Python runs, with its arguments, as words of a command
+    line for `tft run`.
 
     `python` is the command line of this Python, `file` the file of its main module. Raises
     `UsageError` if the program cannot be started again (`python -c`, standard input).
@@ -130,8 +134,7 @@ def node_words(launcher: Launcher, meeting: Meeting, *, host: str) -> list[str]:
 
 def default_run_dir(start: str) -> str:
     """
-    Return the default run directory of a job. `start` is the name that its launcher gives this
-    start.
+    Return the default run directory of a job. `start` is the launcher's name for this job.
     """
     return str(Path("tft-runs", re.sub(r"[^\w.-]", "-", start)).absolute())
 
@@ -143,7 +146,7 @@ def _not_again(what: str) -> UsageError:
     )
 
 
-# ---------------------------------------------------------------- addresses for all nodes
+# ---------------------------------------------------------------- the meeting of the nodes
 
 
 def _check_nothing_begun(options: Sequence[str]) -> None:
@@ -158,7 +161,7 @@ def _check_nothing_begun(options: Sequence[str]) -> None:
 
 def _host(launcher: Launcher, options: Sequence[str]) -> str:
     """
-    Return the address of process 0 as this machine knows it.
+    Return the address at which this machine reaches process 0.
 
     Raises `UsageError` if other machines cannot use the address, or if the options do not allow
     ports that other machines can reach.
@@ -172,15 +175,18 @@ def _meet(launcher: Launcher, host: str) -> Meeting:
     """
     Agree with the other processes on the broker and the run directory.
 
-    If the launcher serves no store, its port is free, and the broker uses it.
+    If the launcher serves no store, the broker uses the launcher's port (`MASTER_PORT`), which is
+    free then. Otherwise process 0 chooses the port and the run directory, and passes them on
+    through the store.
     """
     named = default_run_dir(launcher.start) if launcher.start else ""
     if not launcher.serves:
         return Meeting(broker=f"{host}:{launcher.port}", run_dir=named)
     adaptor = load_adaptor(_STORES_ADAPTOR)
     store = adaptor.hook.tft_launcher_store(host=launcher.address, port=launcher.port)
-    # The launcher's store outlives the processes. The number of the attempt is part of each key, so
-    # that processes do not read values that were written for earlier processes.
+    # The launcher's store outlives the processes, which the launcher may restart. So each key
+    # contains the number of restarts: processes must not read values that were written before a
+    # restart.
     prefix = f"tft/{launcher.attempt}"
     if launcher.rank:
         return msgspec.json.decode(store.take(f"{prefix}/{launcher.rank}"), type=Meeting)

@@ -1,5 +1,5 @@
 """
-The facts that launchers other than `tft run` give to the processes that they start.
+The facts that a launcher other than `tft run` gives to the processes that it starts.
 
 The facts are the rank of the process, its place, and the address at which all processes can meet.
 They are read from the environment alone; no connection or file is opened.
@@ -20,11 +20,11 @@ from tft.errors import UsageError
 _WORD = r"(?:[\w.-]|\[\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*\])+"
 """A regular expression for one host, or one range of hosts, in a Slurm node list."""
 _NO_STEPS = 0xFFFF_FFF0
-"""Slurm step numbers from here on do not stand for steps of srun, but for a batch script or a
-shell."""
+"""The first of the special Slurm step numbers. This number and higher ones do not stand for steps
+of srun, but for a batch script or an interactive shell."""
 _PORTS = 10_000
-"""The first port that tft computes for a Slurm job, and the number of pairs of ports from there up.
-All of them are below the ports that kernels use for outgoing connections."""
+"""The lowest port that tft computes for a Slurm job, and also the number of pairs of ports from
+there up. All these ports are below those that Linux uses for outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,30 +34,31 @@ class Launcher:
     """
 
     name: str
-    """The name of the launcher in messages."""
+    """The name of the launcher, for error messages."""
     rank: int
     world: int
     local_rank: int
     local_world: int
     machine: int
-    """The number of this machine, as the launcher counts machines."""
+    """The index of this machine among the machines of the job, as the launcher counts them."""
     address: str
-    """The address of the machine of process 0, as all processes know it."""
+    """The address of the machine of process 0, as the launcher gives it to all processes."""
     port: int
     serves: bool
-    """True if the launcher serves a store at `address` and `port`. False: the port is free."""
+    """True if the launcher serves a store at `address` and `port`. False if the port is free."""
     alone: bool
     """True if all processes of the launcher are on this machine."""
     start: str = ""
-    """The launcher's name for this job, which stays the same when the launcher restarts the
-    processes. Empty: it has no name."""
+    """The launcher's name for this job. It stays the same when the launcher restarts the processes.
+    Empty if the launcher has given the job no name."""
     attempt: str = "0"
     """The number of times that the launcher has restarted the processes."""
 
 
 def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     """
-    Return the launcher that has started this process; None if there was none.
+    Return the facts of the launcher that has started this process, or None if no launcher has
+    started it.
 
     Raises `UsageError`, with the name of the variable, if the environment is incomplete or
     contradicts itself.
@@ -103,8 +104,8 @@ class _Told:
 
     def text(self, *names: str) -> str:
         """
-        Return the value of the first of these variables that is set. Raises `UsageError` if none
-        is.
+        Return the value of the first of these variables that is set and not empty. Raises
+        `UsageError` if there is none.
         """
         for name in names:
             if value := self.environ.get(name):
@@ -116,7 +117,7 @@ class _Told:
 
     def number(self, *names: str) -> int:
         """
-        Return the value of the first of these variables that is set, as a number from 0 on.
+        Return the value of the first of these variables that is set, as an integer of at least 0.
 
         Raises `UsageError` if none is set, or if the value is not a number.
         """
@@ -141,7 +142,7 @@ def _torchrun(told: _Told) -> Launcher:
         port=told.number("MASTER_PORT"),
         serves=told.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         alone=local_world == world,
-        start="" if run_id == "none" else run_id,  # torchrun's name for a job without a name
+        start="" if run_id == "none" else run_id,  # "none": torchrun was given no --rdzv-id
         attempt=told.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
@@ -150,8 +151,8 @@ def _by_hand(told: _Told) -> Launcher:
     rank, world = told.number("RANK"), told.number("WORLD_SIZE")
     address = told.text("MASTER_ADDR")
     here = address == "localhost" or address.startswith("127.")
-    # without LOCAL_RANK and LOCAL_WORLD_SIZE, either all processes are on this machine, or each has
-    # its own machine
+    # if LOCAL_RANK and LOCAL_WORLD_SIZE are not set, assume one machine for all processes if the
+    # address is that of this machine, and otherwise one machine for each process
     local_rank, local_world = (rank, world) if here else (0, 1)
     said = {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & told.environ.keys()
     if "LOCAL_RANK" in said or (said and not here):
@@ -177,8 +178,8 @@ def _of_srun(environ: Mapping[str, str]) -> bool:
     """
     Return True if srun itself has started this process.
 
-    The Slurm variables alone do not show this: a script of sbatch has them too, and so have
-    processes that another launcher has started below srun.
+    The Slurm variables alone do not show this: the script of sbatch has them too, and so have the
+    processes of another launcher that srun has started.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):
@@ -199,8 +200,8 @@ def _srun(told: _Told) -> Launcher:
     ):  # fmt: skip
         if theirs in told.environ and told.number(theirs) != value:
             raise UsageError(
-                f"{theirs} is {told.environ[theirs]}, but {ours} is {value}: remove {theirs}, or "
-                "set it in each process that srun starts instead of before"
+                f"{theirs} is {told.environ[theirs]}, but {ours} is {value}: remove {theirs} from "
+                "the environment of srun, or set it separately in each process that srun starts"
             )
     lists = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     try:
@@ -247,7 +248,7 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
 
 def _check(found: Launcher) -> None:
     """
-    Raise `UsageError` if the values of a launcher are impossible.
+    Raise `UsageError` if the facts that a launcher has given contradict each other.
     """
     srun = found.name == "srun"
     for name, value, limit, of in (

@@ -1,8 +1,10 @@
 """
-The plugins in a worker. They are notified of events. Their exceptions do not end the job.
+The plugins in a worker. Observer objects of the plugins are notified of events in the training
+process.
 
-If a plugin raises an exception, tft logs it and continues. Only a `TrainingFault` counts as a fault
-of this rank: it is handled like an exception of the framework.
+If a plugin raises an exception, tft logs it and continues, because a plugin must not end the job.
+There is one exception to this rule: a `TrainingFault` counts as a fault of this rank, as if the
+framework had raised it.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,10 +43,11 @@ class Observers:
         """True if an observer wants to be called before the state changes. Otherwise the training
         thread skips the call."""
         self.watch_numbers = False
-        """True if an observer judges the numbers of each step before its update."""
+        """True if an observer checks the numbers of each step (losses, gradient norm) before its
+        update."""
         self.incarnations: Mapping[int, int] = {}
-        """The incarnation of each rank's process, as the controller's last order to this rank named
-        it."""
+        """The incarnation of each rank's process, by rank. The last order that this rank carried
+        out contained it."""
 
     def device_faults(self) -> list[DeviceFault]:
         """
@@ -64,7 +67,7 @@ class Observers:
 
     def opened(self, session: SessionView) -> None:
         """
-        Notify the plugins that `tft.init` has succeeded, and keep the observers they return.
+        Notify the plugins that `tft.init` has succeeded, and keep the observers that they return.
         """
         self._watchers = call_guarded(self._plugins, "tft_opened", session=session)
         self.watch_windows = any(hasattr(w, "tft_on_window_closed") for w in self._watchers)
@@ -81,14 +84,16 @@ class Observers:
 
     def loss(self, step: int, loss: float) -> bool:
         """
-        Return whether an observer refuses the update of `step` because of the value `loss`.
+        Return True if an observer refuses the update of `step` because of `loss`, a loss of this
+        rank.
         """
         answers = self._ask("tft_on_loss", step=step, loss=loss)
         return any(answer is True for answer in answers)
 
     def refusal(self, step: int, numbers: Numbers) -> str:
         """
-        Return why an observer refuses the update of `step`, or "" if none does.
+        Return the reason for which an observer refuses the update of `step`, or an empty string if
+        no observer refuses it.
         """
         try:
             self._tell("tft_on_window_opening", step=step, numbers=numbers)
@@ -116,7 +121,8 @@ class Observers:
 
     def state_released(self) -> None:
         """
-        Notify the observers that the state may change from now on.
+        Notify the observers that the training state may change from now on, so that they must stop
+        reading it.
         """
         self._tell("tft_on_state_released")
 
@@ -130,7 +136,8 @@ class Observers:
         """
         Run the check called `name`. Return None if no plugin knows this name.
 
-        Exceptions of the check are raised, because a check that failed has no result.
+        An exception of the check is raised and not only logged, because there is no result then. A
+        `SystemExit` is raised as a `RuntimeError`, unless a signal has caused it.
         """
         try:
             result: CheckResult | None = self._plugins.hook.tft_check(session=session, name=name)

@@ -67,7 +67,7 @@ class Work:
     local_state: dict[int, str] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     compared: float = 0.0
-    """The time in seconds that the computation of the digests took."""
+    """The time in seconds that the computation of `digests` took."""
     line: str = ""
     odd: dict[int, str] = field(default_factory=dict)
 
@@ -89,11 +89,12 @@ class SessionState(Protocol):
 
     @property
     def job(self) -> str:
-        """The job's name. A rank must send it to fetch a shard from another rank of the job."""
+        """The job's name. The shard servers of other ranks send nothing to a client that gives
+        another name."""
 
     @property
     def tls(self) -> Tls | None:
-        """The TLS settings of shard transfers. None: transfers are not encrypted."""
+        """The TLS settings of shard transfers. None means that transfers are not encrypted."""
 
     @property
     def checkpoints(self) -> CheckpointStore:
@@ -106,8 +107,8 @@ class SessionState(Protocol):
 
 class Hands:
     """
-    Carries out the orders of one rank. `check(name)` runs a check of a plugin, and returns None if
-    no plugin has a check of this name.
+    Carries out the orders of one rank, on its training thread. `check(name)` runs the check that a
+    plugin has under this name, and returns None if no plugin has it.
     """
 
     def __init__(
@@ -126,31 +127,33 @@ class Hands:
         self._saving = saving
         self._check = check
         self.slices = Slices(hook, page)
-        """Digests slices of the shards of this rank, to be compared while it trains."""
+        """Digests slices of the shards of this rank while it trains, so that they can be compared
+        with those of other ranks."""
         self._interrupted: tuple[int, bytes] = (-1, b"")
         self._line = ""
-        """The line (FILE:LINE) in the tail of a step at which the loop was left."""
+        """The line (FILE:LINE) at which the loop was left. It is reported if the loop was in the
+        tail of a step."""
         self._stopped_for: int | None = None
-        """The incident for which the loop was left. None if the loop was not left, or if the
-        incident is not known yet."""
+        """The incident for which the loop was left. None: the loop was not left, or the `Stop`
+        order of its incident has not arrived yet."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that this rank is fetching now. Until they are complete, it refuses to give
-        them to other ranks."""
+        """The shards that this rank is fetching now. Meanwhile it does not give them to other
+        ranks."""
         self._at_end: tuple[int | None, Work] | None = None
-        """The step after which the loop ended, and the digests of the state at that time. None
-        while the loop has not ended, and after an incident has made the ranks leave the loop."""
+        """The last step of a loop that has ended, and the digests of the state at that moment.
+        None: the loop has not ended, or an incident has begun since then."""
         self._promised: int | None = None
-        """The step of a fetched state that will be complete after `tft_rebuild`. None if the
-        present state does not wait for `tft_rebuild`."""
+        """The step of the fetched state, if this state is complete only after `tft_rebuild`. None:
+        the state is complete already, or nothing was fetched."""
 
     def interrupted(self, step: int, local_state: bytes, line: str) -> None:
         """
-        Record that the loop was left in the middle of `step`, with this rank-local state.
+        Record that the loop was left in the middle of `step`, and the rank-local state at that
+        moment.
 
-        If only this rank was interrupted, the other ranks may complete the all-reduces of `step`.
-        Then `local_state` is also the rank-local state of the end of `step`. `line` is the line
-        (FILE:LINE) at which the loop was left; it is empty unless the loop was in the tail of the
-        step before.
+        If this rank has contributed to all all-reduces of `step`, the other ranks may complete the
+        step. Then `local_state` is also the rank-local state at the end of `step`. `line` is the
+        line (FILE:LINE) of the script at which the loop was left, or empty if it is not known.
         """
         self._interrupted, self._stopped_for = (step, local_state), None
         self._line = line
@@ -161,8 +164,9 @@ class Hands:
         """
         match order:
             case Stop():
-                # drop the last reference to the old wrapper outside the adaptor: if the wrapper
-                # were freed later, its process group would be destroyed while the new one is in use
+                # drop the last reference to the old wrapper outside the adaptor. If the wrapper
+                # were freed later, its process group would be destroyed while the new group is in
+                # use
                 self._state.model = None
                 if self._stopped_for is None:
                     self._stopped_for = order.incident
@@ -170,8 +174,8 @@ class Hands:
                 self._hook.tft_clear()
                 return Work(line=self._line if self._gate.in_tail else "")
             case Compare():
-                # return the digests from the end of the loop: code after the loop may have changed
-                # the state on some ranks
+                # the script may have changed the state after its loop, so use the digests from the
+                # end of the loop
                 if self._at_end is not None and self._at_end[0] == self._gate.held():
                     return self._at_end[1]
                 return self._compared()
@@ -228,14 +232,16 @@ class Hands:
 
     def ends(self) -> None:
         """
-        Digest the state at the end of the loop, for the comparison before the job completes. The
-        digests are made now, because code after the loop may change the state.
+        Digest the state at the end of the loop, and keep the digests for the comparison before the
+        job completes. They are computed now, because the script may change the state after its
+        loop.
         """
         self._at_end = self._gate.held(), self._compared()
 
     def digests(self) -> dict[str, dict[str, str]]:
         """
-        Return digests of the present state, by shard and part. The state must be complete.
+        Return digests of the present training state, by shard and part. Call this only while the
+        state is complete.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         return {each.shard: dict(self._parts(each.shard, self._gate.held())) for each in shards}
@@ -291,17 +297,18 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        Return the captures of this rank's rank-local state, so that another rank can save them.
+        Return the captures of this rank's rank-local state, so that another rank can write them to
+        the last checkpoint.
 
-        Called when this rank could not save its part of a last checkpoint. No other rank has the
-        rank-local state of this rank.
+        Called when this rank has failed to write them. No other rank has this state.
         """
         kept = self._page.local_states()
         return Work(local_state={step: captured.hex() for step, captured in kept.items()})
 
     def _rollback(self, order: Rollback) -> None:
         local_state = self._local_state(order)
-        # all ranks return to the end of this step, so its tail counts as complete
+        # this also marks the tail of the step as complete, because all ranks return to the end of
+        # the step
         self._hold(order.step)
         self._page.forget_after(order.step, (order.incident, order.round))
         self._saving.give_up(self._state.checkpoints, order.step)
@@ -309,8 +316,8 @@ class Hands:
         if order.skip:
             if not self._hook.tft_skip.get_hookimpls():
                 raise OrderRefused(f"the adaptor {self._state.adaptor!r} cannot skip batches")
-            # do not capture the state after the skip: a repeated rollback must return to the state
-            # before it, and then skip again
+            # the state after the skip is not captured: a repeated rollback must return to the state
+            # before the skip, and then skip again
             self._hook.tft_skip(batches=order.skip)
 
     def _checked(self, order: Check) -> Work:
@@ -321,14 +328,15 @@ class Hands:
 
     def _fetch(self, order: Fetch) -> dict[int, str]:
         """
-        Fetch shards from other ranks. Return the sources that were left out, each with the reason.
+        Fetch shards from other ranks. Return the sources that have failed, by rank, each with the
+        reason.
         """
         shards = self._hook.tft_shards(rank=self._state.rank, world=self._state.world)
         fetched = frozenset(transfer.shard for transfer in order.transfers)
         if self._gate.held() != order.step or {each.shard for each in shards} <= fetched:
             self._gate.tear()
-        # otherwise the shards that are not fetched stay complete. They are not marked as torn,
-        # because other ranks may need to fetch them from here
+        # if this rank keeps a shard of this step, do not mark its state as torn: other ranks may
+        # need to fetch that shard from this rank
         self._fetching = fetched
         try:
             return self._fetch_all(order)
@@ -352,8 +360,8 @@ class Hands:
                 taken=partial(self._hook_taken, transfer.shard, promised),
                 abandoned=self._gate.abandoned,
             )
-        # a promised shard is complete only after `tft_rebuild`: if a fault occurs before that,
-        # other ranks must fetch nothing from this rank
+        # the adaptor moves some shard into place only in `tft_rebuild`: until then, other ranks
+        # must not fetch state from this rank
         if promised:
             self._promised = order.step
         else:
@@ -376,7 +384,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # loaded from this run's store: it is the newest checkpoint now, later ones are invalid
+        ):  # a checkpoint of this run: it is the newest now, because later ones are set aside
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)
@@ -384,15 +392,17 @@ class Hands:
 
     def _reload(self, order: Reload) -> None:
         """
-        Let the program load one of its own checkpoints, and capture the rank-local state.
+        Let the script load a checkpoint that it has written itself, and capture the rank-local
+        state.
 
-        Raises `OrderRefused` if the adaptor finds no such checkpoint, or if the loaded checkpoint
-        has no valid step.
+        Raises `OrderRefused` if the script has no function for that, or if the function does not
+        return a valid step.
         """
         reload = self._hook.tft_reload()
         if reload is None:
             raise OrderRefused(
-                f"the adaptor {self._state.adaptor!r} has no checkpoints of the script's own"
+                f"the adaptor {self._state.adaptor!r} knows no function of the script that loads "
+                "checkpoints of its own"
             )
         self._gate.tear()
         step = reload(order.not_after)
@@ -412,10 +422,10 @@ class Hands:
         """
         Return the rank-local state at the end of the order's step.
 
-        This process or an earlier process of the rank captured the state. The capture from the
-        moment when the loop was left is valid only in the same incident, because other ranks may
-        complete that step later without this rank. Raises `OrderRefused` if there is no state of
-        the step.
+        The state was captured by this process or by an earlier process of the rank, or it is in the
+        order. A capture from the moment when the loop was left is used only in the incident for
+        which it was left: later, the other ranks may have completed that step without this rank.
+        Raises `OrderRefused` if there is no state of the step.
         """
         step = order.step
         if isinstance(order, Rollback) and self._state.rank in order.derive:
@@ -424,12 +434,12 @@ class Hands:
         if captured is not None:
             return captured
         if step == self._interrupted[0] and order.incident == self._stopped_for:
-            # after a rollback this rank trains on from this state, so put it on the page (the
-            # shared memory that outlives the process)
+            # keep the capture on the page: from now on it is the rank-local state from which this
+            # rank trains
             if isinstance(order, Rollback):
                 self._page.capture(step, self._interrupted[1], True)
             return self._interrupted[1]
-        # nothing is captured before step 1: the script itself has just set up the state
+        # there is no capture of step 0: capture the state that the script has set up
         if step == 0:
             fresh: bytes = self._hook.tft_capture(closing=False)
             self._page.capture(0, fresh, True)
@@ -445,10 +455,11 @@ class Hands:
 
     def _derived(self, step: int) -> bytes:
         """
-        Make the rank-local state of `step` from the number of the step, and return it.
+        Create a new rank-local state for `step` from the number of the step (`tft_derive`), and
+        return it.
 
         Used when the captured state is lost, or when the other ranks have continued without this
-        rank. Raises `OrderRefused` if the adaptor cannot make it.
+        rank. Raises `OrderRefused` if the adaptor cannot create one.
         """
         if not self._hook.tft_derive.get_hookimpls():
             raise OrderRefused(
@@ -462,7 +473,7 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # remove copies of an earlier attempt: they may have filled the disk
+        if not order.copies:  # second copies from an earlier attempt may have filled the disk
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [
@@ -486,7 +497,7 @@ class Hands:
     def _commit(self, order: Commit) -> None:
         final = Path(order.directory)
         partial = checkpoint.partial(final)
-        # if the order is repeated, the checkpoint may have its final name already
+        # if this order is a repetition, the checkpoint may have its final name already
         there = partial if partial.exists() else final
         manifest = self._saving.join(
             there, order.files,

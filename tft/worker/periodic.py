@@ -1,12 +1,12 @@
 """
 Periodic checkpoints, from which a job continues when all copies of a shard are lost.
 
-Every N steps each rank copies its part of the checkpoint on the training thread, and writes the
-copy on a second thread. No rank waits for another rank. The rank that writes its part last commits
-all parts as one checkpoint.
+Every N steps each rank copies its part of the checkpoint in memory, on the training thread. A
+second thread writes the copy to disk. No rank waits for another rank. The rank whose part is
+written last commits all parts as one checkpoint.
 
-Parts are combined only if they were copied after the same RESUME order. A step that is computed
-again after a later RESUME order may have another result.
+Parts are combined only if they were copied after the same RESUME order (the end of an incident).
+After a later RESUME order the same step may be computed again, with another result.
 
 A rank commits nothing while it is outside the loop. So when all ranks have stopped, the controller
 knows every checkpoint that exists, and can decide which of them are valid.
@@ -38,7 +38,8 @@ Digests = dict[str, dict[str, str]]
 """Digests by shard and part."""
 
 _COPYING = 600.0
-"""The time in seconds that a copy may take before the training thread counts as hanging."""
+"""The time in seconds that the copy in memory may take before the training thread counts as
+hanging."""
 
 _WRITING = 1800.0
 """Seconds that the user's own save function may take before the training thread counts as hanging.
@@ -51,11 +52,13 @@ _CLOSING = 2.0
 """Seconds that the end of the process waits for a write in progress."""
 
 _SLICE = 0.5
-"""Seconds between two signs of life of a training thread that waits for the disk."""
+"""The time in seconds between two signs of life (`expect`) of a training thread that waits for the
+disk."""
 
 
 Report = Callable[[Checkpointed | CheckpointFailed, Callable[[], None] | None], None]
-"""Sends a report to the controller, and calls the function, if any, when it is acknowledged."""
+"""A function that sends a report to the controller. It calls its second argument, unless that is
+None, when the controller has acknowledged the report."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,14 +82,14 @@ class _Part:
 
 class _Reports:
     """
-    The reports of this rank on periodic checkpoints. All methods may be called on any thread.
+    The reports of this rank about periodic checkpoints. All methods may be called on any thread.
     """
 
     def __init__(self, settings: RankSettings, report: Report) -> None:
         self._settings = settings
         self._report = report
         self._reasons: set[str] = set()
-        """The reasons for failed checkpoints that were logged already."""
+        """The reasons of failed checkpoints that were already logged."""
 
     def complete(
         self, step: int, directory: Path, *, compared: bool, heard: Callable[[], None]
@@ -107,7 +110,8 @@ class _Reports:
 
     def differ(self, found: Sequence[Difference]) -> None:
         """
-        Report that the ranks held different state, so that there is no checkpoint of this step.
+        Report that copies of a shard differed between ranks, so that no checkpoint of this step was
+        committed.
         """
         undecided = not all(each.right for each in found)
         wrong = sorted({rank for each in found for rank in each.wrong})
@@ -127,8 +131,8 @@ class _Reports:
         """
         Report that there is no checkpoint of `step`. Log each new reason in detail.
         """
-        # leave out the path of the file: if the disk stays full, all failures must have the same
-        # reason, so that it is logged once
+        # leave out the path of the file: while the disk is full, all failures must have the same
+        # reason, so that the reason is logged only once
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         why = f"{type(error).__name__}: {words}"
         word = CheckpointFailed(
@@ -152,7 +156,8 @@ class Periodic:
     `report(message, heard)` reports that a checkpoint is complete or has failed; it may be called
     on any thread, and calls `heard` when the report is acknowledged. `expect(seconds)` announces
     that the training thread will show no progress for this time. `abandoned` is set when the
-    training thread must stop waiting, because an incident needs it.
+    training thread must stop waiting, because it must take part in an incident. `digests` returns
+    digests of the training state, by shard and part.
     """
 
     def __init__(
@@ -179,19 +184,19 @@ class Periodic:
         """Incident and round of the last RESUME order."""
         self._in_loop = False
         self._threads: set[str] = set()
-        """The names of the threads that run."""
+        """The names of the threads that were started."""
         self._known: queue.SimpleQueue[int] = queue.SimpleQueue()
-        """The steps of checkpoints that the controller knows. When a step arrives here, older
-        checkpoints may be removed."""
+        """The steps of checkpoints that the controller has acknowledged. Checkpoints that are older
+        may then be removed."""
         self._owed: int | None = None
-        """The step of the newest checkpoint, while older ones must still be removed because of it.
-        None if nothing is to be removed."""
+        """The step of the newest checkpoint that this rank has committed, while older checkpoints
+        are still to be removed. None: nothing is to be removed."""
 
     # ---------------------------------------------------------------- on the training thread
 
     def check(self) -> None:
         """
-        Check that the requested checkpoints can be written.
+        Check that the periodic checkpoints that the settings ask for can be written.
 
         Raises `UsageError` if neither the adaptor nor the user's functions can write them.
         """
@@ -207,7 +212,7 @@ class Periodic:
 
     def due(self, step: int) -> bool:
         """
-        Return whether a checkpoint of this step must be written.
+        Return True if a periodic checkpoint of this step must be written.
         """
         return bool(self._settings.checkpoint_every) and step % self._settings.checkpoint_every == 0
 
@@ -215,21 +220,22 @@ class Periodic:
         """
         Copy this rank's part of the checkpoint of `step`, and let the writing thread write it.
 
-        The state of `step` must be whole. Waits first if the part of the last checkpoint is still
-        being written.
+        The state of `step` must be complete. `local_state` is the rank-local state of its end.
+        Waits first while the part of the previous checkpoint is still being written. If the copy
+        fails, this is reported, and training goes on.
         """
         if not self._comes(lambda: self._part is None):
             return
         try:
             self._start_threads()
         except RuntimeError as error:
-            # training goes on: the next checkpoint tries to start the threads again
+            # not raised: the next checkpoint tries to start the threads again
             self._reports.failed(step, error)
             return
         self._expect(_WRITING if self._saving.own else _COPYING)
         try:
             writes, digests = self._copies(step), self._digests()
-        except Exception as error:  # noqa: BLE001 (reported, for example a full disk; training goes on)
+        except Exception as error:  # noqa: BLE001 (it is reported, and training goes on)
             self._reports.failed(step, error)
             return
         finally:
@@ -246,10 +252,10 @@ class Periodic:
 
     def _start_threads(self) -> None:
         """
-        Start the threads that write checkpoints and remove old ones, if they do not run yet.
+        Start the threads that write checkpoints and remove old checkpoints, if they do not run yet.
 
-        Raises `RuntimeError` if the system has no more threads. Nothing may be given to a thread
-        before that, because `finish` would wait for it forever.
+        Raises `RuntimeError` if the system has no more threads. Call this before a part is handed
+        over: `finish` would wait forever for a part that no thread writes.
         """
         works = {"tft-checkpoints": self._work}
         if self._settings.keep_checkpoints:
@@ -273,8 +279,8 @@ class Periodic:
 
     def _further(self, place: Path, shard: str, step: int) -> Write:
         """
-        Copy a shard that another rank writes too, for a second copy on disk. If this fails, log it
-        and continue.
+        Copy a shard that another rank writes too, and return the function that writes this second
+        copy to disk. If the copy fails, log it and return a function that writes nothing.
         """
         try:
             write = self._saving.stage(place, shard, step)
@@ -285,15 +291,15 @@ class Periodic:
 
     def left(self) -> None:
         """
-        Record that the rank has left the loop.
+        Record that the rank has left the loop. From now on nothing is committed.
         """
         with self._turn:
             self._in_loop = False
 
     def rolled_back(self, step: int) -> None:
         """
-        Record that the job continues from the end of `step`: a copied part of a later step must not
-        be committed.
+        Record that the job continues from the end of `step`. A part of a later step that was copied
+        before must not be committed.
         """
         with self._turn:
             if self._part is not None and self._part.step > step:
@@ -303,7 +309,7 @@ class Periodic:
     def resumed(self, round_: tuple[int, int]) -> None:
         """
         Record that the rank is in the loop again. `round_` is the incident and the round of the
-        order to resume.
+        RESUME order.
         """
         with self._turn:
             self._round, self._in_loop = round_, True
@@ -329,8 +335,8 @@ class Periodic:
 
     def _comes(self, that: Callable[[], bool]) -> bool:
         """
-        Wait until `that()` is true, which happens when a thread has finished its work on the disk.
-        Return False if an incident needs the training thread before that.
+        Wait until `that()` is true, which takes as long as the disk needs. Return False if an
+        incident needs the training thread before that.
         """
         began, told = time.monotonic(), False
         with self._turn:
@@ -352,11 +358,12 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # this thread must live on to write the next checkpoint
+            except BaseException:  # the thread must not end: it writes the next checkpoint
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:
-                # drop the last reference to the copy of the state, to free its memory
+                # free the copy, which is as large as the state: this must be the last reference to
+                # it
                 self._part = None
                 self._turn.notify_all()
 
@@ -365,7 +372,7 @@ class Periodic:
         assert part is not None
         try:
             self._write(part)
-        # also catch errors that are no `Exception`: training must go on without this checkpoint
+        # `BaseException`, because no failure of a checkpoint may end training
         except BaseException as error:
             if part.committed:
                 log.warning("checkpoint_aftermath_failed", step=part.step, exc_info=error)
@@ -373,9 +380,10 @@ class Periodic:
                 self._reports.failed(part.step, error)
 
     def _write(self, part: _Part) -> None:
-        # All ranks that write this checkpoint have written the previous one. So no part of an older
-        # checkpoint can arrive any more, and unfinished older ones, which may have filled the disk,
-        # can be removed.
+        # All ranks have begun the previous checkpoint, because none can be a whole step behind. A
+        # rank begins a checkpoint only when it is done with the one before. So no rank still writes
+        # the checkpoint of two intervals ago, or an older one. Remove those that are unfinished,
+        # because they may have filled the disk.
         checkpoint.sweep(self._store, part.step - 2 * self._settings.checkpoint_every)
         final = self._store.place(part.step)
         directory = checkpoint.open_round(final, *part.round)
@@ -392,7 +400,7 @@ class Periodic:
         done = checkpoint.CheckpointPart(files=tuple(files), digests=part.digests)
         checkpoint.write_part(directory, self._settings.rank, done)
         parts = checkpoint.claim_parts(directory, self._settings.world)
-        # None means that a part is missing: the rank that writes its part last commits
+        # None: some rank has not written its part yet, and the rank that is last will commit
         if parts is not None:
             self._commit(part, directory, final, parts)
 
@@ -441,10 +449,10 @@ class Periodic:
 
     def _make_room(self, step: int) -> None:
         """
-        Remove the old checkpoints that are not needed after the checkpoint of `step`.
+        Remove old checkpoints beyond the number to keep, now that the checkpoint of `step` exists.
 
-        The controller knows the checkpoint of `step` already. Nothing is removed while the rank is
-        outside the loop, because all ranks may be about to return to an old checkpoint.
+        The controller must have acknowledged the checkpoint of `step`. Nothing is removed while
+        this rank is outside the loop: in an incident all ranks may return to an old checkpoint.
         """
         with self._turn:
             self._turn.wait_for(lambda: self._in_loop)
@@ -454,7 +462,8 @@ class Periodic:
 
 def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[Difference]:
     """
-    Return the differences between the states that the ranks had at this step.
+    Return the differences between the copies of shards that the ranks held at this step. Empty if
+    all copies are equal.
 
     `parts` has one part for each rank, in the order of the ranks.
     """

@@ -1,10 +1,11 @@
 """
-Rows that a script writes for each step. If a step is computed again, its new rows replace the old.
+Rows that a script writes for each step. If a step is computed again, its new rows replace its old
+rows.
 
     records-rank{rank}.jsonl    {"step": 7, "loss": 1.25}
 
-If the process is killed, a row is written completely or not at all. This does not hold if the
-machine fails.
+If the process is killed, a row is in the file completely or not at all. If the machine fails, a row
+may be damaged.
 """
 
 import errno
@@ -22,30 +23,33 @@ _STEP, _AFTER = "step", "after"
 
 class Records:
     """
-    Writes the rows of one rank to its file in the run directory.
+    The rows of one rank.
     """
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         self._path = run_dir / f"records-rank{rank}.jsonl"
         self._file: int | None = None
         self._step: int | None = None
-        """The step after which functions are being called now. None: no such function runs."""
+        """The step after which functions of `after_step` are being called now. None: no such
+        function runs."""
 
     def begin_after(self, step: int) -> None:
         """
-        Mark all following rows as written by functions that are called after this step.
+        Assign all following rows to this step, and mark them (key `after`) as rows of functions
+        that are called after the step.
         """
         self._step = step
 
     def end_after(self) -> None:
         """
-        End the marking of rows: the functions that are called after a step have returned.
+        Stop marking rows, because the functions that are called after a step have returned.
         """
         self._step = None
 
     def write(self, step: int, row: Mapping[str, object]) -> None:
         """
-        Add a row of this step.
+        Add a row of this step. Between `begin_after` and `end_after`, the row belongs to the step
+        of `begin_after`.
 
         Raises `UsageError` if the row is not serialisable as JSON, or has a key that tft adds
         (`step`, `after`). Raises `OSError` when the disk is full.
@@ -67,7 +71,7 @@ class Records:
                 self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
             )
         written = os.write(self._file, line)
-        # the disk is full: remove the incomplete row, which would damage the next one
+        # the disk is full: remove the incomplete row, because the next row would be appended to it
         if written < len(line):
             os.ftruncate(self._file, os.fstat(self._file).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
@@ -103,8 +107,8 @@ class Records:
 
 def _read(line: bytes) -> dict[str, Any]:  # Any: any JSON value
     """
-    Decode one row. An unreadable row, for example after a power failure, gets `sys.maxsize` as its
-    step, so that every rollback drops it.
+    Decode one row. For a row that cannot be read, for example after a power failure, return
+    `sys.maxsize` as its step, so that every rollback drops it.
     """
     try:
         row: dict[str, Any] = json.loads(line)

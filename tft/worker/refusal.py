@@ -1,5 +1,6 @@
 """
-Refusals of an update on one rank because of the numbers (losses, gradient norm) of its step.
+The refusal of an update because of the numbers of its step (losses, gradient norm), for example a
+NaN.
 """
 
 import struct
@@ -13,8 +14,8 @@ from tft.spi.types import Numbers
 
 class UpdateRefused(TrainingFault):
     """
-    Raised before an update window opens, if this rank or another rank refuses the update. The state
-    is still that of the end of the previous step.
+    Raised before an update window opens, when this rank or another rank refuses the update. The
+    state is still that of the end of the previous step.
     """
 
     def __init__(self, text: str, numbers: Numbers) -> None:
@@ -24,7 +25,7 @@ class UpdateRefused(TrainingFault):
 
 def step_numbers(numbers: Numbers) -> StepNumbers:
     """
-    Return the digests of the numbers of a step. All NaN values give the same digest.
+    Return digests of the numbers of a step. All NaN values give the same digest.
     """
     own = (*numbers.losses, *numbers.own)
     common = () if numbers.norm is None else (numbers.norm,)
@@ -35,7 +36,8 @@ def step_numbers(numbers: Numbers) -> StepNumbers:
 
 def refusal_in(error: BaseException) -> UpdateRefused | None:
     """
-    Return the refusal that is `error` itself or among its causes. Return None if there is none.
+    Return the `UpdateRefused` in the chain of causes of an exception (the exception itself
+    included), or None if there is none.
     """
     seen: BaseException | None = error
     while seen is not None:

@@ -1,5 +1,5 @@
 """
-The shards that a rank holds, and for each shard the other ranks that hold it.
+The shards that a rank holds, and for each shard all ranks that hold a copy of it.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ class Holdings:
     """
     The shards of one rank, and the holders of each shard.
 
-    `str()` gives the holders of the shards with the fewest copies, in the form of MindIO's log
-    (`rank:4, report group list: [0, 4]`).
+    `str()` names the holders of those shards that have the fewest copies, in the form of MindIO's
+    log (`rank:4, report group list: [0, 4]`).
     """
 
     rank: int
     groups: Mapping[str, tuple[int, ...]]
-    """By shard: the ranks that hold a copy of it."""
+    """The ranks that hold a copy of a shard, this rank included, by shard."""
 
     def __str__(self) -> str:
         """
-        Return one line for each group of holders that this rank belongs to, if their shard has the
-        fewest copies.
+        Return the holders of those shards of this rank that have the fewest copies, with one line
+        for each group of holders.
         """
         mine = f"rank:{self.rank},"
         lines = report_lines(Topology(groups=self.groups))

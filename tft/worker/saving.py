@@ -1,5 +1,6 @@
 """
-Writing and reading of shards as files, and the combination of all parts into one checkpoint.
+Writing and reading of shards as files, and the combination of the files of all ranks into one
+checkpoint.
 
 The adaptor writes and reads the shards, unless the script has its own functions for that.
 """
@@ -24,7 +25,8 @@ from tft.protocol.messages import SavedFile, ShardCopies
 log = structlog.get_logger()
 
 Write = Callable[[Path], Sequence[str]]
-"""A function that writes a copy of a shard under a directory and returns the names of its files."""
+"""A function that writes a copy of a shard to files under a directory, and returns the names of
+these files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +41,16 @@ class Own:
 
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
-        Return the keyword arguments for a call of `function`: the shard, if the function has a
-        parameter `shard`.
+        Return the keyword arguments for a call of `function` with this shard: `shard`, if the
+        function has a parameter of this name, and otherwise none.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 
 
 def own_functions(parts: Mapping[str, Any]) -> Own | None:  # Any: objects of the user, of any class
     """
-    Return the user's own `save` and `load` from `parts`; None if `parts` has neither.
+    Return the user's own `save` and `load` from `parts`, the arguments of `session.adopt`. Return
+    None if `parts` has neither.
 
     Raises `UsageError` if only one is given, if one is not callable, or if `make` is given too.
     """
@@ -148,7 +151,7 @@ class Saving:
 
     def copy(self, directory: Path, shard: str, step: int, rank: int) -> Sequence[str]:
         """
-        Write a second copy of a shard that another rank writes. Return the names of its files.
+        Write a second copy of a shard that another rank writes too. Return the names of the files.
 
         If the copy cannot be written, log this and return no names.
         """
@@ -157,7 +160,8 @@ class Saving:
 
     def copied(self, place: Path, shard: str, write: Write) -> Sequence[str]:
         """
-        Write a second copy of a shard into `place` with `write`, which `stage` has returned.
+        Write a second copy of a shard into the directory `place` with the function `write`. Return
+        the names of the files.
 
         If the copy cannot be written, log this and return no files.
         """
@@ -172,8 +176,8 @@ class Saving:
 
     def _saved_by(self, own: Own, directory: Path, shard: str, step: int) -> list[str]:
         place, began = directory / shard, time.monotonic()
-        # ask the adaptor before `save` runs: it may refuse to save for reasons that the script
-        # cannot see
+        # call this hook before `save`: with it the adaptor may refuse to save, for a reason that
+        # the script cannot know
         kept = self._hook.tft_beside(shard=shard) if self._hook.tft_beside.get_hookimpls() else None
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -190,7 +194,8 @@ class Saving:
         self, directory: Path, files: Sequence[SavedFile], *, step: int, world: int, adaptor: str
     ) -> Manifest:
         """
-        Let the adaptor join the parts in `directory`, and return the manifest of all files.
+        Let the adaptor join the parts that the ranks have written to `directory`. Return the
+        manifest of all files. The user's own files are not joined.
         """
         written = [file.name for file in files]
         join = self._hook.tft_join
@@ -202,15 +207,17 @@ class Saving:
 
     def commit(self, partial: Path, final: Path, manifest: Manifest) -> None:
         """
-        Commit the checkpoint in `partial` as `final`, and record it as the newest one; see
-        `checkpoint.commit`.
+        Commit the checkpoint in the directory `partial` under its final name `final` (see
+        `checkpoint.commit`). Then let the adaptor record it as the newest checkpoint.
         """
         checkpoint.commit(partial, final, manifest)
         self._hook.tft_newest(directory=final.parent, newest=final, step=manifest.step)
 
     def give_up(self, store: CheckpointStore, step: int) -> None:
         """
-        Set the checkpoints of steps later than `step` aside; see `checkpoint.give_up`.
+        Set the checkpoints of steps later than `step` aside, because the job has given up these
+        steps (see `checkpoint.give_up`). Then let the adaptor record which checkpoint is the newest
+        now.
         """
         if not checkpoint.give_up(store, step) or not self._hook.tft_newest.get_hookimpls():
             return
@@ -222,10 +229,10 @@ class Saving:
 
     def load(self, directory: Path, shards: Sequence[str], rank: int, step: int) -> None:
         """
-        Verify the files of `shards` in a checkpoint of `step`, and then read these shards.
+        Read shards from a checkpoint of `step`. Before that, verify all files that are to be read.
 
         Raises `CheckpointCorrupt` if a file is missing or damaged. Raises `OrderRefused` if the
-        adaptor wrote the checkpoint and the user's functions would read it, or the other way round.
+        adaptor wrote the checkpoint but the user's functions would read it, or the other way round.
         """
         known, places = checkpoint.verify_shards(directory, shards, rank, step)
         if known.own and not self.own:
@@ -257,13 +264,14 @@ class Saving:
             self._hook.tft_replaced(shard=shard, beside=kept)
 
 
-# Any: the arguments of the user's function
+# Any: the arguments of the user's function, of any type
 def _called(function: Callable[..., None], *args: Any, **told: str) -> None:
     """
     Call a function of the user.
 
-    Exceptions that end the process or the loop are raised unchanged. Any other exception that is no
-    `Exception`, such as torch's error for a full disk, is raised as a `RuntimeError`.
+    Every `Exception` is raised unchanged, and so is an exception that ends the process or the loop.
+    Any other `BaseException`, such as the one that torch raises when the disk is full, is raised as
+    a `RuntimeError`.
     """
     try:
         function(*args, **told)
@@ -281,10 +289,10 @@ def _beside(shard: str) -> str:
 
 def _synced(place: Path) -> list[Path]:
     """
-    Return the files under a directory, and sync them to the disk.
+    Sync all files and directories under a directory to the disk, and return the files.
 
-    Raises `UsageError` if there are no files. Raises `UsageError` for a link, because its target
-    may be gone when the checkpoint is read.
+    Raises `UsageError` if there are no files, or if there is a symbolic link: its target may be
+    gone when the checkpoint is read.
     """
     found = sorted(place.rglob("*"))
     for each in found:

@@ -1,9 +1,10 @@
 """
 The gate between the control thread and the training thread of a worker.
 
-The gate knows which update windows the training thread may enter, which orders wait for it, and its
-position. One lock protects all of this. So the position that the control thread reports is never
-out of date: a rank that was let into a window is reported in that window.
+The gate knows which update windows the training thread may enter, which orders wait for the
+training thread, and its position. The training thread gets the permission to enter a window, and
+the new position, under one lock. So the control thread never reports a position that is out of
+date: a rank that was let into a window is reported in that window.
 """
 
 import sys
@@ -27,22 +28,23 @@ from tft.core.rank.protocol import (
 from tft.protocol.messages import Position, Resume
 
 NEVER = sys.maxsize
-"""A step that no job reaches. It stands for "no step": no window is locked, and the loop is not
-left."""
+"""A step number that no job reaches. As the last step before a lock, it means that no window is
+locked; as the last step before the loop is left, that the loop is not left."""
 
 Word = Literal["in", "out"]
-"""The decision for a waiting training thread: `in` (go on) or `out` (leave the loop)."""
+"""The decision for a training thread that waits at the gate: `in` (go on) or `out` (leave the
+loop)."""
 
 
 Place = tuple[int, bool, bool, bool, bool]
 """
 The position of the training thread: (step, window, torn, tail, after).
 
-`step` is the last step whose window has closed. The flags are True as long as: `window`, the window
-of the next step is open; `torn`, the state is partly overwritten; `tail`, the tail of `step` has
-not ended; `after`, the functions that are called after `step` have not all ended. The tuple is
-always replaced as a whole, so no reader sees half of a change. It is a plain tuple for speed,
-because it is made three times a step.
+`step` is the last step whose window has closed. `window`: the window of the next step is open.
+`torn`: the state was partly overwritten. `tail`: the tail of `step` has not ended. `after`: the
+functions that are called after `step` have not ended. The tuple is always replaced as a whole, so
+no reader sees half of a change. It is a plain tuple and no class for speed, because it is created
+three times in each step.
 """
 
 
@@ -65,25 +67,27 @@ class Gate:
         """True while the training thread waits to enter a window, or to call the functions after a
         step."""
         self._alone = False
-        """True if the pre-update barrier failed, so that it is unknown whether the other ranks have
-        completed the all-reduces of the step. Then the training thread enters the window only if
-        the controller decides so."""
+        """True if the pre-update barrier failed, so that this rank does not know whether the other
+        ranks can complete the step. The training thread then enters the window only after a
+        decision of the controller."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
-        """The functions that are called after this step, and after later steps, must wait."""
+        """Functions that are called after this step, or after a later step, must wait."""
         self._leave_after = NEVER
         self.announce = False
-        """True if the next completed step must be reported."""
+        """True if the next step that is completed must be reported to the controller
+        (`Trained`)."""
         self.abandoned = threading.Event()
-        """Set when the training thread must give up the operation in which it waits."""
+        """Set when the training thread must stop waiting, for example for a transfer or for the
+        disk, because an incident needs it."""
 
     # ---------------------------------------------------------------- on the training thread
 
     @property
     def completed(self) -> int:
         """
-        The last step whose update is complete.
+        The last step whose update is complete; 0 before the first.
         """
         return self._place[0]
 
@@ -97,15 +101,16 @@ class Gate:
         """
         Record that the training thread has left the loop.
         """
-        # reset `_waits` too: an exception may have ended a wait
+        # also reset `_waits` and `_alone`: an exception may have interrupted the thread while it
+        # waited at the gate
         self._inside = self._alone = self._waits = False
 
     def arrive(self) -> bool:
         """
-        Ask to enter the window of the next step, whose all-reduces are complete on this rank.
+        Ask to enter the update window of the next step. Its all-reduces are complete on this rank.
 
-        Returns True if the training thread may enter. The window then counts as open. If False is
-        returned, call `wait` next.
+        Return True if the training thread may enter. If False is returned, the caller must call
+        `wait`. The position shows the window as open in both cases.
         """
         with self._mutex:
             step, _, torn, _, _ = self._place
@@ -116,7 +121,7 @@ class Gate:
     def admits(self) -> bool:
         """
         Return True if the functions that are called after a step may start. If False is returned,
-        call `wait` next.
+        the caller must call `wait`.
 
         A rank that must wait here has the state of the end of that step. It calls no function,
         because other ranks might not take part in the collectives of the function.
@@ -127,10 +132,10 @@ class Gate:
 
     def stand(self) -> None:
         """
-        Record that the pre-update barrier failed. Call `wait` next.
+        Record that the pre-update barrier failed. The caller must call `wait` next.
 
-        The all-reduces of the next step are complete on this rank. Whether they are complete on the
-        other ranks is unknown, so the controller decides whether the step is completed.
+        The all-reduces of the next step are complete on this rank. It is unknown whether they are
+        complete on the other ranks, so the controller decides whether the ranks complete the step.
         """
         with self._mutex:
             self._alone = self._waits = True
@@ -140,8 +145,8 @@ class Gate:
         Wait at an update window, or with `window` False before the functions that are called after
         a step.
 
-        Returns `in` (continue), `out` (leave the loop), or an order, whichever comes first. The
-        caller carries out an order and calls `wait` again.
+        Return `in` (continue), `out` (leave the loop), or an order, whichever comes first. If it is
+        an order, the caller carries it out and calls `wait` again.
         """
         with self._turn:
             while True:
@@ -179,7 +184,7 @@ class Gate:
 
     def leaves(self, step: int) -> bool:
         """
-        Return whether the loop must be left after this step.
+        Return True if the loop must be left after this step.
         """
         return step >= self._leave_after
 
@@ -194,15 +199,15 @@ class Gate:
 
     def tear(self) -> None:
         """
-        Record that the state in memory is being overwritten, so that the rank has no complete
-        state.
+        Record that the state in memory is about to be overwritten, so that the rank has no complete
+        state until `hold` is called.
         """
         step, window, _, tail, after = self._place
         self._place = (step, window, True, tail, after)
 
     def hold(self, step: int) -> None:
         """
-        Record that the state in memory is complete, and is that of the end of `step`.
+        Record that the state in memory is complete: it is the state of the end of `step`.
         """
         self._place = (step, False, False, False, False)
 
@@ -216,13 +221,13 @@ class Gate:
 
     def held(self) -> int | None:
         """
-        Return the step whose complete state is in memory, or None if the state is not complete.
+        Return the step whose complete state is in memory, or None while the state is being changed.
         """
         return _held(self._place)
 
     def backups(self) -> tuple[int, ...]:
         """
-        Return the steps of which the adaptor keeps a whole copy.
+        Return the steps of which the adaptor keeps a complete copy of the state (`--backup-every`).
         """
         return self._kept(self._place)
 
@@ -230,7 +235,8 @@ class Gate:
 
     def lock(self) -> Locked:
         """
-        Lock all further windows: the training thread waits when it reaches the next one.
+        Lock all further update windows: the training thread waits when it reaches the next window.
+        Return its position.
         """
         with self._mutex:
             place = self._place
@@ -246,20 +252,24 @@ class Gate:
 
     def hold_after(self, step: int) -> Located:
         """
-        Allow the windows up to `step`. The training thread waits at the window after that.
+        Allow the update windows up to the window of `step`. The training thread waits when it
+        reaches the window of the next step.
         """
         with self._turn:
             self._lock, self._after_lock = (
                 step,
                 step + 1,
-            )  # functions after `step` may run: all ranks take part in them
+            )  # all ranks complete `step`, so the functions that are called after it may run
             self._turn.notify_all()
         return self.standing()
 
     def standing(self) -> Located:
         """
-        Return the position of the training thread, and whether the thread waits at a window that it
-        may not enter. A thread that waits there has complete state.
+        Return the position of the training thread, and whether the thread waits at a locked update
+        window.
+
+        While the training thread waits there, its state is complete, although the position shows
+        the window as open.
         """
         with self._mutex:
             place, still = self._place, self._still()
@@ -273,7 +283,7 @@ class Gate:
 
     def unlock(self) -> Unlocked:
         """
-        Open all windows. The next completed step is reported to the controller.
+        Unlock all update windows. The step that is completed next is reported to the controller.
 
         Returns the position that the training thread had before.
         """
@@ -291,7 +301,8 @@ class Gate:
 
     def leave_after(self, step: int) -> Leaving:
         """
-        Allow the windows up to `step`. The loop is left when that step has ended.
+        Allow the update windows up to the window of `step`. The training thread leaves the loop
+        when `step` has ended, tail included.
         """
         with self._turn:
             self._lock = self._after_lock = self._leave_after = step
@@ -301,7 +312,7 @@ class Gate:
 
     def execute(self, execute: Execute) -> None:
         """
-        Pass an order to the training thread.
+        Pass an order to the training thread. The order to resume also unlocks all update windows.
         """
         self.abandoned.clear()
         with self._turn:
@@ -312,8 +323,8 @@ class Gate:
 
     def withdraw(self) -> Withdrawn | None:
         """
-        Take back an order that the training thread has not begun. Return None if the thread has
-        begun it.
+        Take back the order that was passed to the training thread. Return None if the thread has
+        already begun it.
         """
         with self._mutex:
             if not self._orders:
@@ -323,12 +334,13 @@ class Gate:
 
     def abort(self) -> None:
         """
-        Interrupt the training thread in a collective, a transfer or the forming of a group.
+        Interrupt the training thread if it waits in a collective, in a transfer, or while a process
+        group is formed.
         """
         self.abandoned.set()
         self._hook.tft_quiesce()
 
-    # ---------------------------------------------------------------- what the position means
+    # ---------------------------------------------------------------- conclusions from the position
 
     def _word(self, *, window: bool = True) -> Word | None:
         step = self._place[0] + 1
@@ -343,12 +355,13 @@ class Gate:
         return "out" if step > self._leave_after else None
 
     def _still(self) -> bool:
-        # `_place[4]`: the functions after a step are still to be called, so the thread will go on
+        # only a rank that waits at an update window counts as standing still: before the functions
+        # that are called after a step, it still has these functions to run
         return self._waits and not self._place[4] and self._word() is None
 
     def _kept(self, place: Place) -> tuple[int, ...]:
         """
-        Return the steps of the adaptor's valid copies.
+        Return the steps of which the adaptor keeps a valid copy of the state.
 
         A copy of a step later than the present one was made before a rollback, and is not valid.
         """
@@ -367,10 +380,10 @@ def _position(place: Place) -> Position:
 
 def _held(place: Place, *, still: bool = False) -> int | None:
     """
-    Return the step whose complete state is in memory, or None if the state is not complete.
+    Return the step whose complete state is in memory, or None if the state is being changed.
 
-    With `still`, the rank waits at a window. Its position then shows the window as open, but the
-    rank has not changed the state yet.
+    `still` means that the rank waits at a locked window. Its position then shows the window as
+    open, but the rank has not changed the state yet.
     """
     step, window, torn, _, _ = place
     return None if torn or (window and not still) else step

@@ -1,6 +1,7 @@
 """
-The process of the rendezvous store: `python -m tft.worker.store ADAPTOR HOST FD`, or a process that
-`tft.worker.fork_server` forks, which has imported the framework already.
+The process of the rendezvous store, at which ranks meet to form process groups. The agent runs
+`python -m tft.worker.store ADAPTOR HOST FD`, or it lets the fork server (`tft.worker.fork_server`),
+which has imported the framework already, fork the process.
 
 The store has its own process, so that the end of a rank does not end the store, and a failure of
 the store does not end the agent. The process writes the store's port to the inherited descriptor FD
@@ -17,7 +18,7 @@ from tft.plugins import load_adaptor
 
 def main() -> None:
     """
-    Serve the store that the command line names, as `serve` does.
+    Serve the store with the adaptor, host and descriptor of the command line.
     """
     die_with_parent()
     adaptor, host, descriptor = sys.argv[1:]
@@ -26,8 +27,9 @@ def main() -> None:
 
 def serve(adaptor: str, host: str, descriptor: int) -> None:
     """
-    Let the adaptor serve its store until this process is killed. Exits with an error message when
-    the adaptor cannot be used, or when the adaptor ends the store by itself.
+    Let the adaptor serve its rendezvous store at `host` until this process is killed, and write its
+    port to `descriptor`. Exit with an error message if the adaptor cannot be loaded, or if it ends
+    the store by itself.
     """
     name_process("tft-store")
 
