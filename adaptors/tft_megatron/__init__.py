@@ -26,8 +26,9 @@ def begin(session: Any, **sizes: Any) -> None:  # Any: a `tft.Session`; sizes of
     and of Megatron's `initialize_model_parallel`. `sizes` are the arguments of
     `initialize_model_parallel`.
 
-    Afterwards the script can build model and optimizer, even if no other rank has started yet. No
-    collective sends any data before `session.run`.
+    Afterwards the script can build model and optimizer, even if no other rank has started yet. The
+    process groups only pretend to work until `session.run` is called: collectives return at once
+    and send no data.
 
     Raises `UsageError` if the sizes do not fit the job, if the job runs with another adaptor, or if
     process groups exist already. Also raises `UsageError` if megatron-core is missing or another
@@ -64,18 +65,18 @@ def enable(
     load: Callable[..., None] | None = None,
 ) -> None:
     """
-    Give tft the objects that are trained: the model, the optimizer and the scheduler.
+    Hand over the objects that are trained: the model, the optimizer and the scheduler.
 
-    `model` is Megatron's DistributedDataParallel, or a list of such objects. `optimizer` is the
-    result of `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`,
-    `rng`, `others`, `save` and `load` mean the same as in `session.adopt`.
+    `model` is Megatron's DistributedDataParallel, or a list of them. `optimizer` is the result of
+    `get_megatron_optimizer`, and `scheduler` is the `OptimizerParamScheduler`. `data`, `rng`,
+    `others`, `save` and `load` have the same meaning as in `session.adopt`.
 
     From now on `optimizer.step` runs in an update window of its own, which tft opens and closes. In
-    this window tft also calls the scheduler's `step`, with the value that `increment` returns.
-    Afterwards the script must call `scheduler.step` with the same value; this call then does
-    nothing. Without `increment` the value is Megatron's running global batch size.
+    this window tft steps the scheduler too, by the value that `increment` returns. The script must
+    call `scheduler.step` with the same value afterwards. Without `increment` the value is
+    Megatron's running global batch size.
 
-    Raises `UsageError` if `begin` was not called, or for objects that the adaptor cannot handle.
+    Raises `UsageError` if `begin` was not called, or if the adaptor cannot handle an object.
     """
     if not _parallel.begun:
         raise UsageError("call tft_megatron.begin before the model and the optimizer are built")
@@ -100,9 +101,9 @@ def enable(
 
 def _torch_optimizer(optimizer: Any) -> Any:  # Any: of any class, because it is not checked yet
     """
-    Return the torch optimizer inside Megatron's `optimizer`, because observers of training watch
-    the torch optimizer, which changes the parameters. Return None if `optimizer` has no chained
-    optimizers.
+    Return the torch optimizer inside Megatron's `optimizer`, or None if `optimizer` has no chained
+    optimizers. Plugins that observe the training watch this object, because it changes the
+    parameters.
     """
     chained = getattr(optimizer, "chained_optimizers", None)
     return chained[0].optimizer if chained else None

@@ -38,7 +38,7 @@ def tft_strategies() -> Sequence[str]:
 
 @hookimpl
 def tft_preload() -> None:
-    from tft_megatron.preload import preload  # imported only here, because it takes seconds
+    from tft_megatron.preload import preload  # here, because the import takes seconds
 
     preload()
 
@@ -111,8 +111,7 @@ def tft_stage(shard: str, step: int) -> Callable[[Path], Sequence[str]]:
 
 @hookimpl
 def tft_join(directory: Path, files: Sequence[str]) -> Sequence[str]:
-    # imported only here, because it imports megatron-core, which takes seconds (see preload.py)
-    from tft_megatron.checkpoints import join
+    from tft_megatron.checkpoints import join  # here, because it imports megatron-core
 
     return join(directory, files)
 
@@ -132,7 +131,7 @@ def tft_load(directory: Path, shard: str) -> None:
 @hookimpl
 def tft_beside() -> bytes:
     _hooks.state()
-    return b""  # the objects that the script itself saves contain the whole shard
+    return b""  # the script's own objects have the whole state, so nothing is stored beside them
 
 
 @hookimpl

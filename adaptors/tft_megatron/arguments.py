@@ -1,7 +1,7 @@
 """
-The command-line arguments and the environment variable `HIGH_AVAILABILITY` that switch high
-availability on in a Megatron script. This module refuses combinations that cannot work, and derives
-the settings for tft.
+Handles the command-line arguments and the environment variable `HIGH_AVAILABILITY` by which a
+Megatron script switches high availability on. This module refuses combinations that cannot work,
+and derives the settings for tft.
 
 The arguments have the same names as in MindSpeed-LLM. The variable can switch features on, but
 cannot switch off a feature that an argument switches on. This module imports nothing from Megatron,
@@ -26,7 +26,8 @@ _ELASTIC = "enable_elastic_training"
 _NO_REPLICA = "distributed_optimizer_no_replica"
 _REPLICAS = "optimizer_replica_num"
 _NOT_GIVEN = 2
-"""The number of ranks that hold each shard of the optimizer, if the script gives no number."""
+"""The number of ranks that hold each shard of the optimizer, if `--optimizer-replica-num` is not
+given."""
 
 _OF_WORDS = {
     "dump": (_MASTER,),
@@ -40,8 +41,8 @@ _OF_WORDS = {
 word `exit` switches nothing on. Alone, it says that high availability is off on purpose."""
 
 STRATEGIES = {"retry": _RETRY, "recover": _RECOVER, "dump": _MASTER}
-"""The argument that switches each strategy on, by strategy, in the order in which tft tries them.
-The adaptor supports no other strategies."""
+"""The strategies that the adaptor supports, in the order in which tft tries them. Each comes with
+the argument that switches it on."""
 
 _FSDP = ("use_custom_fsdp", "use_megatron_fsdp", "use_torch_fsdp2")
 _ELSEWHERE = {
@@ -49,8 +50,8 @@ _ELSEWHERE = {
     "reuse_fp32_param": "it keeps masters and parameters in the same memory",
     "optimizer_cpu_offload": "it splits the optimizer between device and host",
 }
-"""Arguments with which Megatron keeps the optimizer's state in places that the adaptor does not
-read, each with a text that says why."""
+"""Arguments that are refused, because with them Megatron keeps the optimizer's state in places that
+the adaptor does not read. Each comes with the reason, for the error message."""
 
 _NEEDED = (
     "tensor_model_parallel_size",
@@ -59,8 +60,8 @@ _NEEDED = (
     "expert_model_parallel_size",
     "use_distributed_optimizer",
 )
-"""The Megatron arguments that decide which ranks hold the same state. If a script has other names
-for them, this module would compute wrong groups of ranks."""
+"""The Megatron arguments that decide which ranks hold the same state. A script without these names
+is refused, because this module would compute wrong groups of ranks."""
 
 _SIZES = (
     "tensor_model_parallel_size",
@@ -82,8 +83,8 @@ _EXPERTS = (
     "expert_tensor_parallel_size",
     "pipeline_model_parallel_size",
 )
-"""Two lists of arguments, `_DENSE` for the dense parameters and `_EXPERTS` for the experts. The
-product of the sizes in each list must divide the number of ranks."""
+"""The arguments whose product must divide the number of ranks: `_DENSE` for the dense parameters
+(all parameters apart from experts), `_EXPERTS` for the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,8 @@ class Settled:
     strategies: tuple[str, ...]
     """The strategies that are switched on, by the names that `tft run --enable` takes."""
     replicas: int
-    """The least number of ranks that hold a shard of the optimizer. 1 means that there are no
-    copies."""
+    """The number of ranks that hold each shard of the optimizer. If some shards have more holders
+    than others, this is the smallest number. 1 means that there are no copies."""
     sizes: Mapping[str, Any]  # Any: arguments of various types
     """The arguments that `begin` passes to `initialize_model_parallel`, including
     `num_distributed_optimizer_instances`."""
@@ -151,13 +152,13 @@ def settle(args: Namespace) -> Settled:
     Combine the arguments with `HIGH_AVAILABILITY`, check the result, and store the result for
     `tft.init`.
 
-    Call this before `tft.init`, after the arguments are parsed. It sets Megatron's own argument
-    `num_distributed_optimizer_instances` to the number of copies of each shard. If nothing is
-    switched on, rank 0 warns on stderr that the job will survive no fault. With
-    `HIGH_AVAILABILITY=exit` this is intended, and rank 0 does not warn.
+    Call this before `tft.init`, after the arguments are parsed. In `args`, Megatron's own
+    `num_distributed_optimizer_instances` is set to the number of copies. If nothing is switched on,
+    rank 0 warns on stderr that the job will survive no fault. `HIGH_AVAILABILITY=exit` says that
+    this is intended, so that rank 0 does not warn.
 
     If the check fails, the process writes the reason to stderr and exits with code 2, as an
-    argument parser does. Then `args` is not changed.
+    argument parser does. `args` is not changed then.
     """
     try:
         return _settle(args)
@@ -191,8 +192,8 @@ def enabled() -> tuple[str, ...]:
     """
     Return the strategies that are switched on for this rank.
 
-    `settle` has stored these strategies. If the script did not call `settle`, return the strategies
-    that `HIGH_AVAILABILITY` names, or all strategies if the variable is empty.
+    These are the strategies that `settle` has stored. If the script did not call `settle`, they are
+    the strategies that `HIGH_AVAILABILITY` names, or all strategies if the variable is empty.
 
     Raises `UsageError` if `HIGH_AVAILABILITY` has an unknown word or a strategy that is not
     supported.
@@ -317,8 +318,8 @@ def _refuse_other_worlds(args: Namespace) -> None:
         if world % math.prod(sizes.values()):
             said = " times ".join(f"{_flag(name)} {size}" for name, size in sizes.items())
             raise UsageError(
-                f"{world} ranks cannot be divided so: {said} is {math.prod(sizes.values())}, which "
-                f"does not divide {world}"
+                f"{world} ranks cannot be divided among these sizes: {said} is "
+                f"{math.prod(sizes.values())}, which does not divide {world}"
             )
 
 
@@ -401,11 +402,11 @@ def _strategies(args: Namespace) -> tuple[str, ...]:
 
 def _replicas(args: Namespace) -> int:
     """
-    Return the number of ranks that are to hold each shard of the optimizer, according to the
-    arguments. Return 1 if no copies are wanted.
+    Return how many ranks the arguments ask to hold each shard of the optimizer. Return 1 if no
+    copies are wanted.
 
-    Raises `UsageError` if copies are wanted and the number is less than 2. Also raises `UsageError`
-    for arguments that contradict each other.
+    Raises `UsageError` if the number is less than 2 but copies are wanted, and for arguments that
+    contradict each other.
     """
     if not _has(args, _MASTER):
         return 1
@@ -445,8 +446,8 @@ def _replicas(args: Namespace) -> int:
 
 def _holders(args: Namespace, replicas: int) -> int:
     """
-    Return the least number of ranks that hold a shard of the optimizer. `replicas` is the number
-    that the arguments request for the distributed optimizer.
+    Return the number of ranks that hold each shard of the optimizer; if the numbers differ, the
+    smallest. `replicas` is the requested number of instances of the distributed optimizer.
     """
     if not _has(args, _MASTER) or _has(args, "use_distributed_optimizer"):
         return replicas
@@ -455,8 +456,9 @@ def _holders(args: Namespace, replicas: int) -> int:
 
 def _whole(args: Namespace) -> int:
     """
-    Return the least number of ranks that hold the same state of an optimizer, if the optimizer is
-    not distributed. These ranks reduce their gradients together.
+    Return the number of ranks that hold the same optimizer state, if the optimizer is not
+    distributed. These are the ranks that reduce their gradients together. If the dense parameters
+    and the experts have different numbers, return the smaller one.
     """
     experts = _experts(args)
     return _dense(args) if experts is None else min(_dense(args), experts)

@@ -1,18 +1,18 @@
 """
 Writes checkpoints in megatron-core's own distributed form, `torch_dist`.
 
-Each rank writes its shard alone. A shard contains tensors or pieces of tensors, under the keys that
-megatron-core gives them. Each piece is stored with its place in the whole tensor. A shard also has
-a description, from which this adaptor restores the shard exactly. The rank that commits the
+Each rank writes its shard alone. In a shard, tensors have the keys that megatron-core gives them,
+and each piece of a tensor is stored with its place in the whole tensor. A shard also has a
+description, with which this adaptor restores the shard exactly. The rank that commits the
 checkpoint joins the metadata of all shards. `megatron.core.dist_checkpointing.load` can then read
 the whole checkpoint, without tft.
 
     latest_checkpointed_iteration.txt
-    iter_0000042/   .metadata, metadata.json, common.pt      for the whole checkpoint, written last
-                    SHARD/.metadata, SHARD/__0_0.distcp, …   files of one rank
+    iter_0000042/   .metadata, metadata.json, common.pt      for all shards, written last
+                    SHARD/.metadata, SHARD/__0_0.distcp, …   written by one rank
 
-The `.metadata` of the whole checkpoint refers to the files of the shards. So shards are joined
-without reading a tensor.
+The first `.metadata` refers to the files of the shards. So shards are joined without reading a
+tensor.
 """
 
 import io
@@ -59,7 +59,8 @@ _OWN = "tft.own."
 """The prefix of the names of tensors that only this adaptor reads, not megatron-core."""
 
 _COMMON = "tft.common"
-"""The name of the entry in a shard that contains the later content of the file `common.pt`."""
+"""The name of the entry of a shard that has the content for the file `common.pt`. Only one shard
+of a checkpoint needs it."""
 
 _GENERATORS = "rng_state"
 """The name under which a checkpoint has the states of the random generators of all ranks."""
@@ -75,9 +76,9 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 View = tuple[str, tuple[int, ...], tuple[int, ...], int]
-"""A part of a tensor whose elements are stored with a piece that megatron-core reads. The values
-are the name of the piece, the shape and strides of the part, and the offset of its first element in
-the tensor."""
+"""Where a part of a tensor is stored, if it is not written under the name of the tensor, because it
+is written already as another entry. The fields are the name of that entry, the shape and the
+strides of the part, and the offset of its first element in the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,19 +88,19 @@ class Written:
     """
 
     described: bytes
-    """The description of the shard without the tensors. The adaptor needs it to read the shard."""
+    """The description of the shard: its values that are no tensors, and the types and shapes of its
+    tensors. The adaptor needs it to load the shard."""
     own: Mapping[str, Tensor]
-    """The tensors of the shard, by name, as the adaptor needs them to restore the shard. A tensor
-    that is also in `content` is written only once."""
+    """The tensors that the adaptor needs to load the shard, by name. A tensor that is also in
+    `content` is written only once."""
     content: Content
-    """The tensors and objects of the shard in the form that megatron-core reads."""
+    """What megatron-core needs to load the checkpoint."""
     part: ModelPart
     """The part of the model to which the shard belongs."""
 
     def parts(self) -> tuple[bytes, dict[str, Any]]:
         """
-        Return the packed description of the shard, and the tensors and objects to be written, by
-        name.
+        Return the description of the shard, packed, and the entries to be written, by name.
         """
         kept = self.content.tensors
         views = views_of(self.own, [piece for piece in kept if not piece.derived])
@@ -126,7 +127,7 @@ def views_of(own: Mapping[str, Tensor], pieces: Sequence[Placed]) -> dict[str, l
     Find the tensors of `own` that need not be written, because `pieces` contain all their elements.
     Return, for each such tensor, its views in the pieces.
 
-    An element of a tensor is in a piece if it has the same address in memory there.
+    A piece contains an element of a tensor if the element has the same address in memory in both.
     """
     lying: dict[tuple[int, torch.dtype], list[tuple[int, int, str]]] = {}
     for name, tensor in own.items():
@@ -188,7 +189,7 @@ def stage(shard: str, written: Written) -> Callable[[Path], list[str]]:
 
 
 def _write(directory: Path, shard: str, meta: bytes, entries: Mapping[str, Any]) -> list[str]:
-    # without flattening, because torch would otherwise take megatron-core's objects apart
+    # flatten nothing: otherwise torch would look for tensors inside megatron-core's objects
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     return write(directory, shard, meta, entries, planner)
 
@@ -199,8 +200,8 @@ def load(
     """
     Read a shard that `save` wrote. Return the description, and the tensors by name.
 
-    `room` is a function that takes the description and returns the tensors to be filled. Raises
-    `CheckpointCorrupt` if the shard cannot be read.
+    `room` is a function that takes the description and returns the tensors into which the shard is
+    read, by name. Raises `CheckpointCorrupt` if the shard cannot be read.
     """
     place = directory / shard
     with reading(place):
@@ -235,8 +236,8 @@ def join(directory: Path, files: Iterable[str]) -> list[str]:
     Join the shards among `files`, and write under `directory` the files that megatron-core needs to
     load the whole checkpoint. Return the names of the written files, relative to `directory`.
 
-    Only metadata and other small files are read, and only files that `files` names. Raises
-    `CheckpointCorrupt` if a file cannot be read, or if no shard has the common state.
+    Only small files are read, and only files that `files` names. Raises `CheckpointCorrupt` if a
+    file cannot be read, or if no shard has the state that megatron-core stores once for all ranks.
     """
     whole = _Whole(directory)
     names = list(files)
@@ -313,8 +314,8 @@ class _Whole:
 
 def _counted(common: bytes, samples: int | None) -> bytes:
     """
-    Return the common state, with `samples` as the number of consumed samples. If `samples` is None,
-    the number stays unchanged.
+    Return `common`, the content of `common.pt`, with `samples` as the number of consumed samples.
+    If `samples` is None, return `common` unchanged.
     """
     if samples is None:
         return common
@@ -355,10 +356,11 @@ def _put(path: Path, content: bytes) -> None:
 
 def point(directory: Path, newest: Path | None, step: int) -> None:
     """
-    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`.
+    Tell Megatron's training program that `newest` is the newest checkpoint in `directory`. The file
+    `latest_checkpointed_iteration.txt` is written with the number `step`.
 
-    To do so, write the number `step` to the file `latest_checkpointed_iteration.txt`. Remove the
-    file if `newest` is None, or does not have the name that Megatron expects for `step`.
+    The file is removed if `newest` is None, or does not have the name that Megatron expects for
+    `step`.
     """
     tracker = directory / TRACKER
     if newest is not None and newest.name == f"iter_{step:07d}":

@@ -1,8 +1,8 @@
 """
-The data position of a Megatron script: the number of samples that the whole job has consumed.
+The data position of Megatron scripts: the number of samples that the whole job has consumed.
 
-Iterators over the data begin at this position. Megatron's calculator, which computes the number of
-micro-batches, is set to this position too. No other data position is stored.
+After a rollback, new iterators over the data begin at this position, and Megatron's calculator of
+the number of micro-batches is set to it. No other data position is stored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +12,9 @@ from tft.errors import MalformedMessage, UsageError
 
 Batches = Iterator[Any] | Sequence[Iterator[Any] | None] | None
 """The result of the script's function `build`: an iterator over the micro-batches of this rank. If
-the rank has several chunks of the model (virtual pipeline stages), the result has one iterator for
-each chunk. None if the rank reads no data. Any: micro-batches may be of any type."""
+the rank has several chunks of the model (virtual pipeline stages), the result is a sequence with
+one iterator for each chunk. None means that the rank reads no data. (`Any`: micro-batches may be of
+any type.)"""
 
 
 class Data:
@@ -27,9 +28,9 @@ class Data:
                 data_iterator=data.begin(step), num_microbatches=get_num_microbatches(), ...
             )
 
-    When a step begins, the position grows by the present global batch size, on all ranks, also on
-    ranks that read no data. So a position that is captured at any time in a step is already the
-    position at the end of the step.
+    When a step begins, the position grows by the global batch size of that step, also on ranks that
+    read no data. So the position that tft captures anywhere in a step is the position at the end of
+    the step.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class Data:
     @property
     def iterators(self) -> "_Chunk | list[_Chunk]":
         """
-        Return the iterators that `begin` returns, for a training loop of Megatron's own, which asks
-        for its iterators only once. They stay the same objects for the whole training.
+        Return the iterators that `begin` returns. These objects stay the same for the whole
+        training, so a training loop of Megatron, which asks for its iterators once, can keep them.
         """
         return self._drawn.chunks if self._several else self._drawn.chunks[0]
 
@@ -120,8 +121,8 @@ class Data:
     def _set(self, consumed: int) -> None:
         self._consumed, self._step = consumed, None
         self._drawn.let_go()
-        # set the calculator now and not in the next `begin`, because tft reads the increment of
-        # the scheduler from it
+        # set the calculator now and not only when a step begins: tft reads from it the increment by
+        # which it steps the scheduler
         _calculator().update(consumed, consistency_check=False)
 
     def _move(self) -> None:
@@ -194,9 +195,9 @@ class _Drawn:
 
     def check(self, step: int) -> None:
         """
-        Check, when a step is over, that each chunk has drawn all micro-batches or none. A rank that
-        gets the micro-batches from another rank draws none. Raises `UsageError` if a chunk has
-        drawn some of them only.
+        Check, when a step is over, that each chunk has drawn all its micro-batches or none. A rank
+        that gets the micro-batches from another rank draws none. Raises `UsageError` if a chunk has
+        drawn only a part of them.
         """
         for chunk in self.chunks:
             if chunk.count not in (0, self._expected):

@@ -11,11 +11,11 @@ import tft_pytorch.faults
 from tft.spi import Diagnosis, FaultKind
 
 _PRECISION = "PRECISION ERROR"
-"""The text in the `RuntimeError` that a precision monitor raises when the numbers of the training
-are wrong."""
+"""The text by which MindSpeed-LLM, too, recognises the `RuntimeError` of a precision monitor: a
+tool that checks losses and gradients, and raises when they are wrong."""
 
 _SOUND = re.compile(r"load ckpt step\s*=\s*(\d+)")
-"""The part of the precision monitor's error text that names the last step with right numbers."""
+"""The part of the precision monitor's message that names the last step whose numbers were right."""
 
 _BACKWARD = "/megatron/core/pipeline_parallel/schedules.py"
 """The file of Megatron that calls torch's autograd engine for the backward pass. Gradients are
@@ -24,8 +24,8 @@ reduced inside that call, so a thread in this file may wait for other ranks."""
 
 def classify(error: BaseException) -> FaultKind | Diagnosis | None:
     """
-    Return the fault that caused `error`, an exception in a training loop. Return None if no fault
-    is known that causes this exception.
+    Return the kind of fault that caused `error`, an exception in a training loop, or a `Diagnosis`
+    with more facts. Return None if the exception is not known as a sign of a fault.
     """
     said = str(error)
     if isinstance(error, RuntimeError) and _PRECISION in said:

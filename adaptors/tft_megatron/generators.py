@@ -1,8 +1,8 @@
 """
 Converts the random generator states of all ranks to the form in which Megatron's training program
-stores them in a checkpoint. The input is the rank-local state of each rank. The output has one
-object `rng_state` for every part of the model, with the states of the data-parallel ranks of that
-part.
+stores them in a checkpoint. The input is the rank-local state of each rank. The output has, for
+every part of the model, one object `rng_state` with the states of all data-parallel ranks that have
+this part.
 
 This module also reads the number of consumed samples from the rank-local state.
 """
@@ -41,8 +41,9 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
     Return the objects with the generator states, by the keys under which megatron-core stores them.
     `captured` has the rank-local state of each rank.
 
-    If the rank-local state of a rank is lost, the state of the first other rank of its part is
-    used. Any: the values have the form in which Megatron stores them.
+    If the rank-local state of a rank is lost, the object has in its place the state of the first
+    rank of the same part whose state is known. (`Any`: the values have the form in which Megatron
+    stores them.)
     """
     found: dict[str, Any] = {}
     for part in parts:
@@ -53,8 +54,7 @@ def generators(parts: Sequence[ModelPart], captured: Mapping[int, bytes]) -> dic
         states = [known.get(rank, first) for rank in part.ranks]
         (stage, stages), (slice_, slices) = part.pipeline, part.tensor
         if part.experts > 1:
-            # Megatron stores an object per rank here, as ranks with different experts draw
-            # different random numbers
+            # as in Megatron, because ranks with different experts draw different random numbers
             for place, state in enumerate(states):
                 shape, at = (stages, slices, len(states)), (stage, slice_, place)
                 one = ShardedObject("rng_state", [state], shape, at)

@@ -1,7 +1,7 @@
 """
-Finds all references to process groups in the user's objects. This is done once. Whenever groups are
-formed again, tft sets these references to the new groups. So model and optimizer stay the same
-objects, even if their groups change.
+Finds all references to process groups in the user's objects: attributes, list items, closure
+variables and so on. This is done once. Whenever groups are formed again, tft sets these references
+to the new groups. So model and optimizer need not be built again.
 """
 
 from collections import deque
@@ -77,11 +77,9 @@ def find_places(
 
 def _references(holder: object) -> Iterator[tuple[str, Any, Callable[[Any], None] | None]]:
     """
-    Yield the references of an object to other objects, each as a tuple of three values.
-
-    The first is the text to append to the path of the object. The second is the object that the
-    reference leads to. The third is a function that sets the reference to another object, or None
-    if that is impossible. Any: the objects can have every type.
+    Yield the references of an object to other objects. Each is a tuple of three: the text to append
+    to the path of the object, the value, and a function that replaces the value. The function is
+    None if the value cannot be replaced. Any: the values can have every type.
     """
     if isinstance(holder, dict):
         for key, value in holder.items():

@@ -26,13 +26,14 @@ from tft_megatron.stray_groups import refuse_kept
 
 _WORLD: Role = "world"
 _ALL = "_global_process_group_list"
-"""The variable of `parallel_state` with the list of all groups. Some groups are only in this list,
-because they have no variable of their own."""
+"""The variable with Megatron's list of all groups. A group that has no variable of its own is only
+in this list."""
 
 
 class Parallel:
     """
-    Megatron's process groups in this process: pretended groups or real groups.
+    Megatron's process groups in this process. They are either pretended groups, which send nothing,
+    or real groups.
     """
 
     def __init__(self, groups: Groups) -> None:
@@ -43,8 +44,8 @@ class Parallel:
         self._places: list[Place] = []
         self._beside: Callable[[], None] = lambda: None
         self._taken: list[ref[dist.ProcessGroup]] = []
-        """The pretended groups that were replaced, until it was checked that the script no longer
-        refers to them."""
+        """The pretended groups that this class has dropped. They may still exist, because the
+        script may refer to them."""
         self._excepthook = sys.excepthook
 
     @property
@@ -57,7 +58,7 @@ class Parallel:
     @property
     def sizes(self) -> Mapping[str, Any]:  # Any: the sizes have various types
         """
-        Return the sizes of the parallelism with which `begin` was called.
+        Return the sizes with which `begin` was called.
         """
         return self._sizes
 
@@ -84,11 +85,12 @@ class Parallel:
 
     def remember(self, roots: Mapping[str, object], beside: Callable[[], None]) -> None:
         """
-        Find all references to the groups that can be reached from `roots`. Set them to the new
-        groups whenever groups are formed from now on.
+        Find all references to the groups that can be reached from `roots`. From now on these
+        references are set to the new groups whenever groups are formed.
 
-        `beside` is a function that drops the references in Megatron's own objects. Raises
-        `UsageError` if further references to the groups exist, because tft could not update them.
+        `beside` is a function that drops the references which Megatron keeps outside of `roots`,
+        such as in caches. Raises `UsageError` if further references to the groups exist, because
+        tft could not update them.
         """
         self._beside = beside
         self._places = find_places(roots, _roles())
@@ -150,7 +152,7 @@ class Parallel:
         self._let_go()
         if self._pretends:
             dist.destroy_process_group()
-            # torch wraps the hook for each default group: without this, wrappers would pile up
+            # each `init_process_group` of torch wraps `sys.excepthook` once more: undo that
             sys.excepthook = self._excepthook
             self._pretends = False
 
@@ -161,7 +163,7 @@ class Parallel:
 
     def _let_go(self) -> None:
         """
-        Drop all references to the present groups, so that Python frees them.
+        Drop all references to the present groups, so that Python frees the groups.
         """
         for place in self._places:
             place.put(None)
@@ -178,7 +180,7 @@ def _initialize(sizes: Mapping[str, Any]) -> None:  # Any: arguments of various 
 
 def _roles() -> dict[Role, dist.ProcessGroup]:
     """
-    Return the present process groups by role (the name of the variable in `parallel_state`).
+    Return the present groups by role.
     """
     from megatron.core import parallel_state
 

@@ -3,9 +3,9 @@ Gives all ranks equal parameters at the beginning of a job. Without tft, Megatro
 the ranks build the model. With tft no other rank is connected at that time. So tft does it when
 process groups are formed, as long as no step is complete.
 
-The first pipeline stage sends its embeddings to the stages that have a copy. These stages use the
-copy as output weights, or to predict several tokens. Data-parallel ranks send their parameters to
-the other ranks of their group, which may have been initialised with other random values.
+The first pipeline stage sends its embeddings to the stages that have a copy of them, for their
+output layer or to predict several tokens. In each data-parallel group, one rank sends its
+parameters to the other ranks, which may have been initialised with other random values.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ def begins(training: Training, stands: bool) -> bool:
     together.
 
     `stands` is True if this rank has already begun training with the other ranks, or has read a
-    checkpoint. If it is True on any rank, the job is past its beginning. Then the parameters must
-    not be copied from rank to rank: they may come from a step that was undone. But the master
-    weights are correct on every rank.
+    checkpoint. If it is True on any rank, the result is False: the master weights are then correct
+    on every rank. They must not be computed from the parameters, which may come from a step that
+    was undone.
     """
     weight = next(p for chunk in training.chunks for p in chunk.parameters())
     found = torch.tensor([stands], dtype=torch.int32, device=weight.device)
@@ -34,8 +34,8 @@ def begins(training: Training, stands: bool) -> bool:
 
 def has_trained(training: Training) -> bool:
     """
-    Return whether the optimizer or the scheduler has state of earlier steps. Then the script itself
-    has loaded a checkpoint.
+    Return whether the model and the optimizer have trained before, because the script itself has
+    loaded them from a checkpoint.
     """
     inner = [each.optimizer for each in training.optimizers if each.optimizer is not None]
     stepped = training.scheduler is not None and training.scheduler.num_steps > 0
@@ -66,10 +66,8 @@ def _embedding_group() -> dist.ProcessGroup:
 
 def _tied(training: Training) -> Iterator[torch.nn.Parameter]:
     """
-    Yield the weights of this rank that other pipeline stages have too, such as embeddings.
-
-    The conditions are the same as in Megatron's LanguageModule, which makes these weights equal if
-    a script does not use tft.
+    Yield the weights of this rank that other pipeline stages have too, such as embeddings. The
+    conditions are those in Megatron's LanguageModule.
     """
     for chunk in training.chunks:
         if chunk.config.pipeline_model_parallel_size == 1:

@@ -1,15 +1,14 @@
 """
-Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. The
-state of each optimizer is one part of the state. The state that belongs to no optimizer is another.
-A part consists of tensors, or pieces of tensors with their positions, and of other objects.
+Collects the state of this rank in the form in which megatron-core writes it to a checkpoint. Each
+part of the state has tensors, with their position in the whole tensor, and other objects.
 
 This module sends nothing to other ranks. But megatron-core reads ranks and sizes from its process
 groups, so the groups must exist. Pretended groups, which send nothing, are enough.
 
-The form of the state is `dp_reshardable`, the only form that needs no collective. In this form,
-each rank of the distributed optimizer has a contiguous piece (a stretch) of every bucket. A rank
-computes the model parameters that it writes from its own master weights, because parameters of
-other ranks are up to date only after they were gathered.
+The optimizer state is written in megatron-core's form `dp_reshardable`, the only form that needs no
+collective. In this form, each rank of the distributed optimizer writes a contiguous piece of every
+gradient bucket. A rank writes the model parameters that belong to this piece. It computes them from
+its own master weights, because the other parameters are up to date only after they were gathered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +35,8 @@ from tft.errors import UsageError
 from tft_megatron.generators import ModelPart
 
 FORM = {"distrib_optim_sharding_type": "dp_reshardable"}
-"""The argument `metadata` for the `sharded_state_dict` of an optimizer, for writing and for
-reading."""
+"""The argument `metadata` of `sharded_state_dict`, a method of Megatron's optimizers. It selects
+the form in which optimizer state is written and read."""
 
 REST = "rest"
 """The name of the part of the state that belongs to no optimizer."""
@@ -56,11 +55,11 @@ class Placed:
     """The offset of this piece in the whole tensor."""
     tensor: Tensor
     first: bool = True
-    """False if the piece is a copy of a piece that another part of the model writes. Megatron-core
-    then reads that piece instead of this one."""
+    """False if ranks with another part of the model write the same piece, and readers use the piece
+    that those ranks write."""
     derived: bool = False
-    """True if the piece can be computed from other pieces that are written too. This adaptor does
-    not read such a piece."""
+    """True if the piece is computed from other pieces that are also written. megatron-core reads
+    it, but this adaptor does not need it."""
 
     @property
     def name(self) -> str:
@@ -101,19 +100,19 @@ def content_of(
         name: _bare(model).sharded_state_dict()
         for name, model in zip(model_names(len(models)), models, strict=True)
     }
-    with _with_state(chained):  # otherwise reading missing state would create it
+    with _with_state(chained):  # megatron-core cannot write an optimizer that has no state yet
         states = optimizer.sharded_state_dict(named, metadata=dict(FORM))
         _spread_models(found, chained, named, wanted)
     for number, state in enumerate([states] if len(chained) == 1 else states.values()):
         _clean(state)
-        # `alone`: with a distributed optimizer, no other rank of the same instance has this state
+        # a shard of a distributed optimizer is on no rank with another part of the model, so this
+        # copy is the one that readers use
         _spread(found[number], state, alone=isinstance(chained[number], DistributedOptimizer))
     kept = [found[number].common for number in range(len(chained))]
     for number in range(len(chained)):
         found[number].common = {}
     here = part()
-    # as in Megatron, only the first part of the model writes the common state
-    if (here.tensor[0], here.pipeline[0]) == (0, 0):
+    if (here.tensor[0], here.pipeline[0]) == (0, 0):  # in Megatron only the first rank writes it
         found[REST].common |= {"optimizer": kept[0] if len(kept) == 1 else dict(enumerate(kept))}
     else:
         found[REST].common = {}
@@ -179,8 +178,8 @@ def _bare(model: nn.Module) -> Any:  # Any: megatron-core ships no types
 
 def _clean(state: Any) -> None:  # Any: nested values of megatron-core, which ships no types
     """
-    Set the padding between parameters to zero. Otherwise megatron-core would write uninitialized
-    memory in its place.
+    Set the padding between parameters to zero, because otherwise megatron-core would write
+    uninitialized memory for it.
     """
     for bucket in _buckets(state):
         for piece in bucket:
@@ -249,10 +248,11 @@ def _spread_models(
     wanted: int | str,
 ) -> None:
     """
-    Sort the state of the models into `found`. A parameter goes to the optimizer that owns the
-    parameter or a contiguous piece of it. All other state goes to `REST`.
+    Add the state of the models to `found`. A parameter, or a contiguous piece of it, is added to
+    the content of the optimizer that owns it. All other state is added to the content `REST`.
 
-    The pieces take memory, so only the pieces of the optimizer `wanted` are made.
+    The pieces of a distributed optimizer take memory, so they are made only for the optimizer
+    `wanted`.
     """
     owners = {id(p): number for number, each in enumerate(chained) for p in _owned(each)}
     here = {
@@ -272,15 +272,15 @@ def _spread_models(
                 _spread(found[number], {key: value})
     _spread(found[REST], left)
     if len(chained) > 1:
-        # store these objects with each optimizer, because ranks that hold the same `REST` may have
-        # different experts
+        # store these objects in each optimizer's shard, too: the shard of `REST` is written by one
+        # of several ranks, which may have different experts
         for number in range(len(chained)):
             found[number].objects |= found[REST].objects
 
 
 def _owned(optimizer: Any) -> Iterator[Tensor]:  # Any: megatron-core ships no types
     """
-    Yield the model parameters that an optimizer changes.
+    Yield the parameters of the models that an optimizer changes.
     """
     if getattr(optimizer, "is_stub_optimizer", False):
         return
@@ -354,12 +354,13 @@ def boxes(
     shape: tuple[int, ...], stride: tuple[int, ...], begin: int, start: int, end: int
 ) -> Iterator[Box]:
     """
-    Yield boxes (rectangular parts) that together have the elements of a view whose index in memory
-    is from `start` to `end` - 1. Every such element is in exactly one box.
+    Find the elements of a view that are in memory from index `start` up to, but not including,
+    `end`. Yield boxes (rectangular parts of the view) that together contain these elements. If the
+    elements of the view are in memory in row-major order, the number of boxes is as small as
+    possible.
 
-    The view has the shape `shape` and the strides `stride`. `begin` is the index of its first
-    element in memory. If the elements of the view are in the order of memory, the number of boxes
-    is as small as possible.
+    `shape` and `stride` are those of the view, and `begin` is the index of its first element in
+    memory.
     """
     last = begin + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
     if 0 in shape or last < start or begin >= end:

@@ -1,11 +1,11 @@
 """
-Replaces three methods on the user's Megatron objects, but not in Megatron's classes:
-`optimizer.step`, `scheduler.step` and the `update` of the gradient scaler. With the new methods,
-all changes of the state happen in the update window of the step, and no all-reduce happens there.
+Replaces three methods of the user's Megatron objects: `optimizer.step`, `scheduler.step` and the
+`update` of the gradient scaler. Megatron's classes are not changed. With the new methods, all
+changes of the state happen in one update window, and no all-reduce happens in that window.
 
 This module is written for megatron-core 0.16 (see `versions.py`). It depends on two details of that
-version: the order of calls in `ChainedOptimizer.step`, and the parameter gathering that
-`DistributedOptimizer.step_with_ready_grads` adds to the inherited method.
+version: the order of calls in `ChainedOptimizer.step`, and that
+`DistributedOptimizer.step_with_ready_grads` calls the inherited method and then gathers parameters.
 """
 
 from functools import partial
@@ -30,11 +30,11 @@ class Replaced:
         self._session = session
         self._training = training
         self._owed: int | None = None
-        """The increment with which tft called the scheduler's `step` in the last update window, and
-        with which the script must call `scheduler.step`. None: no such call is missing."""
+        """The increment by which tft has stepped the scheduler, until the script calls
+        `scheduler.step` for the same step. Then None."""
         self._found: list[tuple[Any, bool]] = []
-        """The gradient scalers to update in the next update window. The flag of each is True if
-        gradients were infinite."""
+        """The gradient scalers that are to be updated in the next update window. The flag is True
+        if gradients were NaN or infinite."""
 
     def install(self) -> None:
         """
@@ -49,7 +49,7 @@ class Replaced:
 
     def forget(self) -> None:
         """
-        Forget the step that was interrupted, because the script begins the step again.
+        Forget the calls of an interrupted step, because the script computes the step again.
         """
         self._owed = None
         self._found.clear()
@@ -58,10 +58,11 @@ class Replaced:
     def step(self) -> Returned:
         """
         Do the work of Megatron's `ChainedOptimizer.step`: all all-reduces first, then the update
-        window.
+        window. Return what Megatron's method returns.
 
-        If gradients are infinite, all ranks skip the update, but the step still has an update
-        window. Raises `UsageError` if `scheduler.step` was not called since the previous step.
+        If gradients are NaN or infinite, all ranks skip the update, but the step still has an
+        update window. Raises `UsageError` if `scheduler.step` was not called since the previous
+        step.
         """
         if self._owed is not None:
             raise UsageError(

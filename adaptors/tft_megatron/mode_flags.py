@@ -1,10 +1,10 @@
 """
-Restores the modes that a script changes for an evaluation and changes back afterwards. These are
-the modes of the modules (training or evaluation) and Megatron's overlapped gathering of parameters.
+Restores, after a fault, the modes that a script may have switched for some time. These are the
+training mode of modules (`train()` or `eval()`), and Megatron's overlapped gathering of parameters.
 
-If a fault comes before the script changes the modes back, a surviving rank would keep the modes of
-the evaluation. A replacement process has the modes with which the objects were built. All ranks
-must have the same modes, so tft restores them.
+If a fault comes before the script switches back, a surviving rank still has the switched modes. A
+replacement process has the modes with which the objects were built. All ranks must have the same
+modes.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class Switches:
 
     def put_back(self) -> None:
         """
-        Restore the modes that the model had when the script called `tft_megatron.enable`.
+        Restore all these modes.
         """
         for module, mode in self._modes:
             module.training = mode

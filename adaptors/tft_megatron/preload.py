@@ -1,6 +1,6 @@
 """
-Imports the modules that Megatron needs, in the fork server, before training begins. The other ranks
-wait while a replacement process starts, so it must not spend its start on imports.
+Imports the modules that Megatron needs, before the user's script starts. The other ranks wait while
+a replacement process starts, so it must not spend that time on imports.
 """
 
 import tft_pytorch.preload

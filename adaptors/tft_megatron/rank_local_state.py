@@ -1,7 +1,8 @@
 """
-The rank-local state of a rank, which no other rank has. It contains the random generators, with the
-generators of Megatron's RNG tracker, which dropout uses, and the data position. It also contains
-the buffers that a forward pass changes, such as the counts of tokens that each expert has received.
+Captures and restores the rank-local state of a rank, which no other rank has. It contains the data
+position and the random generators, also those of Megatron's tracker, which dropout uses. It also
+contains the buffers that a forward pass changes, such as the number of tokens that each expert has
+received.
 """
 
 from collections.abc import Callable
@@ -41,8 +42,8 @@ class RankLocalState:
 
     def capture(self, *, closing: bool) -> bytes:
         """
-        Return the present rank-local state as bytes. Pass `closing=True` when an update window
-        closes, and False when it opens.
+        Return the present rank-local state, packed. Pass `closing=True` when an update window
+        closes.
         """
         state: dict[str, object] = {
             "form": _FORM,
@@ -94,8 +95,8 @@ class RankLocalState:
 
     def digestible(self) -> dict[str, object]:
         """
-        Return the values from which the digests `rng` and `data` are computed: the random state and
-        the data position.
+        Return the values from which the digests `rng` and `data` are computed, by these names: the
+        states of the random generators, and the data position.
         """
         found = self._torch.digestible()
         return {"rng": [found["rng"], self._own()], "data": found["data"]}

@@ -1,9 +1,9 @@
 """
-Checks the scheduler that the script passes to `tft_megatron.enable`. tft calls the `step` of this
-scheduler in the update window, and copies its state to other ranks in an incident.
+Checks the learning rate scheduler that the script passes to `tft_megatron.enable`. tft steps this
+scheduler in the update window, and sends its state to other ranks with the optimizer.
 
-tft cannot do this for a scheduler that the script has not passed. A replacement process would then
-continue with another learning rate than the other ranks.
+A script that has a scheduler but does not pass it is refused: a replacement process would continue
+with another learning rate than the other ranks.
 """
 
 import gc

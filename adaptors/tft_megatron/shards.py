@@ -1,14 +1,14 @@
 """
 The shards of this rank: parts of the state, each of which several ranks hold.
 
-Each optimizer has one shard. If the optimizer is distributed, the shard is this rank's share of it.
-The ranks at the same place in the other instances of the distributed optimizer hold the same shard.
-If the optimizer is not distributed, all ranks that reduce their gradients together hold the shard.
-One more shard contains the state that no optimizer owns. All ranks with the same part of the model
-hold that shard.
+There is one shard for each optimizer. If the optimizer is distributed, the shard is this rank's
+share of the optimizer. Its holders are this rank and the ranks that have the same share in the
+other instances of the distributed optimizer. If the optimizer is not distributed, the holders are
+all ranks that reduce their gradients together. One more shard has the state that belongs to no
+optimizer. All ranks with the same part of the model hold it.
 
-No shard contains 16-bit parameters, because tft computes them by rounding the 32-bit master
-weights.
+No shard contains the 16-bit parameters that are trained. tft computes them by rounding the 32-bit
+master weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,18 +31,18 @@ _FORM = 1
 """The version of a shard's description. A description of another version is refused."""
 
 _LASTING = ("weights.", "kept.")
-"""The beginnings of the names of tensors that change only within update windows."""
+"""Tensors whose names begin with one of these change only within update windows."""
 
 _FIXED = ("weights.", "model.")
-"""The beginnings of the names of tensors that exist from the beginning, with the same shape on all
-holders of a shard. Optimizers create all other tensors when they need them."""
+"""Tensors whose names begin with one of these exist from the beginning, with the same shape on all
+holders of a shard. All other tensors exist only after an optimizer has created them."""
 
 Tree = dict[str, Any]  # Any: optimizers and schedulers keep values of any type
 
 
 class StateOwner(Protocol):
     """
-    An object that owns a part of the state, and can return or replace it.
+    An object that owns a part of the training state, and can return or replace this part.
     """
 
     def content(self) -> Tree:
@@ -76,8 +76,8 @@ class Share:
 
     def settle(self, content: Tree) -> None:
         """
-        Use the optimizer state in `content`, whose tensors may be new. The weights have been
-        overwritten already.
+        Give the optimizer the state in `content`, whose tensors may be new objects. The weights are
+        not changed here: their memory already has the received values.
         """
         inner = self._optimizer.optimizer
         for group, kept in zip(self.content()["weights"], content["kept"], strict=True):
@@ -168,8 +168,8 @@ class Shard:
 
     def give(self) -> ShardPayload:
         """
-        Return the shard in the form in which it is sent to another rank. The buffers are the memory
-        of the tensors in use where possible, and copies otherwise.
+        Return the shard in the form in which it is sent to another rank. The buffers are the
+        tensors' own memory where possible, else copies.
         """
         meta, tensors = self._described()
         return ShardPayload(
@@ -178,10 +178,8 @@ class Shard:
 
     def in_use(self) -> ShardInUse:
         """
-        Return the shard as it is now, so that the caller can copy it.
-
-        `lasting` of the result names the tensors that stay unchanged until the next update window.
-        Module buffers, and objects of the script, may change earlier and must be copied at once.
+        Return the shard as it is now, to be copied in memory. The names in `lasting` are those of
+        the tensors that do not change before the next update window. Buffers may change earlier.
         """
         meta, tensors = self._described()
         lasting = {
@@ -209,8 +207,8 @@ class Shard:
         self._refuse_another(told, here)
         found = {}
         for name, dtype, shape, device in described(told):
-            # Copy into this rank's existing weights, because the model keeps using them. The
-            # sending rank may have them on another kind of device.
+            # Use this rank's existing tensors if they fit, because the model refers to them. The
+            # described device is that of the sending rank, and may be of another kind.
             known = here.get(name)
             if known is None or (known.dtype, list(known.shape)) != (dtype, shape):
                 known = torch.empty(shape, dtype=dtype, device=device)
@@ -225,15 +223,14 @@ class Shard:
 
     def taken(self, meta: bytes) -> None:
         """
-        Use the received shard, which `meta` describes, as the state of this rank. Call this when
-        all buffers of `take` are filled.
+        Put the received shard, which `meta` describes, into use. Called when all its buffers have
+        been filled.
         """
         self.settle(meta, self._awaited.filled(self.name, meta))
 
     def settle(self, meta: bytes, tensors: Mapping[str, Tensor]) -> None:
         """
-        Replace the state of this shard by `tensors` and by the other values in the description
-        `meta`.
+        Replace the state of this shard by `tensors`, and by the values in the description `meta`.
         """
         plain = expect(read(meta, _FORM)["content"], dict, "the content of a shard")
         self.part.settle({key: put_together(plain[key], tensors) for key in plain})
@@ -259,8 +256,8 @@ class Shard:
 
 def shards_of(training: Training, rank: int) -> list[Shard]:
     """
-    Return the shards of this rank. This function reads from the present process groups which ranks
-    hold them. Pretended groups, which send nothing, are enough.
+    Return the shards of this rank. Their holders are read from the present process groups.
+    Pretended groups, which send nothing, are enough.
     """
     from megatron.core import parallel_state as state
 
@@ -281,7 +278,7 @@ def _holders(training: Training, optimizer: Any, rank: int) -> tuple[int, ...]:
     from megatron.core import parallel_state as state
 
     if training.distributed:
-        # no case for experts: Megatron uses one group for experts and for all other parameters
+        # Megatron uses the same group for experts and for all other parameters.
         several = training.instances > 1
         return (
             _ranks(state.get_inter_distributed_optimizer_instance_group()) if several else (rank,)

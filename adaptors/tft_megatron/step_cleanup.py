@@ -1,6 +1,6 @@
 """
-Removes from Megatron's objects the temporary state of a step that was interrupted, other than
-gradients. Otherwise the next step would fail.
+Removes from Megatron's objects the temporary state of a step that was interrupted. Otherwise the
+next step would fail. Gradients are not dropped here, but in the rollback.
 """
 
 import sys
@@ -30,20 +30,20 @@ def forget(training: Training) -> None:
 
 def let_go(training: Training) -> None:
     """
-    Drop references to process groups that tft does not set to new groups. They are in cached
-    values, such as rotary embeddings, in tensors of the last step, and in values for the log.
+    Drop the references to process groups that Megatron keeps outside of the user's objects. These
+    are in cached values, such as rotary embeddings, and in values that are collected for the log.
     """
     from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
     for chunk in training.chunks:
         for module in chunk.modules():
-            # the cache of rotary embeddings has process groups as keys, so it keeps them alive
+            # cached rotary embeddings have a process group among their arguments
             cleared = getattr(type(module).forward, "cache_clear", None)
             if cleared is not None:
                 cleared()
             for keeper in _dispatchers(module):
-                # a tensor of the last step would keep process groups alive by its autograd graph
+                # drop tensors of the last step, because their autograd graph refers to groups
                 for name, value in list(vars(keeper).items()):
                     if isinstance(value, Tensor) and value.grad_fn is not None:
                         setattr(keeper, name, None)
@@ -56,10 +56,10 @@ def let_go(training: Training) -> None:
 
 def forget_counts(training: Training) -> None:
     """
-    Reset the counts of tokens that the routers of experts have kept for a step.
+    Reset the numbers of tokens for each expert, which the routers of experts count during a step.
 
-    Megatron itself resets the counts after the all-reduces of a step. When a fault comes, some
-    ranks have done this and some have not.
+    Megatron itself resets these numbers after the all-reduces of a step. When a fault comes, some
+    ranks may have done this and others not, but all ranks must begin the step alike.
     """
     from megatron.core.distributed.finalize_model_grads import reset_model_temporary_tensors
 
@@ -71,9 +71,9 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
     """
     Reset a group of gradient buckets to its state before the first batch.
 
-    A replacement rank has had no batch yet. In the first batch the all-reduces begin at another
-    moment than in later batches. All ranks have to begin their all-reduces in the same order, so
-    every rank is reset.
+    With the first batch, Megatron begins the all-reduces of gradients at other moments than with
+    later batches. The next batch is the first one for a replacement process. All ranks must begin
+    their all-reduces in the same order, so every rank starts as with a first batch.
     """
     group.param_gather_handle = group.grad_reduce_handle = None
     group.param_gather_dispatched = False
@@ -84,8 +84,8 @@ def _reset(group: Any) -> None:  # Any: an object of Megatron, which ships no ty
 
 def _dispatchers(module: nn.Module) -> Iterator[Any]:  # Any: Megatron ships no types
     """
-    Yield the objects that distribute tokens to the experts of a module: its token dispatcher, and
-    the communication manager of the dispatcher. Yield nothing for what the module does not have.
+    Yield the objects that distribute tokens to the experts of `module`: the token dispatcher, and
+    its communication manager if it has one. Yield nothing for a module without experts.
     """
     dispatcher = getattr(module, "token_dispatcher", None)
     for each in (dispatcher, getattr(dispatcher, "_comm_manager", None)):

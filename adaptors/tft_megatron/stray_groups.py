@@ -1,8 +1,8 @@
 """
 Finds the process groups that a script keeps in its own variables, where tft cannot replace them.
-The script builds its objects with pretended groups, which send nothing and report no error. If it
-used a pretended group from a variable, its all-reduces would give wrong results from the first
-step on.
+The script builds its objects with pretended groups, which send nothing and report no error. If the
+script later used such a group from a variable, all-reduces would give wrong results without an
+error.
 """
 
 import gc
@@ -25,7 +25,7 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
         group = each()
         if group is None:
             continue
-        # the garbage collector does not report local variables, nor dicts with simple values only
+        # the garbage collector does not list local variables, so there may be no referrer to name
         where = next(_keepers(group), "a variable or a dict of the script's own")
         del group
         raise UsageError(
@@ -37,9 +37,9 @@ def refuse_kept(freed: Iterable[ReferenceType[dist.ProcessGroup]]) -> None:
 
 def _keepers(group: dist.ProcessGroup) -> Iterator[str]:
     """
-    Yield a text for each object that refers to the group, to name the object in a message.
+    Yield a text for each object that refers to the group. The text names the object in a message.
     """
-    own = id(group)  # the expression below must not refer to the group
+    own = id(group)  # not `group` itself: the generator expression below would be a new referrer
     for holder in gc.get_referrers(group):
         if isinstance(holder, dict):
             names = ", ".join(repr(key) for key, value in holder.items() if id(value) == own)

@@ -26,10 +26,16 @@ class Training:
     optimizer: Any
     """Megatron's ChainedOptimizer."""
     scheduler: Any
+    """Megatron's OptimizerParamScheduler, or None."""
     data: Any
+    """The object with the data position (`state_dict`, `load_state_dict`), or None."""
     rngs: Sequence[str] = ("torch",)
+    """The random generators from which the script draws, as in `session.adopt(rng=...)`."""
     others: Mapping[str, Any] = field(default_factory=dict)
+    """Further objects with state, by name."""
     increment: Callable[[], int] | None = None
+    """A function that returns the value by which the scheduler is stepped. None: the value is
+    Megatron's running global batch size."""
 
     @property
     def optimizers(self) -> Sequence[Any]:
@@ -51,16 +57,16 @@ class Training:
     @property
     def distributed(self) -> bool:
         """
-        Return whether the optimizer is Megatron's distributed optimizer. Then its state is divided
-        among the data-parallel ranks of an instance.
+        Return whether Megatron's distributed optimizer is used: each data-parallel rank of an
+        instance of it then has a share of the optimizer state.
         """
         return bool(self.chunks[0].ddp_config.use_distributed_optimizer)
 
     @property
     def instances(self) -> int:
         """
-        Return the number of instances of the distributed optimizer. Each instance has one copy of
-        the optimizer's state, so this is also the number of ranks that hold the same share.
+        Return how many ranks have the same share of the optimizer: the number of instances of the
+        distributed optimizer.
         """
         return int(self.chunks[0].ddp_config.num_distributed_optimizer_instances)
 
@@ -81,8 +87,8 @@ class Training:
 
 def common_state(training: Training, step: int) -> dict[str, Any]:
     """
-    Return the state that Megatron's training program stores once for all ranks at the end of
-    `step`. The common state of the optimizers is not included. All values are plain.
+    Return the state that Megatron's training program stores in a checkpoint once for all ranks, as
+    it is at the end of `step`. The part of it that comes from the optimizers is not included.
     """
     found: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": step}
     if training.scheduler is not None:
@@ -122,7 +128,7 @@ def check(training: Training) -> None:
             FP32Optimizer,
         ):
             raise UsageError(f"tft cannot keep the state of a {type(optimizer).__name__}")
-    # check the configuration of each module, because in some models it differs from the model's
+    # check the configuration of every module: in some models a module's differs from the model's
     configs = (getattr(m, "config", None) for chunk in training.chunks for m in chunk.modules())
     refuse_settings(
         [

@@ -1,7 +1,7 @@
 """
 The training state of this process. This module checks Megatron's objects when the script passes
-them to `tft_megatron.enable`. From then on it reads and changes their state for tft. They stay the
-same objects for as long as the process lives.
+them to `tft_megatron.enable`. Later it captures, copies and restores the state in these objects,
+which are not replaced as long as the process lives.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from tft_megatron.training import Training, check, common_state
 _PARTS = frozenset({"model", "optimizer", "training", "replaced"})
 """The names under which `tft_megatron.enable` passes objects to `adopt`."""
 _LISTED = count(1)
-"""Gives each buffer in the result of `Adopted.slices` a new number."""
+"""A counter that gives a new number to each buffer in each result of `slices`."""
 
 
 def adopt(
@@ -47,10 +47,10 @@ def adopt(
     contributing: Callable[[], None] | None,
 ) -> "Adopted":
     """
-    Check the objects that `enable` has passed, and return the training state that they contain.
+    Take charge of the objects that `enable` has passed, and return the training state.
 
-    `contributing` is called at the end of each forward pass, unless it is None. Raises `UsageError`
-    for objects that the adaptor cannot handle.
+    `contributing`, if it is not None, is called at the end of each forward pass. Raises
+    `UsageError` for objects that the adaptor cannot handle.
     """
     training = parts.get("training")
     if not isinstance(training, Training) or wrap is not None:
@@ -72,7 +72,7 @@ def adopt(
 
 class Adopted:
     """
-    The training state in the user's objects, which the script has passed to `tft_megatron.enable`.
+    The training state in the objects that `adopt` has taken charge of.
     """
 
     def __init__(
@@ -133,8 +133,7 @@ class Adopted:
         Return the rank-local state at the beginning or, with `closing=True`, at the end of an
         update window.
 
-        At the end of the window, also drop the settings that `end_step` stored in the previous
-        step.
+        At the end, also drop the settings that were noted at the end of the previous step.
         """
         if closing:
             self._settings.forget()
@@ -142,8 +141,8 @@ class Adopted:
 
     def end_step(self) -> None:
         """
-        Store the settings that the next step may change, such as the learning rate, so that `clear`
-        can restore them. Call this at the end of a step.
+        Store, at the end of a step, the settings that the script may change before the next update
+        window. `clear` restores them.
         """
         self._settings.note()
 
@@ -162,7 +161,7 @@ class Adopted:
         interrupted.
         """
         self._local_state.rollback(local_state)
-        self._stands = True  # a rollback comes after all ranks have rebuilt
+        self._stands = True  # the rollback comes after the rebuild, in which the job has begun
         forget_counts(self.training)
         self._replaced.forget()
         self._switches.put_back()
@@ -178,7 +177,7 @@ class Adopted:
 
     def skip(self, batches: int) -> None:
         """
-        Leave out the next `batches` batches.
+        Leave out the next `batches` batches of the data.
         """
         self._local_state.skip(batches)
 
@@ -274,14 +273,14 @@ class Adopted:
 
     def in_use(self) -> dict[str, ShardInUse]:
         """
-        Return all shards of this rank as they are now, by name, so that the caller can copy them.
+        Return all shards of this rank as they are now, to be copied.
         """
         return {name: shard.in_use() for name, shard in self._shards.items()}
 
     def restore(self, step: int) -> None:
         """
-        Restore the state at the end of `step` from the copy in memory. Raises `OrderRefused` if
-        this rank has no copy of that step, or if the copy does not fit.
+        Restore the state from the copy in memory that was made at the end of `step`. Raises
+        `OrderRefused` if there is no such copy, or if it does not fit the model.
         """
         self.backups.put_back(
             step,
@@ -293,8 +292,8 @@ class Adopted:
 
     def _forget(self) -> None:
         """
-        Drop the buffers and settings that `clear` would restore, because they do not belong to the
-        state that was just loaded or received.
+        Forget the stored values that `clear` would restore: the state has been replaced, so these
+        values do not belong to it.
         """
         self._local_state.running.forget()
         self._settings.forget()
@@ -305,8 +304,7 @@ class Adopted:
         """
         Write the shard under `directory`. Return the names of the written files.
         """
-        # imported only here, because it imports megatron-core (see preload.py)
-        from tft_megatron.checkpoints import save
+        from tft_megatron.checkpoints import save  # here, because it imports megatron-core
 
         return save(directory, shard, self._written(shard, step))
 
@@ -321,7 +319,7 @@ class Adopted:
 
     def load(self, directory: Path, shard: str) -> None:
         """
-        Read a shard that `save` wrote under `directory`, and use it as the state of this rank.
+        Load a shard that `save` wrote.
         """
         from tft_megatron.checkpoints import load
 
@@ -333,7 +331,8 @@ class Adopted:
 
     def replaced(self) -> None:
         """
-        React to the fact that the script itself has loaded new content into its objects.
+        React to the fact that the script has loaded new content into its objects: the stored values
+        of the earlier state are forgotten.
         """
         self._stands = True
         self._forget()
@@ -366,21 +365,21 @@ class Adopted:
 
     def slices(self, shard: str) -> SliceContent:
         """
-        Return the content of a shard that must be equal on all holders, to be compared while the
-        job trains. Buffers that the forward pass changes are left out.
+        Return the content of a shard that must be equal on all its holders, to compare copies while
+        the job trains.
         """
         payload = self.give(shard)
         own = self._local_state.running.own(buffer.name for buffer in payload.buffers)
         kept = tuple(buffer for buffer in payload.buffers if buffer.name not in own)
-        # new numbers each time: some buffers are copies that were made for this call, so a later
-        # step must not read them instead of the state
+        # new numbers each time, so that tft never reads these buffers in later steps: some of them
+        # are copies that would be out of date
         identity = tuple(next(_LISTED) for _ in kept)
         return SliceContent(head=payload.meta, buffers=kept, identity=identity)
 
     def contribution(self) -> int | None:
         """
         Return a digest of what this rank contributed to the gradients of the last step, or None if
-        no gradient was seen since the last call.
+        its gradients were not watched in that step.
         """
         return self._contributions.digest()
 

@@ -11,8 +11,8 @@ and `groups.py` uses its variables for process groups. Both may be different in 
 
 def check_megatron() -> None:
     """
-    Check that megatron-core is installed, in the version `KNOWN`. Raises `UsageError` if it is
-    missing or if its version is another one.
+    Check that megatron-core is installed in the version `KNOWN`. Raises `UsageError` if it is
+    missing or has another version.
     """
     try:
         import megatron.core

@@ -1,6 +1,6 @@
 """
-Chaos: makes faults on purpose, for tests and demonstrations. A fault is given as `tft run --chaos
-SPEC` (see `docs/reference/chaos.md`).
+Chaos: deliberate faults for tests and demonstrations, which `tft run --chaos SPEC` makes (see
+`docs/reference/chaos.md`).
 
 This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`.
 """
@@ -73,6 +73,6 @@ def tft_fault_moment(run_dir: Path, kind: str, rank: int | None, seen: float) ->
     return Ledger(run_dir).moment(kind, rank, seen)
 
 
-@cache  # cached, because an agent calls this after every step
+@cache  # an agent calls this after every step, always with the same argument
 def _specs(carried: str) -> tuple[Spec, ...]:
     return tuple(parse(text) for text in json.loads(carried))

@@ -1,6 +1,6 @@
 """
-Carries out the actions of chaos in the process that gets the fault, such as killing it or raising
-an exception.
+Carries out the actions of chaos (deliberate faults) in the process that gets the fault: kill or
+stop the process, block its thread, raise an exception.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ Theirs = Any  # Any: an object of a framework, which this package does not impor
 class ImitatedFault(TrainingFault, RuntimeError):
     """
     The exception that imitates a fault of a device or a connection. It is also a `RuntimeError`,
-    because frameworks raise that for such faults.
+    because frameworks raise one for such faults.
     """
 
 
@@ -32,8 +32,8 @@ def act(action: Kill | Stop | Hang | Raise) -> None:
     """
     Carry out the action on the calling thread or on its process.
 
-    Only a `Stop` returns, after another process has sent SIGCONT to this process. A `Raise` raises
-    its exception. A `Kill` or a `Hang` never returns.
+    A `Raise` raises its exception. A `Stop` returns when another process has sent SIGCONT. A `Kill`
+    or a `Hang` never returns.
     """
     match action:
         case Kill():

@@ -32,15 +32,15 @@ class BarrierFiles:
 
     def wait(self, firing: str) -> None:
         """
-        Record that this process has reached the place of a fault, and waits there for the other
-        ranks that get the fault. `firing` is the name of the fault.
+        Record that this process has reached the place where the fault `firing` is to be made, and
+        waits there for the other ranks that get the same fault.
         """
         self._write(f"waits-rank{self._rank}", firing)
 
     def waits(self, rank: int) -> str | None:
         """
-        Return the name of the fault (the argument of `wait`) at whose place the process of `rank`
-        waits. Return None if it waits at none.
+        Return the fault for which the process of `rank` waits, in the form of the argument of
+        `wait`. Return None if the process does not wait.
         """
         try:
             return str(json.loads((self._directory / f"waits-rank{rank}").read_text()))
@@ -60,14 +60,15 @@ class BarrierFiles:
 
     def met(self, incident: int, step: int) -> None:
         """
-        Record the step that this rank had reached when an incident stopped it.
+        Record the step that this rank had reached when the incident with the number `incident`
+        stopped it.
         """
         self._write(f"met-{incident}-rank{self._rank}", step)
 
     def furthest(self, incident: int) -> int:
         """
-        Return the highest step that any rank has recorded for an incident. Return 0 if no rank has
-        recorded a step.
+        Return the highest step that any rank has recorded with `met` for an incident. Return 0 if
+        no rank has recorded a step.
         """
         met = self._directory.glob(f"met-{incident}-rank*")
         return max((int(path.read_text()) for path in met), default=0)

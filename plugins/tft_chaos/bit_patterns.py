@@ -1,5 +1,6 @@
 """
-The elements and bits that `bitflip` changes in a tensor, as pure functions of the tensor's bytes.
+Computes which elements and bits of a tensor the action `bitflip` changes, and flips them in the
+bytes of the tensor. Nothing else is changed here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,12 @@ _HIGHEST_MANTISSA_BIT = {
     "float8_e4m3fn": 2,
     "float8_e5m2": 1,
 }
-"""The number of the highest mantissa bit, by type of the elements. A flip of this bit changes the
-value by a quarter or more, and the value stays finite."""
+"""By type of the elements: the number of the highest bit of the mantissa, where bit 0 is the least
+significant bit of the element. A flip of this bit changes the value by a quarter or more, and does
+not make it NaN or Inf."""
 
 _NAMED = 6
-"""The number of tensor names that a message lists, because a model may have thousands."""
+"""The highest number of tensor names in an error message. A model may have thousands of tensors."""
 
 
 class Memory(Protocol):
@@ -38,41 +40,42 @@ class Memory(Protocol):
 
     def largest(self) -> int:
         """
-        Return the index of the element with the largest absolute value.
+        Return the element with the largest absolute value.
         """
 
     def read(self) -> bytes:
         """
-        Return the bytes of all elements, each in little-endian order.
+        Return the content, little-endian.
         """
 
     def write(self, content: bytes) -> None:
         """
-        Replace the bytes of all elements by `content`, which has the form that `read` returns.
+        Replace the content.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """
-    The bits of a tensor that flip: the same bits in each of `number` elements.
+    The bits that flip: the same bits in each of `number` elements.
     """
 
     first: int
-    """The index of the first element that is changed."""
+    """The lowest element that is changed."""
     period: int | None
-    """The distance from each element to the next. None if only one element is changed."""
+    """The distance between two successive changed elements. None if only one element is changed."""
     number: int
+    """How many elements are changed."""
     bits: tuple[int, ...]
     """The numbers of the bits, counted from 0, the least significant bit."""
 
 
 def pattern_of(action: Bitflip, memory: Memory) -> Pattern:
     """
-    Return which bits of which elements `action` flips in the tensor with this memory.
+    Return the elements and bits that `action` flips in this tensor.
 
-    Raises `ChaosMissed` if the tensor does not have the element or the bit of `action`, or if it is
-    too short for two elements at the distance of the period.
+    Raises `ChaosMissed` if the tensor does not have the element or the bit of `action`, or if the
+    period is so long that fewer than two elements would be changed.
     """
     bits = _bits(action, memory)
     if action.element is not None and action.element >= memory.size:
@@ -119,12 +122,13 @@ def _bits(action: Bitflip, memory: Memory) -> tuple[int, ...]:
 
 def flipped(content: bytes, itemsize: int, pattern: Pattern) -> bytes:
     """
-    Return the content of a tensor with the bits of the pattern flipped.
+    Return `content`, the bytes of a tensor, with the bits of the pattern flipped. `itemsize` is the
+    number of bytes of an element.
     """
     element = sum(1 << bit for bit in pattern.bits).to_bytes(itemsize, "little")
     distance = (pattern.period or 1) * itemsize
     mask = bytes(pattern.first * itemsize) + element.ljust(distance, b"\0") * pattern.number
-    # one XOR of two long integers is far faster than a loop over the elements
+    # XOR of two long integers is far faster than a loop over the elements
     both = int.from_bytes(content, "little") ^ int.from_bytes(mask[: len(content)], "little")
     return both.to_bytes(len(content), "little")
 
@@ -136,12 +140,12 @@ def choose(
     action: Bitflip, names: Sequence[str], held: Mapping[str, T], kind: str
 ) -> tuple[str, T]:
     """
-    Return the name and the value of the tensor that `action` means.
+    Return the name of the tensor that `action` changes, and its entry in `held`.
 
-    `names` are the names of the model's tensors, in the order in which `tensor=I` counts them.
-    `held` has the tensors that this rank can flip, by name. `kind` says for messages what they are.
-    If the spec has no `tensor`, return the first of `held`. Raises `ChaosMissed` if this rank does
-    not have the tensor.
+    `names` are the names of the model's tensors, in the order by which a number in `tensor=I`
+    counts. `held` has an entry for each tensor that this rank can change. If the spec has no
+    `tensor`, the first entry is chosen. `kind` says what `held` contains, for error messages.
+    Raises `ChaosMissed` if there is no such tensor.
     """
     name = action.tensor
     if isinstance(name, int):

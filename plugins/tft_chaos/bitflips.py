@@ -18,8 +18,8 @@ from tft_chaos.spec import Bitflip
 
 def flip_state(blow: Blow, action: Bitflip, model: Theirs, optimizer: Theirs, step: int) -> None:
     """
-    Flip the bits that `action` names in the training state, between two steps. Do nothing if the
-    record of the run says that this fault was made already.
+    Flip bits of the training state between two steps. Flip nothing if the record of faults shows
+    that this fault was made already.
 
     Raises `ChaosMissed` if this rank does not have the state that `action` names.
     """
@@ -31,20 +31,19 @@ def flip_state(blow: Blow, action: Bitflip, model: Theirs, optimizer: Theirs, st
 
 def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
     """
-    Install a hook that flips bits of a gradient when this rank's backward pass has computed it. The
-    flip comes before the gradient is accumulated, and before it is reduced with other ranks.
+    Arrange that bits of a gradient are flipped when this rank's backward pass computes it. At that
+    moment the gradient is not yet accumulated, nor reduced with the gradients of other ranks.
 
-    The hook is registered on the parameter, so it runs before the hooks in which wrappers start the
-    reduction. A wrapper such as FSDP trains other tensors than the model's parameters. Then torch
-    does not call the hook, and `missed_gradient` raises an error. Raises `ChaosMissed` if the model
-    does not have the parameter that `action` names.
+    This uses the hook of the parameter itself (`register_hook`). The wrapper's hooks, which start
+    the reduction, are called later. A wrapper such as FSDP trains other tensors than the model's
+    parameters. Then the hook is not called, and `missed_gradient` reports that. Raises
+    `ChaosMissed` if the model does not have the parameter that `action` names.
     """
     session = blow.session
     cell = cells.is_cell(model)
     held = {p.name: p for p in model.trainable_params()} if cell else _trained(model)
     name, parameter = choose(action, list(held), held, action.part)
-    # called for its checks, so that a wrong spec is refused now and not in the middle of training
-    pattern_of(action, _memory(parameter, cell=cell))
+    pattern_of(action, _memory(parameter, cell=cell))  # raise now, not in the middle of training
 
     def came(gradient: Theirs) -> Theirs:
         if session.evaluating or not blow.due(session.step):
@@ -56,7 +55,7 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
             )
         if getattr(gradient, "is_sparse", False):
             raise ChaosMissed(f"chaos: the gradient of {name} is sparse")
-        # not in place: autograd may use the same memory for another gradient
+        # change a copy, because autograd may use the same memory for another gradient
         changed = gradient.copy() if cell else gradient.clone()
         _strike(blow, action, name, _memory(changed, cell=cell), session.step)
         return changed
@@ -66,8 +65,8 @@ def watch_gradient(blow: Blow, action: Bitflip, model: Theirs) -> None:
 
 def missed_gradient(blow: Blow, step: int) -> None:
     """
-    Raise `ChaosMissed` if the hook of `watch_gradient` was not called in `step`, although the spec
-    fires in this step. Call this when the update of `step` is made.
+    Raise `ChaosMissed` if the gradient should have been changed in `step` and was not. Call this
+    when the update of `step` is done.
     """
     if blow.due(step):
         raise ChaosMissed(
@@ -112,9 +111,9 @@ class TensorMemory:
 
     def largest(self) -> int:
         """
-        Return the index of the element with the largest absolute value.
+        Return the element with the largest absolute value.
         """
-        # torch cannot compute `abs` for types of one byte, such as float8
+        # torch has no `abs` for element types of one byte, such as float8
         values = self._own.float() if self.itemsize == 1 else self._own
         return int(values.abs().argmax())
 
@@ -127,8 +126,7 @@ class TensorMemory:
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place, also if the tensor is not contiguous. `content` has the
-        elements in row-major order.
+        Replace the content in place, whatever the strides of the tensor are.
         """
         copy = self._host_copy()
         ctypes.memmove(copy.data_ptr(), content, len(content))
@@ -142,8 +140,10 @@ def _state_of(
     part: str, model: Theirs, optimizer: Theirs
 ) -> tuple[list[str], Mapping[str, Theirs]]:
     """
-    Return the names of the model's trained parameters (or buffers), and by these names the tensors
-    of the kind `part` that this rank has. Tensors without elements are left out.
+    Return the names of all trained parameters of the model, and, by these names, the tensors of the
+    state `part` that this rank has. Tensors without elements are left out.
+
+    If `part` is `buffer`, the names and the tensors are those of the model's buffers.
     """
     tensors = dict(model.named_buffers()) if part == "buffer" else _trained(model)
     if part in ("param", "buffer"):
@@ -164,11 +164,11 @@ def _trained(model: Theirs) -> dict[str, Theirs]:
 
 def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
     """
-    Return the 32-bit master weights of a parameter, or this rank's share of them. Return None if
-    this rank has none.
+    Return the 32-bit master weight of a parameter, or this rank's share of it. Return None if this
+    rank has none.
 
-    A `tft_pytorch.ReplicaOptimizer` has a method that returns them. Megatron's optimizers store
-    them in the attribute `main_param` of the parameter.
+    A `tft_pytorch.ReplicaOptimizer` has a method that returns it. Megatron's optimizers store it in
+    the attribute `main_param` of the parameter.
     """
     if hasattr(optimizer, "master"):
         return optimizer.master(parameter)
@@ -177,10 +177,10 @@ def _master(optimizer: Theirs, parameter: Theirs) -> Theirs:
 
 def _kept(optimizer: Theirs, parameter: Theirs) -> Mapping[str, Theirs]:
     """
-    Return the state that the optimizer keeps for a parameter on this rank. The result is empty if
-    it keeps none.
+    Return the state that the optimizer keeps for a parameter on this rank. It is empty if the
+    optimizer keeps no state for the parameter.
 
-    The key of the state in the optimizer is the master weights, the parameter, or a view of a part
+    The key of this state in the optimizer is the master weight, the parameter, or a view of a share
     of the parameter. Megatron's distributed optimizer uses such views for 32-bit parameters.
     """
     state = (optimizer.optim if hasattr(optimizer, "optim") else optimizer).state

@@ -21,7 +21,7 @@ slowest model in the tests."""
 
 GLANCES = 6
 """The number of successive checks that must find every peer asleep. If a peer has run between two
-checks, the count starts again."""
+of these checks, the count starts again."""
 
 PAUSE = 0.005
 """Seconds between two checks. This is longer than a thread takes to fall asleep."""
@@ -29,11 +29,12 @@ PAUSE = 0.005
 
 def await_peers(marks: BarrierFiles, peers: Sequence[int], step: int) -> dict[str, object]:
     """
-    Wait until all peers sleep inside their last collective of `step`. Return the evidence for this.
+    Wait until all peers sleep inside their last collective of `step`. Return the evidence that they
+    do, for the record of the fault.
 
     Raises `ChaosMissed` if this takes more than `PATIENCE` seconds.
     """
-    pause = threading.Event()  # never set: its `wait` only pauses, and lets other threads run
+    pause = threading.Event()  # never set: its `wait` lets other threads run
     deadline = time.monotonic() + PATIENCE
     glances: list[dict[int, MainThread | None]] = []
     while len(glances) < GLANCES:

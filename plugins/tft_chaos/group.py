@@ -35,24 +35,23 @@ class Victim:
     @property
     def name(self) -> str:
         """
-        The name under which the ledger (the record of faults that were made) has the faults of the
-        spec on this rank.
+        The name under which the ledger records the faults that the spec makes on this rank.
         """
         return str(self.index) if len(self.ranks) == 1 else f"{self.index}.rank{self.rank}"
 
     def await_others(self, time_number: int, ledger: Ledger, marks: BarrierFiles) -> None:
         """
-        Wait until every other victim waits at the place of the same fault, or has got it already.
+        Wait until every other victim waits for the same fault, or has already got it.
 
-        `time_number` is the number of the fault among those of the spec, counted from 1. Return at
-        once if the spec has only one victim. Raises `ChaosMissed` after `PATIENCE` seconds.
+        `time_number` says which of the faults of the spec this is, counted from 1. Return at once
+        if the spec has only one victim. Raises `ChaosMissed` after `PATIENCE` seconds.
         """
         others = [Victim(self.index, self.ranks, r) for r in self.ranks if r != self.rank]
         if not others:
             return
         firing = f"{self.index}-{time_number}"
         marks.wait(firing)
-        pause = threading.Event()  # never set: its `wait` only pauses, and lets other threads run
+        pause = threading.Event()  # never set: its `wait` lets other threads run
         deadline = time.monotonic() + PATIENCE
         while missing := [
             each.rank
@@ -62,6 +61,7 @@ class Victim:
             if time.monotonic() > deadline:
                 raise ChaosMissed(
                     f"chaos: the ranks {missing} did not reach the place of the fault within "
-                    f"{PATIENCE:.0f} s; the ranks {list(self.ranks)} must get this fault together"
+                    f"{PATIENCE:.0f} s, so the fault could not be made on the ranks "
+                    f"{list(self.ranks)} at the same time"
                 )
             pause.wait(PAUSE)

@@ -1,8 +1,8 @@
 """
 The places in a step where chaos makes a fault.
 
-Each function hooks into the objects that the user has passed to tft, so that the fault happens in
-the phase of the spec. It also records evidence that the process was in that phase.
+Each function `watch_…` hooks into the objects that the user has passed to tft, so that the fault
+happens in the phase of the spec. It also records evidence that the process was in that phase.
 
 The functions expect objects of torch, but torch is not imported: only methods of the objects are
 called. `mindspore_hooks.py` handles the objects of MindSpore.
@@ -46,20 +46,20 @@ class Blow:
     @property
     def spent(self) -> bool:
         """
-        True if the spec has made all its faults, so that nothing is left to do.
+        True if the spec has made all its faults.
         """
         return self._fired >= self.spec.count
 
     def due(self, step: int) -> bool:
         """
-        Return whether the next fault of the spec is to be made in this step.
+        Return whether the spec makes its next fault at this step.
         """
         return not self.spent and step == self.spec.step + self._fired
 
     def enter(self, step: int, evidence: Mapping[str, object]) -> bool:
         """
-        Record the next fault of the spec. Return True if it must be made now. Return False if it
-        was recorded before, because an earlier process of this rank has made it.
+        Record that the spec makes its next fault. Return True if the fault must be made now. Return
+        False if this fault is recorded already, by an earlier process or run.
 
         If the spec is aimed at several ranks, wait until all of them have reached this place.
         Raises `ChaosMissed` if one of them does not reach it in time.
@@ -79,7 +79,8 @@ class Blow:
 
     def fall(self, step: int, evidence: Mapping[str, object]) -> None:
         """
-        Record the next fault of the spec, and make it. Do nothing if it was recorded before.
+        Record that the spec makes its next fault, and make the fault. Make no fault if it is
+        recorded already, by an earlier process or run.
 
         Return only if the process continues after the fault.
         """
@@ -89,8 +90,8 @@ class Blow:
 
 def watch_forward(blow: Blow, model: Theirs) -> None:
     """
-    Install hooks that make the fault inside a forward pass of the model, when the first submodule
-    has been computed.
+    Arrange that the fault is made inside a forward pass of the model, when the first submodule has
+    been computed.
 
     In the phase `forward` this is the forward pass of a training step. In the phase `evaluation` it
     is a forward pass in the evaluation after a step.
@@ -126,8 +127,8 @@ def watch_forward(blow: Blow, model: Theirs) -> None:
 
 def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     """
-    Install hooks that make every forward pass take `action.factor` times as long, from the step of
-    the spec on.
+    Arrange that, from the step of the spec on, every forward pass takes longer by the factor of
+    `action`.
     """
     began = 0.0
     slow = False
@@ -141,7 +142,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
     def leave(*_: object) -> None:
         until = began + (time.monotonic() - began) * action.factor
         while slow and time.monotonic() < until:
-            pass  # use the processor, like slow code
+            pass  # a busy loop: like slow code, and unlike `sleep`, it uses the processor
 
     if cells.is_cell(model):
         cells.watch_calls(model, enter, leave)
@@ -152,7 +153,7 @@ def watch_speed(blow: Blow, action: Slow, model: Theirs) -> None:
 
 def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
     """
-    Install hooks that call `seen(number, of)` whenever a backward pass has computed a gradient.
+    Arrange that `seen(number, of)` is called whenever a gradient is computed in a backward pass.
 
     `number` counts the gradients from 1 in the order in which they are computed. `of` is the number
     of trained parameters.
@@ -180,8 +181,8 @@ def watch_gradients(model: Theirs, seen: Callable[[int, int], None]) -> None:
 
 def watch_backward(blow: Blow, model: Theirs) -> None:
     """
-    Install hooks that make the fault when a backward pass has computed its second gradient. If the
-    model has only one gradient, the fault comes at that one.
+    Arrange that the fault is made when the second gradient of a backward pass is computed. If the
+    model has only one parameter, the fault is made at its gradient.
     """
 
     def seen(number: int, of: int) -> None:
@@ -193,11 +194,10 @@ def watch_backward(blow: Blow, model: Theirs) -> None:
 
 def watch_collective(blow: Blow, marks: BarrierFiles, model: Theirs) -> None:
     """
-    Install hooks that make the fault at the first gradient of this rank, before it starts a
-    collective of the step.
+    Arrange that this rank waits at its first gradient until all ranks that get no fault are inside
+    their last collective of the step, and that the fault is made then.
 
-    The hook first waits until all ranks that get no fault are inside their last collective of the
-    step.
+    At that time this rank has not started a collective of this step.
     """
     others = [rank for rank in range(blow.session.world) if rank not in blow.victim.ranks]
 
@@ -214,9 +214,10 @@ def mark_collectives(
     specs: Sequence[Spec], marks: BarrierFiles, session: SessionView, model: Theirs
 ) -> None:
     """
-    Install hooks that write a marker file at the last gradient of this rank, in the steps of
-    `specs`. These are the specs of phase `collective` that are aimed at other ranks. Those ranks
-    wait for the files.
+    Arrange that, in the steps of `specs`, this rank writes a marker file at its last gradient.
+
+    `specs` are specs of phase `collective` that are aimed at other ranks. Those ranks wait for the
+    marker files before they make their fault.
     """
 
     def seen(number: int, of: int) -> None:
@@ -229,12 +230,13 @@ def mark_collectives(
 
 def watch_update(blow: Blow, optimizer: Theirs) -> None:
     """
-    Replace the optimizer's `step` by one that makes the fault when some parameters are changed and
+    Arrange that the fault is made inside the optimizer's step, when some parameters are changed and
     other parameters are not.
 
-    If the optimizer is sharded, hook into its attribute `optim`, the optimizer of this rank's
-    share, as torch's ZeroRedundancyOptimizer has it. Raises `ChaosMissed` during the step if the
-    optimizer changes all parameters at once.
+    A sharded optimizer, such as torch's ZeroRedundancyOptimizer, has the optimizer of this rank's
+    share in its attribute `optim`. Then the fault is made when that optimizer has changed a part of
+    its parameters. `optimizer.step` raises `ChaosMissed` if the optimizer changes all parameters at
+    once.
     """
     if cells.is_cell(optimizer):
 
@@ -244,7 +246,7 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
         cells.watch_halfway(optimizer, lambda: blow.due(blow.session.step), halfway_there)
         return
     local = optimizer.optim if hasattr(optimizer, "optim") else optimizer
-    whole = optimizer.step  # the present method, which a scheduler may have replaced
+    whole = optimizer.step  # may be a function by which a scheduler has replaced the method
 
     @wraps(whole)
     def watched(*arguments: Theirs, **named: Theirs) -> Theirs:
@@ -277,10 +279,10 @@ def watch_update(blow: Blow, optimizer: Theirs) -> None:
 
 def own_part(parameter: Theirs) -> Theirs:
     """
-    Return this rank's part of a parameter.
+    Return this rank's part of a parameter: the local tensor of a distributed parameter, or else the
+    whole parameter.
 
-    Chaos reads only this part, because reading a whole distributed parameter needs a collective
-    with the other ranks.
+    To read a whole distributed parameter would need a collective with the other ranks.
     """
     own = parameter.detach()
     return own.to_local() if hasattr(own, "to_local") else own
@@ -288,8 +290,7 @@ def own_part(parameter: Theirs) -> Theirs:
 
 class _Groups(list[dict[str, Theirs]]):
     """
-    A list of parameter groups that calls `on_the_way` whenever the optimizer, in a loop over the
-    list, has finished a group.
+    A list of parameter groups that calls `on_the_way` whenever the optimizer has finished a group.
 
     If only one group has parameters, that group is split into two.
     """

@@ -16,8 +16,8 @@ _KEPT = {
     "exp_avg": ("exp_avg.", "moment1.", "adam_m.", "moments."),
     "exp_avg_sq": ("exp_avg_sq.", "moment2.", "adam_v."),
 }
-"""The prefixes in the names of optimizer state: MindSpore's optimizers put them before the name of
-the parameter."""
+"""By name of the state in a spec: the prefixes that MindSpore's optimizers use for it. The name of
+an optimizer state is such a prefix and the name of the parameter."""
 
 
 def is_cell(model: Theirs) -> bool:
@@ -29,7 +29,7 @@ def is_cell(model: Theirs) -> bool:
 
 def watch_calls(model: Theirs, enter: Callable[..., None], leave: Callable[..., None]) -> None:
     """
-    Install hooks that call `enter` when the model is called, and `leave` when it returns.
+    Arrange that `enter` is called when the model is called, and `leave` when the model returns.
     """
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
@@ -46,7 +46,7 @@ def watch_parts(model: Theirs, computed: Callable[[str], Callable[..., None]]) -
 
 def watch_gradients(model: Theirs, begin: Callable[..., None], came: Callable[..., None]) -> int:
     """
-    Install hooks that call `begin` when a forward pass begins, and `came` when a gradient is
+    Arrange that `begin` is called when a forward pass begins, and `came` whenever a gradient is
     computed in its backward pass.
 
     Return the number of gradients in a backward pass.
@@ -62,13 +62,12 @@ def watch_halfway(
     optimizer: Theirs, due: Callable[[], bool], halfway: Callable[[int, int], None]
 ) -> None:
     """
-    Install hooks that imitate an interrupted step of the optimizer, in steps for which `due()` is
-    True.
+    Arrange that half of the optimizer's parameters get their earlier values back after a step, and
+    that `halfway(changed, of)` is called then. `changed` is the number of parameters that still
+    have new values, and `of` the number of all parameters.
 
-    After the step, half of the parameters get their earlier values back. Then
-    `halfway(changed, of)` is called. `changed` is the number of parameters that still differ from
-    before the step, and `of` the number of all parameters. Raises `ChaosMissed` during the step if
-    there are fewer than two parameters.
+    This is done only in steps for which `due()` is True. The call of the optimizer raises
+    `ChaosMissed` if there are fewer than two parameters.
     """
     before: list[Theirs] = []
 
@@ -98,11 +97,12 @@ def watch_halfway(
 
 def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], dict[str, Theirs]]:
     """
-    Return the names of the trained parameters (or buffers), and by these names the tensors of the
-    kind `part` that this rank has.
+    Return the names of all trained parameters, and, by these names, the tensors of the state `part`
+    that this rank has.
 
-    The buffers are the parameters that are not trained, such as the moving averages of BatchNorm.
-    Raises `ChaosMissed` for `master`, because MindSpore's optimizers keep no 32-bit master weights.
+    If `part` is `buffer`, the names and the tensors are those of the parameters that are not
+    trained, such as the moving averages of BatchNorm. Raises `ChaosMissed` if `part` is `master`,
+    because MindSpore's optimizers keep no 32-bit master weights.
     """
     if part == "master":
         raise ChaosMissed("chaos: the optimizers of MindSpore keep no 32-bit masters")
@@ -124,8 +124,8 @@ def state_of(part: str, model: Theirs, optimizer: Theirs) -> tuple[list[str], di
 
 class ArrayMemory:
     """
-    The memory of an array that a tensor's `asnumpy` has returned. The array shares the memory of
-    the tensor, so writing to it changes the tensor.
+    The memory of a tensor of MindSpore. `array` is the result of the tensor's `asnumpy`, which
+    shares memory with the tensor.
     """
 
     def __init__(self, array: Theirs) -> None:
@@ -136,7 +136,7 @@ class ArrayMemory:
 
     def largest(self) -> int:
         """
-        Return the index of the element with the largest absolute value.
+        Return the element with the largest absolute value.
         """
         return int(abs(self._array).argmax())
 
@@ -149,6 +149,6 @@ class ArrayMemory:
 
     def write(self, content: bytes) -> None:
         """
-        Replace the content in place. `content` has the elements in row-major order.
+        Replace the content in place.
         """
         self._array.reshape(-1).view("uint8").data[:] = content

@@ -16,10 +16,10 @@ from tft_chaos.spec import Process, Spec, Stop
 
 def strike_processes(specs: Sequence[Spec], run_dir: Path, node: int, step: int) -> None:
     """
-    Send the signals of the specs that are aimed at tft's own processes on this node.
+    Carry out the specs that are aimed at processes of tft on this node and are due when `step` is
+    complete: send SIGKILL or SIGSTOP.
 
-    A signal is sent when the rank that is furthest on this node has completed the step of the spec
-    (`step`). If the process does not run at that time, it gets its signal at a later step.
+    A process that does not run at that time gets its signal at a later step.
     """
     ledger = Ledger(run_dir)
     for index, spec in enumerate(specs):

@@ -9,7 +9,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainThread:
     """
-    The state of the main thread of a process at one moment.
+    The state of a process's main thread at one moment.
     """
 
     state: str

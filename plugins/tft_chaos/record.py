@@ -1,9 +1,9 @@
 """
-The record of the faults that chaos has made. There is one file for each fault (each firing of a
-spec), written just before the fault is made.
+The record of the faults that chaos has made: one file for each fault (each firing of a spec),
+written before the fault is made.
 
-The files outlive every process of the job. So no fault is made again in the process that replaces
-the killed one, or after `--resume`.
+The files stay when a process of the job ends. So no fault is made a second time: neither by the
+process that replaces the killed one, nor after `--resume`.
 """
 
 import json
@@ -32,7 +32,8 @@ class Firing:
     step: int
     phase: str | None
     evidence: Mapping[str, object]
-    """The evidence that the rank which gets the fault was at the place that the spec names."""
+    """Facts which show that the process was in the phase of the spec, such as how many gradients it
+    had computed."""
 
 
 class Ledger:
@@ -49,7 +50,7 @@ class Ledger:
 
     def fired(self, name: str) -> int:
         """
-        Return how many faults are recorded under this name (see the class for the names).
+        Return how many times the spec with this name has fired.
         """
         return len(list(self.directory.glob(f"{name}-*.json")))
 
@@ -79,11 +80,10 @@ class Ledger:
     def moment(self, kind: str, rank: int | None, seen: float) -> float | None:
         """
         Return the time at which chaos made the fault that tft has detected. Return None if chaos
-        did not make it.
+        has not made such a fault.
 
-        tft detected the fault at the time `seen`, with this `kind` on this `rank`.
-
-        Both times are in seconds of CLOCK_MONOTONIC.
+        tft first detected the fault at the time `seen`, with the kind `kind`, on `rank`. Both times
+        are in seconds of CLOCK_MONOTONIC.
         """
         return max(
             (

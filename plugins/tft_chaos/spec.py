@@ -56,25 +56,27 @@ class Raise:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitflip:
     """
-    The action `bitflip`: flip bits of one tensor of the rank. tft gets no report of the flip.
+    Flip bits of one tensor of the rank, without reporting it.
     """
 
     part: Part
-    """Which tensor changes: the parameter itself (`param`), its gradient or a part of its optimizer
-    state. `buffer` means a buffer of the model instead."""
+    """Which tensor of a parameter is changed: the parameter itself, its gradient, its master weight
+    or a part of its optimizer state. `buffer`: a buffer of the model is changed."""
     tensor: int | str | None = None
     """The number or the name of the parameter or buffer. None: the first one that the rank has."""
     element: int | None = None
-    """The element in row-major order. None: the one with the largest absolute value."""
+    """The index of the element, in row-major order. None: the element with the largest absolute
+    value."""
     bit: int | None = None
-    """The highest bit that flips; 0 is the least significant bit. None: the highest bit of the
-    mantissa."""
+    """The highest bit that flips, where 0 is the least significant bit. None: the highest bit of
+    the mantissa."""
     bits: int = 1
-    """How many bits of the element flip, from `bit` downwards."""
+    """How many bits of the element flip: `bit` and those below it."""
     period: int | None = None
-    """The distance from one changed element to the next. None: only one element is changed."""
+    """The distance between elements whose bits flip; the same bits flip in each of them. None: the
+    bits of one element flip."""
     period_in_bytes: bool = False
-    """True if `period` is in bytes, False if it is in elements."""
+    """True if `period` is in bytes, not in elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class Slow:
     The action `slow`: make every forward pass slower, from the step of the spec on."""
 
     factor: float
+    """How many times as long a forward pass takes."""
 
 
 Action = Kill | Stop | Hang | Raise | Bitflip | Slow
@@ -128,14 +131,14 @@ class Spec:
     phase: Phase
     """The place in the step at which the fault is made. It has no meaning for a `Process`."""
     count: int
-    """The number of faults that the spec makes: one in `step`, and one in each step after it. In
-    phase `repair` one before each order."""
+    """The number of faults that the spec makes: one in each step from `step` on. In phase `repair`,
+    one before each such order."""
     order: OrderName
     """For phase `repair`: the order of the controller before which the fault is made."""
 
 
 _BITS = 64
-"""The number of bits in the largest type that an element of a tensor can have."""
+"""The number of bits in the largest type of element that a tensor can have."""
 
 T = TypeVar("T")
 
@@ -149,8 +152,8 @@ _ORDERS: Mapping[str, OrderName] = {
     "stop": "stop", "load": "load", "fetch": "fetch", "restore": "restore", "regroup": "regroup",
     "reload": "reload", "rebuild": "rebuild", "rollback": "rollback", "save": "save", "commit": "commit",
 }  # fmt: skip
-"""The orders that a training thread carries out. Other orders are handled without the training
-thread."""
+"""The orders before which a fault of phase `repair` can be made: those that a training thread
+carries out. A spec acts on the training thread, which has no part in other orders."""
 
 
 def parse(text: str) -> Spec:
@@ -257,9 +260,9 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
     """
     Return the phase of a spec. Raises `UsageError` if the phase does not suit the action.
 
-    A bit of the state can only be flipped in a complete state, and a gradient exists only during the
-    backward pass. Only a forward pass can be made slower. A bug in the user's code can only occur
-    while that code runs.
+    Bits of the state are flipped only between two steps, when the state is complete. Bits of a
+    gradient are flipped only in the backward pass, where the gradient exists. Only a forward pass
+    can be made slower. A bug in the user's code can only occur while that code runs.
     """
     match action:
         case Bitflip(part="gradient"):
@@ -279,7 +282,8 @@ def _phase(name: str, action: Action, keys: "_Keys") -> Phase:
 
 class _Keys:
     """
-    The `key=value` pairs of one spec. The methods remove the pairs that they return.
+    The `key=value` pairs of one spec. Each method returns the value of a key and removes the pair,
+    so that `end` finds the pairs that no method has asked for.
     """
 
     def __init__(self, text: str, pairs: Sequence[str]) -> None:
@@ -308,15 +312,16 @@ class _Keys:
 
     def whole(self, key: str, default: int, least: int) -> int:
         """
-        Return the value of `key`, which must be a whole number of `least` or more.
+        Return the value of `key`, which must be a whole number, `least` or more. Return `default`
+        if the key is not given.
         """
         number = self.optional(key, least)
         return default if number is None else number
 
     def optional(self, key: str, least: int, most: int | None = None) -> int | None:
         """
-        Return the value of `key`, which must be a whole number from `least` to `most` (None: no
-        upper limit). Return None if the key is not given.
+        Return the value of `key`, which must be a whole number from `least` to `most`. Return None
+        if the key is not given. If `most` is None, there is no upper limit.
         """
         value = self._take(key)
         if value is None:
@@ -334,8 +339,8 @@ class _Keys:
 
     def period(self, key: str) -> tuple[int | None, bool]:
         """
-        Return the value of `key`, which must be a distance, and whether it is in bytes. The text
-        `32` means 32 elements, and `128B` means 128 bytes. The distance is None if the key is not
+        Return the value of `key`, which must be a distance, and whether it is in bytes. `32` is a
+        distance in elements, and `128B` one in bytes. Return None and False if the key is not
         given.
         """
         value = self._take(key)
@@ -359,7 +364,7 @@ class _Keys:
 
     def end(self) -> None:
         """
-        Raise `UsageError` if the spec has a key that no other method has read.
+        Raise `UsageError` if the spec has a key that no method has asked for.
         """
         for key in self._values:
             self.refuse(
@@ -368,7 +373,7 @@ class _Keys:
 
     def refuse(self, why: str) -> NoReturn:
         """
-        Raise `UsageError` with the text of the spec and the reason `why`.
+        Raise `UsageError`, because the spec cannot be carried out.
         """
         raise UsageError(f"--chaos {self._text}: {why}")
 

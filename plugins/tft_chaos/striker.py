@@ -1,6 +1,6 @@
 """
-Carries out chaos in one rank: makes the faults of the specs that concern the rank, in hooks of the
-session.
+Carries out chaos in the process of one rank: installs hooks in the user's objects, and makes faults
+when the session calls the methods of an observer (`tft_on_…`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,8 +64,8 @@ class Striker:
         marks: BarrierFiles,
     ) -> None:
         """
-        `blows` carry out the specs that are aimed at this rank. The specs in `joining` are aimed at
-        other ranks, which need marker files of this rank.
+        `blows` carry out the specs that are aimed at this rank. `joining` are specs that are aimed
+        at other ranks, which wait for marker files of this rank before they make their fault.
         """
         self._session = session
         self._blows = blows
@@ -80,7 +80,7 @@ class Striker:
     @hookimpl
     def tft_on_adopted(self, parts: Mapping[str, Theirs]) -> None:
         """
-        Install, on the user's model and optimizer, the hooks that make the faults of all specs.
+        Install hooks in the user's model and optimizer, which make faults during a step.
         """
         model, self._optimizer = parts["model"], parts["optimizer"]
         self._model = model
@@ -113,10 +113,10 @@ class Striker:
     @hookimpl
     def tft_on_window_closed(self, step: int) -> None:
         """
-        Make the faults of phase `between`, after the update window of `step` has closed.
+        Make the faults of phase `between`: the update window of `step` has closed.
 
-        Also check that the bits of gradients were flipped. Raises `ChaosMissed`, after all other
-        faults are made, if some bits could not be flipped.
+        Also check that bits of a gradient were flipped in this step if a spec asks for that. Raises
+        `ChaosMissed` if bits could not be flipped, after all other faults are made.
         """
         _each(self._blows, lambda blow: self._between(blow, step))
 
@@ -133,8 +133,8 @@ class Striker:
     @hookimpl
     def tft_on_tail_ending(self, step: int) -> None:
         """
-        Make the faults of phase `tail`. At this time the loop has done all work of the step, but
-        the step has not ended yet.
+        Make the faults of phase `tail`: the loop has done all work of the step, but the step has
+        not ended yet.
         """
         for blow in self._blows:
             if blow.spec.phase == "tail" and blow.due(step):
@@ -151,9 +151,8 @@ class Striker:
         if not incident or not self._repairs:
             return
         self._marks.met(incident, step)
-        # A replacement does not know its step before it has its state. When it gets its first
-        # order, the other ranks have stopped and have recorded their steps, so the highest recorded
-        # step is used.
+        # Use the highest step that any rank has recorded for this incident. A replacement process
+        # has no state yet, and so does not know its own step.
         reached = self._marks.furthest(incident)
         for blow in self._blows:
             wanted = blow.spec.phase == "repair" and blow.spec.order == order and not blow.spent

@@ -1,6 +1,6 @@
 """
-Digests one slice after each step. A large slice is digested on a thread of its own while the next
-step computes.
+Digests one slice of each shard after each step, to compare the copies of ranks. Large slices are
+digested on a separate thread while the next step computes.
 """
 
 import logging
@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 class Digester:
     """
-    Digests the slices of the shards of one rank. Each shard has `of` slices.
+    The observer of one rank, which digests a slice of each shard after each step. Each shard has
+    `of` slices.
     """
 
     def __init__(self, session: SessionView, of: int) -> None:
@@ -28,7 +29,7 @@ class Digester:
 
     def tft_on_step_ended(self, step: int) -> None:
         """
-        Digest the slice of this step, or let the thread digest it if it is large.
+        Digest the next slice of each shard, on the separate thread if it is large.
         """
         work = self._session.digest_slice(step % self._of, self._of)
         if work is None:
@@ -41,7 +42,8 @@ class Digester:
 
     def tft_on_state_released(self) -> None:
         """
-        Wait until the thread has digested its slice, because the bytes may change from now on.
+        Wait until the separate thread has digested the slice, because its bytes may change when
+        this method has returned.
         """
         if self._busy:
             self._busy = False
@@ -51,8 +53,7 @@ class Digester:
 
     def _start(self) -> bool:
         """
-        Start the thread that digests large slices. Return False if the system cannot start another
-        thread.
+        Start the separate thread. Return False if the operating system cannot start more threads.
         """
         thread = threading.Thread(target=self._run, name="tft-integrity", daemon=True)
         try:
@@ -71,6 +72,4 @@ class Digester:
                 self._done.put(error)
             else:
                 self._done.put(None)
-            del (
-                work
-            )  # `work` refers to the shards, and would keep their memory during the next wait
+            del work  # so that this waiting thread does not keep the memory of the shards alive

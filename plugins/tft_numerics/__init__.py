@@ -1,10 +1,9 @@
 """
-Numerics: refuses updates whose loss or gradient norm is NaN, infinite or far too large, so that no
-rank applies them. It is switched on with `tft run --numerics refuse` (see
-`docs/howto/numerics.md`).
+The plugin of `tft run --numerics refuse`: prevents updates with NaN, Inf or a sudden spike in the
+loss or in the norm of the gradients (see `docs/howto/numerics.md`).
 
-This package is an ordinary plugin: it acts on a job only through the hooks of `tft.spi`. After a
-refusal, tft decides what to do.
+The plugin acts on a job only through the hooks of `tft.spi`. It refuses an update, and the
+controller decides what to do next.
 """
 
 import json

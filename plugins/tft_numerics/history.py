@@ -1,6 +1,5 @@
 """
-The last values of one number, such as the loss, and the limit above which a new value is a spike (a
-value far above the earlier ones).
+The last values of one number, and the limit above which a further value is a spike.
 """
 
 from collections import deque
@@ -8,43 +7,44 @@ from collections import deque
 WINDOW = 100
 """The number of last values from which median and deviation are computed."""
 WARM = 50
-"""The number of values that must be known before a new value can be a spike, because numbers change
-quickly in the first steps of a training."""
+"""No value counts as a spike before this number of other values is known, because losses and norms
+change quickly in the first steps of a training."""
 _RENEWED = 20
-"""The number of ordinary values after which the median is computed anew."""
+"""The median is computed anew for each value that is far above it, and otherwise once in this
+number of values. Sorting in every step would cost time."""
 _NORMAL = 1.4826
-"""The standard deviation of a normal distribution, in median absolute deviations."""
+"""The factor from a median absolute deviation to the standard deviation of a normal distribution.
+"""
 _FLOOR = 0.05
-"""The least deviation that is assumed, as a fraction of the median. Without it, a tiny change of a
-number that hardly varies would be a spike."""
+"""The smallest deviation that is assumed, as a fraction of the median. Without it, a number that
+hardly varies would have a spike whenever it changes by a millionth."""
 
 
 class History:
     """
-    The last values of one number, each with its step.
+    The last values of one number, such as the loss, each with its step.
 
-    Ranks must judge a value alike if they have accepted the same steps. If a rank has accepted a
-    step more and takes it back, it needs values older than the last `WINDOW`. So twice as many
-    values are kept.
+    Ranks that have seen the same values must judge alike, even if one of them has seen more steps
+    and was rolled back. So twice as many values are kept as are used: values from before the
+    rollback are then still known.
     """
 
     def __init__(self) -> None:
         self._values: deque[tuple[int, float]] = deque(maxlen=2 * WINDOW)
         self._fresh = 0
-        """The number of values for which `_ordinary` may still be used."""
+        """How many more values may be compared with `_ordinary` before it is computed anew."""
         self._ordinary = 0.0
-        """The value up to which no value is a spike. It was computed at most `_RENEWED` values
-        ago."""
+        """A value up to this is no spike. It was computed from the last values some steps ago."""
 
     def add(self, step: int, value: float) -> None:
         """
-        Add a value of a step that was not refused.
+        Add the value of a step whose update is not refused.
         """
         self._values.append((step, value))
 
     def back_to(self, step: int) -> None:
         """
-        Forget the values of `step` and of later steps, because these steps are computed again.
+        Forget the values of `step` and of later steps, because these are computed again.
         """
         self._fresh = 0
         while self._values and self._values[-1][0] >= step:
@@ -59,15 +59,15 @@ class History:
 
     def limit(self, value: float, factor: float) -> float | None:
         """
-        Return the limit that `value` exceeds if it is a spike, or None if it is no spike.
+        Return the limit above which a value is a spike, if `value` is above it. Otherwise return
+        None.
 
-        The limit is `factor` deviations above the median of the last values. No value is a spike if
-        fewer than `WARM` values are known.
+        The limit is `factor` deviations above the median of the last values. While fewer than
+        `WARM` values are known, the result is None.
         """
         if len(self._values) < WARM:
             return None
-        # nearly all steps end here, so they need not compute the median
-        if self._fresh and value <= self._ordinary:
+        if self._fresh and value <= self._ordinary:  # in nearly all steps
             self._fresh -= 1
             return None
         known = sorted([each for _, each in self._values][-WINDOW:])

@@ -1,5 +1,6 @@
 """
-Judges the losses and the gradient norm of each step on one rank, before the update.
+Decides on one rank, before the update of each step, whether the loss and the norm of the gradients
+are wrong.
 """
 
 import math
@@ -17,8 +18,8 @@ log = structlog.get_logger()
 Mode = Literal["watch", "refuse"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 SPIKE = 20.0
-"""A value that is this many deviations above the median is a spike. In ordinary training single
-values are up to 10 deviations above the median."""
+"""A value is a spike if it is this number of deviations above the median of earlier values. In
+ordinary training, single values are up to 10 deviations above it."""
 
 _NORM = "the norm of the gradients"
 
@@ -26,23 +27,24 @@ _NORM = "the norm of the gradients"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """
-    The values of the `--numerics` options of `tft run`, which every process of the job gets.
+    The settings of `tft run`, as they are carried to every process.
     """
 
     mode: Mode
     spike: float = SPIKE
-    """A value that is this many deviations above the median is a spike. 0: no value is a spike."""
+    """A value is a spike if it is this number of deviations above the median. 0: no value is a
+    spike."""
     limit: float | None = None
-    """The largest norm of the gradients that is accepted. None: there is no limit."""
+    """The largest norm of the gradients that is not refused. None: there is no limit."""
 
 
 class Judge:
     """
-    Judges the numbers of one rank, in hooks of the session.
+    The observer of one rank, which refuses updates.
 
-    Ranks with the same parameters must come to the same judgement. They have the same gradient
-    norm, but must also know the same norms of earlier steps. A process that replaces another one
-    knows no earlier norms. So all ranks forget their earlier numbers when a process is replaced.
+    The norm of the gradients is the same on all ranks that hold the same parameters, and these
+    ranks must judge it alike. So they must know the same norms of earlier steps. A replacement
+    process knows no earlier norms. So when a process was replaced, all ranks forget theirs.
     """
 
     def __init__(self, session: SessionView, settings: Settings) -> None:
@@ -51,12 +53,12 @@ class Judge:
         self._losses = History()
         self._norms = History()
         self._found: list[str] = []
-        """Texts that say what is wrong with the losses of the present step."""
+        """What is wrong with the losses of the present step."""
         self._incarnations: Mapping[int, int] = {}
 
     def tft_on_loss(self, step: int, loss: float) -> bool:
         """
-        Return True if this loss of this rank is wrong and the update must be refused.
+        Return whether the update must be refused because of a loss of this rank.
         """
         why = self._wrong("the loss", loss, self._losses)
         if why:
@@ -65,8 +67,8 @@ class Judge:
 
     def tft_on_window_opening(self, step: int, numbers: Numbers) -> None:
         """
-        Raise a `TrainingFault` to refuse the update if a loss or the gradient norm is wrong. In the
-        mode `watch`, log it instead. Keep the numbers of an accepted step for later judgements.
+        Judge the numbers of `step`. Raise a `TrainingFault` to refuse the update, or only log the
+        finding if the mode is `watch`. Otherwise remember the numbers for later steps.
         """
         found, self._found = self._found, []
         if not found and numbers.norm is not None:
@@ -83,8 +85,8 @@ class Judge:
 
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        Forget the numbers of steps that are computed again. If a process was replaced, forget all
-        numbers, because the new process has none.
+        Before a `regroup` order, forget the numbers of `step` and later steps, because these steps
+        are computed again. Forget all numbers if a process was replaced.
         """
         if order != "regroup":
             return
@@ -109,7 +111,7 @@ class Judge:
 
     def _wrong(self, name: str, value: float, history: History) -> str:
         """
-        Return a text that says what is wrong with a value, or "" if the value is not wrong.
+        Return a text that says what is wrong with a value, or an empty text if nothing is wrong.
         """
         if not math.isfinite(value):
             return f"{name} is {value}"

@@ -340,14 +340,14 @@ def test_the_world_size_may_come_from_the_environment(monkeypatch: pytest.Monkey
         (
             (HA,),
             {"tensor_model_parallel_size": 3},
-            "4 ranks cannot be divided so: --tensor-model-parallel-size 3 times "
+            "4 ranks cannot be divided among these sizes: --tensor-model-parallel-size 3 times "
             "--pipeline-model-parallel-size 1 times --context-parallel-size 1 is 3, which does not "
             "divide 4",
         ),
         (
             (HA,),
             {"world_size": 6, **EXPERTS, "expert_tensor_parallel_size": 2},
-            "6 ranks cannot be divided so: --expert-model-parallel-size 2 times "
+            "6 ranks cannot be divided among these sizes: --expert-model-parallel-size 2 times "
             "--expert-tensor-parallel-size 2 times --pipeline-model-parallel-size 1 is 4, which "
             "does not divide 6",
         ),

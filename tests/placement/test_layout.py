@@ -181,7 +181,7 @@ COUNTED_STAGES_FIRST = ("tp", "cp", "ep", "pp", "dp")
         (
             {"dp": 8, "ep": 3},
             "experts cannot be spread over ep 3 of the 8 ranks of a dense data-parallel group "
-            "(dp 8 * cp 1): ep must divide this number",
+            "(dp 8 * cp 1): ep must divide the number of these ranks",
         ),
         (
             {"dp": 8, "ep": 8},

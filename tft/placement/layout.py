@@ -1,7 +1,7 @@
 """
-Derive the shard groups of a job from the sizes of its parallelism: which rank holds which shard,
-before anything runs. The result is the `Topology` that the controller uses, too. Only this module
-and `memory_cost` know kinds of parallelism, such as tensor parallelism, by name.
+Derive from the sizes of a job's parallelism which rank will hold which shard, before the job runs.
+The result is a `Topology`, as a running job has it. Only this module and `memory_cost`, which
+counts bytes with these sizes, know kinds of parallelism by name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,13 +15,13 @@ DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 ranks by default: the ranks of one tensor-parallel group come next to each other. MindSpore uses the
 same order: tensors innermost, pipeline stages outermost."""
 WORLD = 1_000_000
-"""The largest number of ranks that is accepted. It is ten times the largest job that anybody plans
-for, so a larger number is a typing error."""
+"""The largest number of ranks that is accepted. A larger number is taken for a typing error,
+because no job has so many ranks."""
 
 
 Places = list[tuple[str, tuple[int, ...]]]
-"""The data-parallel groups of the model. Each group is a pair of a text and the ranks. The text is
-the part of a shard's name that says which part of the model the group trains."""
+"""The data-parallel groups of the model. Each group is a pair: a suffix for the names of shards,
+which says what part of the model the group trains, and the ranks of the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,9 @@ class Scheme:
     """True if parameters are cut together with their optimizer state, except small ones. False: the
     parameters are whole on every rank of a data-parallel group."""
     experts_as_dense: bool
-    """True if the state of experts has as many shards as the state of the dense part of the model.
-    False: it has as many copies of each shard as the state of the dense part."""
+    """True if the state of experts is cut into as many shards as the state of the dense part of the
+    model. False: it is cut into fewer shards, so that each shard has as many copies as a shard of
+    the dense part."""
 
 
 MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False)
@@ -47,15 +48,16 @@ MEGATRON = Scheme(name="Megatron", cuts_parameters=False, experts_as_dense=False
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateKind:
     """
-    One kind of state, such as parameters or optimizer state, and the ranks that hold its shards.
+    One kind of state, and the ranks that hold it.
     """
 
     kind: str
     what: str
     """A text that says what the state consists of, for messages."""
     copies: int
+    """The number of ranks that hold each shard of this kind."""
     groups: Mapping[str, tuple[int, ...]]
-    """The ranks that hold a copy of each shard, by the name of the shard."""
+    """By shard: the ranks that hold a copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +65,33 @@ class Layout:
     """
     The sizes of a job's parallelism, and the order in which its ranks are counted. Raises
     `UsageError` for impossible sizes, and if some state would have no replica.
+
+    The dense part of the model is everything apart from experts. A dense data-parallel group has
+    the dp * cp ranks that train the same piece of the dense part. An expert data-parallel group has
+    the ranks that train the same experts.
     """
 
     dp: int = 1
+    """Data-parallel size."""
     tp: int = 1
+    """Tensor-parallel size."""
     pp: int = 1
+    """The number of pipeline stages."""
     cp: int = 1
+    """Context-parallel size."""
     ep: int = 1
-    """The number of ranks over which experts are spread, out of the dp * cp ranks of a dense
-    data-parallel group."""
+    """Expert-parallel size: the number of ranks, out of the dp * cp ranks of a dense data-parallel
+    group, over which experts are spread."""
     shards: int = 1
     """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
     it is not cut."""
     order: tuple[str, ...] = DIMENSIONS
-    """The dimensions in the order in which ranks are counted: neighbouring ranks differ in the
-    first."""
+    """The dimensions in the order in which ranks are counted. Ranks with successive numbers differ
+    in the first dimension."""
     scheme: Scheme = MEGATRON
     threshold_kb: int = 0
-    """A size in kilobytes. Parameters that are smaller stay whole, even if others are cut."""
+    """Parameters smaller than this number of kilobytes are not cut, even if the scheme cuts
+    parameters."""
 
     def __post_init__(self) -> None:
         for name in (*DIMENSIONS, "shards"):
@@ -159,10 +170,8 @@ class Layout:
 
     def states(self) -> tuple[StateKind, ...]:
         """
-        Return all kinds of state with their shard groups.
-
-        Each pair of a pipeline stage and a tensor rank has shard groups of its own. For experts
-        there are shard groups for each expert-parallel rank of such a pair.
+        Return all kinds of state with their shard groups. There is one set of groups for each
+        pipeline stage and tensor rank, and for experts one for each part of the experts.
         """
         dense, experts = self._dense_places(), self._expert_places()
         if self.scheme.cuts_parameters and self.shards > 1:
@@ -222,8 +231,8 @@ class Layout:
 
     def _model_places(self, strides: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         """
-        Yield two values for each pair of pipeline stage and tensor rank: the part of a shard's name
-        that identifies the pair, and the lowest rank of the pair.
+        Yield two values for each pair of pipeline stage and tensor rank: the suffix of shard names
+        for this pair, and the lowest of its ranks.
         """
         for stage in range(self.pp):
             for tensor in range(self.tp):
@@ -231,8 +240,8 @@ class Layout:
 
     def _place(self, stage: int, tensor: int) -> str:
         """
-        Return the part of a shard's name that identifies a pipeline stage and tensor rank. Empty if
-        there is only one such place.
+        Return the suffix of shard names for a pipeline stage and tensor rank. It is empty if the
+        job has one stage and one tensor rank.
         """
         of_stage = f".stage{stage}" if self.pp > 1 else ""
         of_tensor = f".tensor{tensor}" if self.tp > 1 else ""
@@ -284,7 +293,8 @@ class Layout:
         if self.dense % self.ep:
             raise UsageError(
                 f"experts cannot be spread over ep {self.ep} of the {self.dense} ranks of a dense "
-                f"data-parallel group (dp {self.dp} * cp {self.cp}): ep must divide this number"
+                f"data-parallel group (dp {self.dp} * cp {self.cp}): ep must divide the number of "
+                "these ranks"
             )
         dense, experts = self._strides(self._dense_sizes()), self._strides(self._expert_sizes())
         if self.pp > 1 and dense["pp"] != experts["pp"]:
@@ -317,8 +327,9 @@ class Layout:
 
 def _spread(*dimensions: tuple[int, int]) -> list[int]:
     """
-    Return the distances of the ranks of a group from its first rank. Each argument is the size and
-    the stride of one dimension.
+    Return, for each rank of a group, its distance from the first rank of the group, sorted. The
+    group extends over the given dimensions; each argument is the size and the stride of one of
+    them.
     """
     members = [0]
     for size, stride in dimensions:
@@ -332,7 +343,8 @@ def _ranks(number: int) -> str:
 
 def _possible(ranks: int) -> str:
     """
-    Return a text that lists the numbers of shards with which every shard has a replica.
+    Return a text for an error message: the numbers of shards into which the optimizer state of
+    `ranks` ranks can be cut so that every shard has a replica.
     """
     several = [shards for shards in range(2, ranks // 2 + 1) if ranks % shards == 0]
     if not several:
@@ -343,9 +355,9 @@ def _possible(ranks: int) -> str:
 
 def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
     """
-    Return the shard groups of a layout. With `ranks_per_node` the topology also has nodes, each
-    filled with this many ranks, one node after another. Raises `UsageError` if the last node would
-    not be full.
+    Return the shard groups of a layout. If `ranks_per_node` is given, the topology also says on
+    which node each rank is: the first `ranks_per_node` ranks on node 0, and so on. Raises
+    `UsageError` if the last node would not be full.
     """
     groups = {shard: ranks for state in layout.states() for shard, ranks in state.groups.items()}
     if ranks_per_node is None:
@@ -359,11 +371,10 @@ def topology(layout: Layout, ranks_per_node: int | None = None) -> Topology:
 
 def report_lines(topology: Topology) -> Iterator[str]:
     """
-    Yield for every rank a line with the smallest shard group to which the rank belongs, in the form
-    of MindIO's log: `rank:4, report group list: [0, 4]`.
-
-    A rank has several lines if several of its groups have the smallest size. Unlike these lines,
-    MindIO's log has each group only once, for the rank that reports the group first.
+    Yield, for every rank, a line for each smallest group of ranks that hold a shard together with
+    it. The lines have the form of MindIO's log: `rank:4, report group list: [0, 4]`. A rank has
+    several lines if several groups have the smallest size. In MindIO's own log a group appears only
+    once, for the rank that reports it first.
     """
     fewest: dict[int, list[tuple[int, ...]]] = {}
     for ranks in {tuple(sorted(set(ranks))): None for ranks in topology.groups.values()}:

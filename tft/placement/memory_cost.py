@@ -1,5 +1,6 @@
 """
-Calculate the memory cost of replicas: bytes per parameter and rank for Adam in mixed precision.
+Calculate how much memory the replicas of optimizer state need: bytes per parameter and rank, for
+Adam in mixed precision.
 """
 
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ class Gradients(Enum):
 
 
 _WHOLE_AND_CUT = {Gradients.HALF: (4, 16), Gradients.SINGLE: (6, 12)}
-"""Two numbers of bytes per parameter: the bytes that every rank holds in full, and the bytes that
-are divided among the ranks as optimizer state. Parameter and gradient take 2 + 2 or 2 + 4 bytes.
-Adam adds a parameter and two moments in fp32. If the gradient is not in fp32, Adam also adds a
-gradient in fp32."""
+"""Two numbers of bytes per parameter: what every rank holds in full, and what is divided among the
+ranks with the optimizer state. Every rank holds the parameter and its gradient (2 + 2 or 2 + 4
+bytes). The optimizer state is a parameter and two moments in fp32, 12 bytes. It also has a gradient
+in fp32, 4 more bytes, if gradients are not in fp32 already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,12 @@ class Cost:
     """
 
     formula: str
-    """The calculation of the total as text: the bytes that every rank holds in full, plus those
+    """The calculation of the total as text: the bytes that every rank holds in full, plus the bytes
     that are divided over the data-parallel group."""
     total: float
+    """All bytes that the parameter needs on the rank."""
     added: float
-    """The bytes of the total that are due to additional copies. With one copy only, the optimizer
-    state would be divided over the whole data-parallel group."""
+    """How many bytes of the total would not be needed if each shard were held by one rank only."""
 
 
 def cost(gradients: Gradients, ranks: int, copies: int) -> Cost:
@@ -75,10 +76,9 @@ def bytes_per_rank(
     layout: Layout, gradients: Gradients, parameters: float, of_experts: float
 ) -> tuple[float, float]:
     """
-    Return the bytes that one rank needs for a model, and how many of them are due to the copies.
-
-    The model has `parameters` parameters, of which `of_experts` belong to experts. It is assumed to
-    be spread evenly over the ranks.
+    Return two numbers for a model of `parameters` parameters, `of_experts` of them in experts: the
+    bytes that one rank needs, and how many of these bytes are due to copies. The parameters are
+    assumed to be spread evenly over the ranks.
     """
     places = layout.tp * layout.pp
     dense, expert = dense_cost(layout, gradients), expert_cost(layout, gradients)

@@ -1,6 +1,6 @@
 """
-Find which ranks or nodes a job can lose without losing state: those that it must not lose at all,
-and the pairs that it must not lose together.
+Find the ranks or nodes whose loss would lose state: single ones, and pairs that must not be lost
+together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +12,15 @@ from tft.core.plan.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survival:
     """
-    The ranks or nodes, alone and in pairs, whose loss would lose state. The job survives the loss
-    of any other single rank or node, and of any other two that are not in `alone`.
+    The ranks or nodes whose loss would lose state, each with the name of a shard that would be
+    lost. Any other rank or node, or pair of them, can be lost without losing state.
     """
 
     alone: Mapping[int, str]
-    """Ranks or nodes that hold all copies of a shard, each with the name of such a shard."""
+    """The ranks or nodes that hold the only copies of a shard."""
     pairs: Mapping[tuple[int, int], str]
-    """Pairs of ranks or nodes that together hold all copies of a shard, each with the name of such
-    a shard. Either of the two can be lost alone."""
+    """Pairs of ranks or nodes that together hold the only copies of a shard. Either of the two can
+    be lost alone."""
 
 
 def of_ranks(topology: Topology) -> Survival:
@@ -43,8 +43,8 @@ def of_nodes(topology: Topology) -> Survival:
 
 def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
     """
-    Return the losses that would lose state. `held` gives each shard with its holders (ranks or
-    nodes). Only shards with one or two holders matter, so the time is linear in their number.
+    Return the result for the pairs of a shard and its holders in `held`. Shards with more than two
+    holders are ignored, because they survive the loss of any two.
     """
     alone: dict[int, str] = {}
     pairs: dict[tuple[int, int], str] = {}
@@ -65,7 +65,7 @@ def _survival(held: Iterable[tuple[str, set[int]]]) -> Survival:
 
 def stretches(numbers: Sequence[int]) -> list[str]:
     """
-    Return sorted numbers as short ranges: `0-3`, `7`.
+    Return sorted numbers as a list of ranges: `["0-3", "7"]` for 0, 1, 2, 3 and 7.
     """
     found: list[list[int]] = []
     for number in numbers:
@@ -78,9 +78,9 @@ def stretches(numbers: Sequence[int]) -> list[str]:
 
 def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None) -> list[str]:
     """
-    Return pairs of ranks or nodes as text, grouped by the distance between the two, which is mostly
-    the same for all pairs: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or
-    `node`. At most `most` ranges are named for each distance; None means all.
+    Return a description of pairs of ranks or nodes, with one text for each distance between the two
+    of a pair: `ranks 0-3, each with the rank 4 further on`. `what` is `rank` or `node`. A text
+    names at most `most` ranges; None means all.
     """
     firsts: dict[int, list[int]] = {}
     for first, second in pairs:
@@ -95,8 +95,8 @@ def pairs_in_words(pairs: Iterable[tuple[int, int]], what: str, most: int | None
 
 def shortened(words: Sequence[str], most: int | None) -> str:
     """
-    Return a list as text for a message: the first `most` items, and the number of the other items.
-    None means that all items are in the text.
+    Return a list as text for a message. After `most` items the rest is only counted; None means
+    that all are named.
     """
     if most is None or len(words) <= most:
         return ", ".join(words)

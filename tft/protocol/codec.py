@@ -30,13 +30,13 @@ _KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in MESSAGES}
 
 class _Wire(
     msgspec.Struct, forbid_unknown_fields=True, rename={"sender": "from", "number": "n"}
-):  # not a dataclass: `from` is a keyword in Python, and a struct checks types strictly
+):  # not a dataclass: the wire field `from` is a keyword in Python, so a field must be renamed
     v: int
     job: str
     sender: str
     number: int
     kind: str
-    body: dict[str, Any]  # Any: its fields depend on `kind`, and are checked once `kind` is known
+    body: dict[str, Any]  # Any: which fields it has depends on `kind`; `_message` checks them
 
 
 # ---------------------------------------------------------------- the wire
@@ -46,9 +46,9 @@ def encode(envelope: Envelope) -> bytes:
     """
     Return the bytes of an envelope (a message with its sender), as they are sent on the bus.
 
-    A character that UTF-8 cannot represent is written as an escape, so that the message can still
-    be sent. An example is a lone surrogate in a file name in a traceback. Raises `InternalError` if
-    the result is larger than `FRAME_LIMIT`.
+    A character that UTF-8 cannot represent, such as a lone surrogate in a file name of a traceback,
+    is written as an escape sequence, so that the message can still be sent. Raises `InternalError`
+    if the result is larger than `FRAME_LIMIT`.
     """
     frame: bytes = msgpack.packb(
         {
@@ -64,7 +64,7 @@ def encode(envelope: Envelope) -> bytes:
     if len(frame) > FRAME_LIMIT:
         raise InternalError(
             f"a {type(envelope.message).__name__} of {envelope.sender} takes {len(frame)} bytes; "
-            f"the limit of a frame is {FRAME_LIMIT} bytes"
+            f"the limit of a frame is {FRAME_LIMIT}"
         )
     return frame
 
@@ -125,7 +125,8 @@ def _refuse_other_versions(came: dict[object, object], sender: str) -> None:
 
 def _brief(words: str) -> str:
     """
-    Return `words` cut to 200 characters, so that a text from another process cannot fill the log.
+    Return the text `words`, cut to 200 characters, so that a text from another process cannot fill
+    the log.
     """
     return words if len(words) <= 200 else f"{words[:200]}…"
 
@@ -143,7 +144,8 @@ def to_plain(message: Message) -> tuple[str, dict[str, object]]:
 
 def from_plain(kind: str, body: dict[str, object]) -> Message:
     """
-    Return the message for a result of `to_plain`, which may have been stored as JSON in between.
+    Return the message of class `kind` with the fields `body`. This is the inverse of `to_plain`;
+    its result may have been stored as JSON in between.
 
     Raises `MalformedMessage` if the values do not form a valid message.
     """
@@ -171,11 +173,12 @@ def _message(kind: str, body: dict[str, Any], *, str_keys: bool) -> Message:
 
 def _flaw(came: object, known: Any, path: str) -> str | None:  # Any: has the shape of `came`
     """
-    Return a text about the first error that msgspec does not detect, or None if there is none.
+    Return a text about an error in received fields that msgspec does not detect, or None if there
+    is no such error.
 
     Such an error is a field that the dataclass does not have, or a number that is not finite.
-    `came` is the received value, and `known` the same value after its conversion to a message.
-    `path` is the place of the value in the message, for the error text.
+    `came` is the received value. `known` is the same value after its conversion to the message and
+    back, so it has no unknown fields. `path` says where `came` is in the message, for the text.
     """
     match came:
         case dict():
@@ -205,7 +208,8 @@ def pack(content: object) -> bytes:
     Encode plain values as MessagePack bytes.
 
     Plain values are None, bool, int of 64 bits, float, str, bytes, and lists, tuples and dicts of
-    plain values. Raises `UsageError`, which says what cannot be encoded, for any other value.
+    plain values. Raises `UsageError` if `content` contains any other value; the message of the
+    error names that value.
     """
     try:
         packed: bytes = msgpack.packb(content)
@@ -222,13 +226,13 @@ def unpack(packed: bytes | memoryview) -> Any:
     """
     Decode the result of `pack`. A tuple comes back as a list.
 
-    Raises `MalformedMessage` if the bytes are not valid MessagePack. A short input cannot use much
-    memory or stack. A length in the input may not exceed the number of bytes, and msgpack limits
-    nesting to 1024 levels.
+    Raises `MalformedMessage` if the bytes are not valid MessagePack. The input is not trusted, but
+    a short input cannot make msgpack use much memory or stack: msgpack refuses a length that
+    exceeds the number of bytes, and more than 1024 levels of nesting.
     """
     try:
-        # keys need not be text: rank-local state has steps as keys, and a data position may have
-        # any keys
+        # allow keys that are not text: the keys of rank-local states are step numbers, and the
+        # user's data position may have keys of any type
         return msgpack.unpackb(packed, strict_map_key=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedMessage(

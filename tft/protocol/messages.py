@@ -1,8 +1,8 @@
 """
 All messages between the processes of a job. `docs/reference/wire.md` describes each field.
 
-A message cannot be changed after its creation, and is validated when it is received. There are
-three groups of messages.
+A message cannot be changed after its creation. Its fields are checked when it is received. There
+are three groups of messages.
 
 Reports go from ranks, agents, the launcher and commands of `tft` to the controller. The sender
 repeats a report until the controller has acknowledged the report.
@@ -14,16 +14,18 @@ is answered.
 `Lead` of a sender matters. The same holds for `LocalStates` and `LocalStatesKept`, which agents
 send to each other.
 
-Ranks are global ranks. Steps are optimizer steps, counted from 1; step 0 means that no step has
-been done. `at` is the time CLOCK_MONOTONIC of the sender's machine in seconds.
+Some fields have the same meaning in all messages. Ranks are global ranks. Steps are optimizer
+steps, counted from 1; step 0 means that no step has been done. `at` is the time when the message
+was made, in seconds of CLOCK_MONOTONIC on the sender's machine. `incarnation` is the number of a
+rank's process: 0 for the first, one more for each replacement.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 VERSION = 12
-"""The version of the protocol. It is increased when a message changes its form. A peer with another
-version is refused with an error message."""
+"""The version of the protocol. Increase it when the fields of a message change. A message from a
+process with another version is refused with an error."""
 
 FaultKind = Literal[
     "process", "node", "memory", "network", "numeric", "hang", "straggler", "corruption", "software"
@@ -35,7 +37,8 @@ OrderName = Literal[
 ]  # fmt: skip
 
 Verdict = Literal["pass", "isolate", "end"]
-"""The result of a check of a rank: go on, take the rank's node out of the job, or end the job."""
+"""The result of a check that ran on a rank while the job was paused: `pass` (continue), `isolate`
+(take the rank's node out of the job), or `end` (end the job)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +52,11 @@ class Position:
     window: bool
     """True while the update window of step `step` + 1 is open."""
     tail: bool = False
-    """True while the loop has not reached the end of step `step`. A part of what follows the update
-    window, such as a scheduler's step or an evaluation, may be done already."""
+    """True while the loop has not reached the end of step `step`. Its code after the update window,
+    such as a scheduler's step or an evaluation, may have run in part."""
     after: bool = False
-    """True while functions that tft calls after step `step` (`session.evaluate`,
-    `session.after_step`) are running or are still to be called."""
+    """True if functions of the user that tft calls after step `step` (`session.after_step`) are
+    running or still to be called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +64,19 @@ class ShardCopies:
     """
     A shard (one piece of training state), and all ranks that hold a copy of the shard.
 
-    These ranks are the shard group of the shard.
+    These ranks are called the shard group of the shard.
     """
 
     shard: str
+    """The name of the shard."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedFile:
     """
-    One file of a last checkpoint, as the rank that saved the file has written it.
+    One file of a last checkpoint (the checkpoint that survivors write before a job ends), as
+    described by the rank that wrote the file.
     """
 
     name: str
@@ -93,12 +98,13 @@ class Joined:
 
     rank: int
     incarnation: int
-    """How many processes held this rank before. The agent gives the number, so it is never
-    reused."""
+    """How many processes this rank was given before. The controller counts, and the process gets
+    the number from its agent."""
     world: int
     pid: int
     started: int
-    """The process start time in clock ticks since boot. With the pid it identifies one process."""
+    """The start time of the process, in clock ticks since boot. The pid alone does not identify the
+    process, because the kernel reuses pids."""
     host: str
     address: str
     """HOST:PORT where this rank serves its shards to other ranks."""
@@ -106,8 +112,8 @@ class Joined:
     strategies: tuple[str, ...]
     """The strategies that the adaptor supports."""
     derives: bool = False
-    """True if the adaptor can compute the rank-local state of this rank from a step number. This is
-    needed when the captured state is lost."""
+    """True if the adaptor can compute the rank-local state of this rank from a step number alone,
+    when the captured rank-local state is lost."""
     at: float
 
 
@@ -123,32 +129,36 @@ class Ready:
     incarnation: int
     shards: tuple[ShardCopies, ...]
     column: tuple[int, ...] = ()
-    """The ranks of the model replica of this rank, which can leave and come back only together when
-    the job shrinks or grows. Empty: only this rank."""
+    """The ranks of the model replica of this rank (the ranks that hold the whole model together).
+    They leave and return only together when the job shrinks or grows. Empty: this rank alone."""
     reloads: bool = False
-    """True if the program writes checkpoints without tft, and finds the newest of them by itself.
-    """
+    """True if the user's program writes checkpoints without tft, and can find and load the newest
+    of them when the order `Reload` asks for that."""
     strategies: tuple[str, ...] = ()
-    """The strategies that the adaptor supports, now that it has the state. Empty: those in
-    `Joined`."""
+    """The strategies that the adaptor supports with this training state. Empty: the strategies that
+    the rank has named in `Joined`."""
     after: float = 0.0
-    """The time in seconds that the functions which tft calls after a step may take. 0: there are no
-    such functions."""
+    """The longest time in seconds that the user's functions may take that tft calls after a step
+    (`session.after_step`). 0: there are no such functions."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepNumbers:
     """
-    What a rank has computed in one step: digests, by which two attempts of the step are compared.
+    Digests of the losses and gradient norms that a rank has computed in one step.
+
+    If the step is computed a second time, equal digests show that the rank has computed the same
+    numbers again.
     """
 
     own: str
-    """Digest of the losses and of the gradients that the rank has computed alone."""
+    """Digest of the losses, and of numbers about the gradients that this rank computed before they
+    were reduced."""
     common: str
     """Digest of the norm of the reduced gradients."""
     batches: int = 1
-    """How many batches the step has taken."""
+    """How many batches the rank has drawn in the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,23 +171,23 @@ class Faulted:
     incarnation: int
     kind: FaultKind
     step: int
-    """The step being computed."""
+    """The step that was being computed."""
     summary: str
     """The exception's type and message, in one line."""
     traceback: str
     position: Position
     polluted: bool = False
-    """True if the last update may have spread the error: no copy of the state of `position.step` is
-    sound."""
+    """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
+    state of `position.step` is used."""
     not_after: int | None = None
-    """The last step whose copies can be sound, if the error is known to be older than the step in
-    which it was noticed. None: the age of the error is not known."""
+    """The last step whose copies are not affected: the error happened after that step, and was only
+    noticed later. Copies of later steps are not used. None: the error is not known to be older."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that only another process can
     continue."""
     refused: StepNumbers | None = None
-    """What the rank had computed when it refused the update of `step` because of wrong numbers. Its
-    state was not changed. None: the fault is not a refused update."""
+    """The numbers because of which the rank has refused the update of `step`, for example a loss
+    that is NaN. The state is not changed then. None: the fault is not such a refusal."""
     at: float
 
 
@@ -193,7 +203,7 @@ class Answered:
     round: int
     order: OrderName
     failure: str | None = None
-    """Why the order could not be carried out; None: it was carried out."""
+    """Why the order could not be carried out. None: the order was carried out."""
     context_lost: bool = False
     """True if the order failed because the device accepts no more work from this process."""
     position: Position
@@ -201,24 +211,27 @@ class Answered:
     """The step of the complete state that this rank has in memory. None: the state is incomplete.
     """
     backups: tuple[int, ...] = ()
-    """The earlier steps of which this rank keeps a copy of the complete state."""
+    """The earlier steps of which this rank keeps a copy of the complete state in memory."""
     waiting: bool = False
-    """For `freeze`: True if the training thread waits in a collective, or is out of the loop."""
+    """For `freeze`: True if the training thread waits for other ranks in a collective, or is not in
+    the training loop. So this rank is not the one that hangs."""
     digests: dict[str, dict[str, str]] = field(default_factory=dict)
     """For `compare`, `fetch`, `restore` and `reload`: digests of the state of step `held`, by shard
-    and part. An empty digest means that this part differs from rank to rank by design. An empty
-    mapping means that the rank has no state, or that the state cannot be compared."""
+    and part of the shard. An empty digest means that the part is not compared, because ranks have
+    different content there by design. An empty dict means that the rank has no complete state, or
+    that its state cannot be compared."""
     compared: float = 0.0
-    """The time in seconds that it took to compute the digests."""
+    """The time in seconds that the rank needed to compute the digests."""
     line: str = ""
-    """For `stop`: the place in the tail of step `held` where the loop was left (FILE:LINE)."""
+    """For `stop`: the line of the script (FILE:LINE) at which the loop was left, if it was left in
+    the tail of step `held`. Empty: it was not left in a tail."""
     odd: dict[int, str] = field(default_factory=dict)
-    """For `fetch`: the source ranks that this rank did not use, each with the reason."""
+    """For `fetch`: the ranks from which this rank did not use the shard, each with the reason."""
     inexact: tuple[str, ...] = ()
-    """Sentences for the operator. They name what the loop of this rank does in its tails that an
-    incident cannot undo or repeat exactly."""
+    """What the loop of this rank does in its tails that an incident cannot undo or repeat exactly,
+    one sentence for each habit."""
     tails: bool = False
-    """True if the loop of this rank marks the end of each step, which is later than the end of the
+    """True if the loop of this rank marks the end of each step. A step then ends later than its
     update window."""
     files: tuple[SavedFile, ...] = ()
     """For `save`: the files that were written."""
@@ -227,9 +240,10 @@ class Answered:
     finding: str = ""
     """For `check`: the reason for a verdict other than `pass`, as a sentence."""
     local_state: dict[int, str] = field(default_factory=dict)
-    """For a `save` that failed: the last captures of this rank's rank-local state (hexadecimal), by
-    step. Another rank writes the state for this rank, possibly of another step."""
+    """For a `save` that failed: the rank-local state that this rank captured last (hexadecimal), by
+    step. The job may now have to save an earlier step, and another rank writes this state then."""
     began: float
+    """The time at which the rank began to carry out the order, on the same clock as `at`."""
     at: float
 
 
@@ -245,7 +259,7 @@ class Trained:
     incarnation: int
     step: int
     numbers: StepNumbers | None = None
-    """What the rank has computed in this step. None: no plugin watches the numbers of steps."""
+    """Digests of what the rank has computed in this step. None: no plugin watches the numbers."""
     at: float
 
 
@@ -254,7 +268,7 @@ class Finished:
     """
     Report of a rank: the user's function `train` has returned.
 
-    The rank waits for the other ranks. Other ranks can still fetch the state of this rank.
+    The process stays and waits for the other ranks, which can still fetch its state.
     """
 
     rank: int
@@ -262,8 +276,8 @@ class Finished:
     step: int
     """The last step that was done."""
     sliced: bool = False
-    """True if copies were compared slice by slice while the job trained (`--integrity`). All copies
-    are then compared as a whole before the job is complete."""
+    """True if slices of the rank's copies were compared while training (`tft_integrity`). Then the
+    controller has the whole copies compared once more before the job is complete."""
     at: float
 
 
@@ -272,7 +286,7 @@ class Checkpointed:
     """
     Report of a rank: a periodic checkpoint of the whole job is complete.
 
-    The job returns to this checkpoint if all copies of some part of the state are lost.
+    The job returns to this checkpoint if an incident loses all copies of a shard.
     """
 
     rank: int
@@ -290,8 +304,8 @@ class CheckpointFailed:
     """
     Report of a rank: the periodic checkpoint of a step has failed.
 
-    The rank could not do its part of the checkpoint, or the ranks hold differing copies of its
-    state. No checkpoint of that step exists.
+    Either the rank could not do its part of the checkpoint, or the copies of a shard differ between
+    ranks. No checkpoint of that step exists.
     """
 
     rank: int
@@ -300,12 +314,13 @@ class CheckpointFailed:
     """The step whose end state the checkpoint would have held."""
     why: str
     differ: bool = False
-    """True if the copies that ranks hold are not equal, which is a fault. False: the checkpoint
+    """True if the copies of a shard differ between ranks, which is a fault. False: the checkpoint
     failed for another reason, and training continues."""
     wrong: tuple[int, ...] = ()
-    """The ranks whose copies are wrong. Empty: not known."""
+    """The ranks whose copies are wrong. Empty: the wrong copies are not known."""
     unsliced: bool = False
-    """True if a part differs that slices do not contain, such as a module buffer."""
+    """True if the copies differ in a part that is not in the slices compared while training. So an
+    earlier equal comparison of slices says nothing about that part."""
     at: float
 
 
@@ -354,13 +369,13 @@ class Exited:
     position: Position
     """The last position, read from the shared memory that the process left behind."""
     stack: str
-    """The stacks of all threads, if the process was asked to write them. Empty: the process was not
-    asked, or did not answer."""
+    """The stacks of the threads, which the process wrote before it was killed (`Kill.last_words`).
+    Empty: the process was not asked for them, or did not write them."""
     stopped: bool = False
     """True if the process was in the stopped state (SIGSTOP) when it was ended."""
     script_ended: bool = False
-    """True if the script and its exit handlers (`atexit`) had ended without an error before the
-    process ended."""
+    """True if the script had ended without an error, and its exit handlers (`atexit`) had run,
+    before the process ended."""
     local_state: dict[int, str]
     """The rank-local state that the process captured last (generators, data position; hexadecimal),
     by step."""
@@ -385,6 +400,8 @@ class StoreOpened:
 class Recalled:
     """
     Report of an agent: the rank-local state of a rank of a lost node, which this node has kept.
+
+    It is the answer to `Recall`.
     """
 
     node: int
@@ -393,32 +410,34 @@ class Recalled:
     """The node that was lost."""
     rank: int
     incarnation: int
-    """The incarnation that had captured the state last. -1: this node has kept no state of the
-    rank."""
+    """The incarnation of the process that captured the state. -1: this node has kept nothing of
+    the rank."""
     incident: int
-    """`incident` and `round` identify the last rollback of the rank before the captures. If a later
-    rollback gave up some of the captured steps, their captures do not count."""
+    """The number of the incident in which the rank was last rolled back before these captures. If
+    the rank was rolled back again later, the controller ignores captures of steps that this later
+    rollback has given up."""
     round: int
+    """The round (attempt) of `incident` in which that rollback was made."""
     local_state: dict[int, str]
     """The rank-local state (hexadecimal), by step."""
     early: tuple[int, ...] = ()
-    """The steps of `local_state` whose capture may not be final: it was made before the end of the
-    step, and captures of this rank were seen to change until the end of a step."""
+    """The steps whose state here was captured before the step had ended. A step is listed only if
+    this rank is known to change its rank-local state between that moment and the end of a step."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """
-    Report: the agent of a node has ended or is silent.
+    Report: the agent of a node has ended or is silent, so the node is lost.
 
-    Either the launcher has seen the agent's process end, or the controller has not heard from the
-    agent for too long.
+    The launcher reports that the agent's process has ended. The controller makes the report itself
+    if it has not heard from the agent for too long.
     """
 
     node: int
     pid: int = 0
-    """The pid of the agent that ended. 0: the present agent of the node."""
+    """The pid of the agent that was lost. 0: the agent that the node has at present."""
     why: str
     at: float
 
@@ -426,17 +445,17 @@ class NodeLost:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
     """
-    Report: a person or program asks for the end of the job.
+    Report: a person or program asks for the end of the job, or of one node.
 
     If possible, the job saves a last checkpoint first.
     """
 
     why: str
     signal: int
-    """The signal that was received; 0: none."""
+    """The number of the signal that asked for the end. 0: there was no signal."""
     node: int | None = None
-    """The node whose launcher was asked to end. The job continues if the ranks of this node have
-    moved to other nodes, or are to move. None: the whole job is to end."""
+    """The node whose launcher was asked to end. The job continues without the node if the node's
+    ranks have moved to other nodes, or are about to. None: the whole job is asked to end."""
     at: float
 
 
@@ -453,8 +472,8 @@ class PauseRequested:
 
     why: str
     check: str
-    """The check to run during the pause; the job continues by itself afterwards. Empty: there is no
-    check, and the job continues when it is asked to."""
+    """The name of the check to run during the pause. The job continues by itself after the check.
+    Empty: no check is run, and the job waits for `ResumeRequested`."""
     at: float
 
 
@@ -495,9 +514,11 @@ class Noticed:
     kind: FaultKind
     evidence: str
     polluted: bool = False
-    """True if the last update may have spread the error, as in `Faulted`."""
+    """True if the last update may have spread wrong numbers to other ranks. Then no copy of the
+    state after that update is used."""
     not_after: int | None = None
-    """The last step whose copies can be sound, as in `Faulted`. None: not known."""
+    """The last step whose copies are not affected. Copies of later steps are not used. None: not
+    known."""
     at: float
 
 
@@ -510,19 +531,22 @@ class Advised:
 
     incident: int
     round: int
-    """The round of the offer that is answered. Advice for an older offer has no effect."""
+    """The round (attempt) of the incident in which the strategies were offered. Advice for an older
+    round has no effect."""
     strategy: str = ""
     """The strategy to follow: one that was offered, or a new name of the plugin for a variant of
     `base`. Empty: the plugin leaves the choice to tft."""
     base: str = ""
     """If `strategy` is a new name of the plugin: the strategy of which it is a variant."""
     not_after: int | None = None
-    """If `strategy` is a new name of the plugin: the latest step to which the ranks may return."""
+    """If `strategy` is a new name of the plugin: all ranks return to the end of this step or of an
+    earlier step. None: the plugin sets no limit."""
     skip: int = 0
-    """If `strategy` is a new name of the plugin: the number of batches to skip."""
+    """If `strategy` is a new name of the plugin: the number of batches to draw and drop after the
+    return."""
     replace: tuple[int, ...] = ()
-    """If `strategy` is a new name of the plugin: the ranks to get a new process although their
-    present process is alive."""
+    """If `strategy` is a new name of the plugin: ranks that get another process although their
+    process is alive."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be followed in this incident."""
     wait: float = 0.0
@@ -531,12 +555,12 @@ class Advised:
     at: float
 
 
-# ---------------------------------------------------------------- status that is sent repeatedly
+# ---------------------------------------------------------------- current status, sent repeatedly
 
 
 UNSLICED = "buffer "
-"""The beginning of the name of a shard's part that is not in the slices, such as a module buffer.
-Such a part is compared only when whole copies are compared."""
+"""The prefix that marks the name of a part of a shard whose content is in no slice, such as a
+buffer of a module. Such a part is compared only when whole copies are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,19 +568,22 @@ class SliceDigest:
     """
     The digest of one slice of a shard at the end of a step, as one rank has computed it.
 
-    With `number` -1 it is instead the digest of what this rank contributed to the gradients of the
-    step. It is compared only with the digest of the same rank in another attempt at the step.
+    Slices are digested to compare the copies of a shard while the job trains. With `number` -1 the
+    digest is not of a slice, but of what the rank alone contributed to the gradients of the step.
+    Such a digest is compared only with that of the same rank when the step is computed again.
     """
 
     incident: int
-    """The last incident of the rank. `incident` and `round` identify the attempt at the step: a
-    step that is computed again may have another content."""
+    """The number of the last incident before the step was computed; 0: there was none. Only digests
+    with the same `incident` and `round` are compared, because a step that is computed again after
+    an incident may have another result."""
     round: int
+    """The last round (attempt) of `incident`."""
     step: int
     number: int
-    """The number of the slice, from 0."""
+    """The number of the slice, from 0, or -1."""
     of: int
-    """The number of slices that the shard is cut into. One slice is digested in each step."""
+    """The number of slices into which the shard is cut. One slice is digested in each step."""
     shard: int
     """The index of the shard among the shards of the rank, in the order of `Ready.shards`."""
     digest: int
@@ -566,24 +593,26 @@ class SliceDigest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """
-    The status of one rank. The agent reads it from the page (memory that it shares with the rank).
+    The status of one rank. The agent reads it from the memory page that it shares with the rank.
     """
 
     rank: int
     incarnation: int
     position: Position
     training: bool
-    """True if the rank is inside `train`. Only then a lack of progress means a fault."""
+    """True if the rank is inside the user's function `train`. A rank outside of it may be without
+    progress for long, so only a rank inside of it can count as hanging."""
     moved: float
-    """The time when the training thread last made progress."""
+    """The time when the training thread last made progress (CLOCK_MONOTONIC, seconds)."""
     digests: tuple[SliceDigest, ...] = ()
-    """The digests of slices that the rank has computed lately. Several beats contain the same
-    digest, so that a lost beat does not lose it."""
+    """The newest slice digests of the rank. The next `Beat` messages repeat them, in case this one
+    is lost."""
     kept: int = 0
-    """The step of the newest copy of its state that the rank keeps in host memory. 0: no copy."""
+    """The step of the newest copy of its whole state that the rank keeps in host memory
+    (`--backup-every`). 0: the rank has no such copy."""
     unprotected: int = 0
-    """The number of steps in which the update window of the rank opened before another node had the
-    rank-local state of that step."""
+    """How many update windows of the rank have opened although no other node had the rank-local
+    state of the step yet. If the node is lost at such a moment, that state is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -602,25 +631,27 @@ class Lead:
     """
     The controller announces that it leads the job, and acknowledges reports.
 
-    `epoch` is the number of this controller.
+    `epoch` is the number of this controller. Orders of a controller with a lower number are
+    refused.
     """
 
     epoch: int
     heard: dict[str, int]
     """By sender (for example `rank.3/1.4711`, `node.0/0`): the highest number of a report that the
-    controller has handled."""
+    controller has handled. The sender stops repeating its reports up to this number."""
     state: str = ""
-    """The state of the job as a whole: a state of `docs/reference/machine.md`."""
+    """The name of the job's state, one of the states in `docs/reference/machine.md`."""
     incident: int = 0
     """The number of the newest incident; 0 before the first."""
     check: str = ""
-    """The result of the last requested check: `passed`, or a sentence. Empty: no result yet."""
+    """The result of the last check that was asked for: `passed`, or a sentence that says why it has
+    not passed. Empty: there is no result yet."""
     compared: int | None = 0
     """The newest step at whose end all copies of every shard are known to have been equal. None:
-    each shard has one holder, so that no copies can differ."""
+    every shard has only one holder, so there is nothing to compare."""
     kept_by: dict[int, int] = field(default_factory=dict)
-    """By node: another node that keeps the rank-local state of its ranks, in case the node is lost.
-    A node is not listed if no other node can keep the state."""
+    """By node: the other node that keeps the rank-local state of the node's ranks, in case the node
+    is lost. A node for which no other node does that is not listed."""
 
 
 # ---------------------------------------------------------------- between agents
@@ -629,56 +660,64 @@ class Lead:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """
-    One capture of the rank-local state of a rank.
+    One capture of the rank-local state of a rank: random generators, data position and the like, as
+    they were at one moment of a step.
     """
 
     step: int
     closed: bool
-    """True if the state was captured when the update window of `step` closed. False: it was
-    captured before the window opened."""
+    """True if the state was captured after the update window of `step` had closed. False: it was
+    captured earlier in the step."""
     content: str
-    """The XXH3-128 of the state, hexadecimal. It is the key of the state in
-    `LocalStates.contents`."""
+    """The XXH3-128 of the captured state, hexadecimal. It is the key in `LocalStates.contents`.
+    Captures of equal states have the same key."""
     sure: bool
-    """True if the state is final for the all-reduces of the step: they are complete, or the state
-    did not change before their completion in any earlier step. Other captures are not used."""
+    """True if this capture may be used. It may be used if the all-reduces of the step are complete,
+    or if in all earlier steps of the process the state did not change between its capture and the
+    completion of the all-reduces."""
     ended: bool
-    """True if the rank has ended the step, so that this state is the last one of the step."""
+    """True if the rank has ended the step, so the state of this step does not change any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStates:
     """
-    All valid captures of a rank, for the node that keeps them in case this node is lost.
+    All valid captures of a rank, sent from its agent to the agent of another node, which keeps them
+    in case this node is lost.
 
-    If the receiver has kept a capture of the rank that is not listed here, that capture is no
-    longer valid. The agent repeats the message until `LocalStatesKept` answers it.
+    The receiver drops all captures of the rank that are not listed here. The sender repeats the
+    message until `LocalStatesKept` answers it.
     """
 
     node: int
+    """The node that sends."""
     pid: int
-    """The pid of the agent that sends. A new agent of the node has new pages (memory shared with
-    its ranks), so its numbers begin anew."""
+    """The pid of the agent that sends. If the node gets another agent, `number` starts anew."""
     rank: int
     incarnation: int
-    """The newest process of the rank on this node."""
+    """The newest incarnation of the rank on this node."""
     incident: int
-    """`incident` and `round` identify the last rollback of the rank."""
+    """The number of the incident in which the rank was last rolled back; 0: it never was."""
     round: int
+    """The round (attempt) of `incident` in which the rank was rolled back."""
     number: int
-    """How many captures were written to the page of the rank when it was read."""
+    """How many captures the rank had written to its page (the memory that it shares with the agent)
+    when the agent read the page. A higher number is newer."""
     changes: bool
-    """True if captures of this rank were seen to change after the all-reduces of their step."""
+    """True if the rank-local state of this rank was seen to change after the all-reduces of a step,
+    so that a capture from before the end of a step may differ from the state at its end."""
     captures: tuple[Capture, ...]
     contents: dict[str, str]
-    """The captured states (hexadecimal), by digest. States that the receiver has already may be
-    left out."""
+    """By digest (`Capture.content`): the captured state (hexadecimal). States that the receiver is
+    known to have are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStatesKept:
     """
-    Answer to `LocalStates`: the contents that the receiver has of the rank.
+    Answer to `LocalStates`: which captured states of the rank the receiver has.
+
+    `node`, `pid`, `rank`, `incarnation` and `number` are copied from the message that is answered.
     """
 
     keeper: int
@@ -687,20 +726,20 @@ class LocalStatesKept:
     pid: int
     rank: int
     incarnation: int
-    """`incarnation` and `number` are those of the message that is answered."""
     number: int
     complete: bool
-    """True if the keeper has the contents of all captures in that message."""
+    """True if the receiver has the captured states of all captures in that message."""
     contents: tuple[str, ...]
-    """The digests of the contents that the keeper has, among those in that message."""
+    """The digests (`Capture.content`) of the captured states that the receiver has."""
 
 
 # ---------------------------------------------------------------- orders to ranks
 #
-# A late order is recognized by its `epoch`, `incident` and `round`. `to` names the ranks that carry
-# out the order. `incarnations` gives the incarnation of each rank whose process is not the first
-# (0). Two kinds of processes ignore orders because they do not hold their rank: one that was given
-# up but still runs, and a successor that will take over later.
+# These fields are in all orders to ranks. By `epoch` (the number of the controller), `incident` and
+# `round` (the attempt within the incident) a rank recognizes an order that arrives too late. `to`
+# lists the ranks that carry out the order. `incarnations` has an entry for each rank whose present
+# process is not its first one (0). A process with another incarnation ignores the order. Such a
+# process was given up but still runs, or is a successor that will take the rank over later.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -724,8 +763,9 @@ class Stop:
     """
     Order to a rank: stop training after step `finish`, and leave the training loop.
 
-    If step `finish` is not done, the rank has `grace` seconds to finish it, including its tail.
-    Then the rank aborts collectives that hang, leaves the loop, and drops its process groups.
+    If step `finish` is not done, the rank has `grace` seconds to finish it, including its tail (the
+    code between the update window and the end of the step). Then the rank aborts collectives that
+    still wait, leaves the loop, and drops its process groups.
     """
 
     epoch: int
@@ -735,7 +775,7 @@ class Stop:
     incarnations: dict[int, int] = field(default_factory=dict)
     finish: int
     grace: float
-    """Seconds to reach `finish` before the collective is aborted."""
+    """The time in seconds for step `finish`, before collectives are aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -836,13 +876,14 @@ class Regroup:
     to: tuple[int, ...]
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
-    """The first step that will be computed with these groups. 0: the ranks learn the step only when
-    they carry out the order `Reload`."""
+    """The first step that will be computed with these groups. 0: the step is not known yet, because
+    the ranks will load a checkpoint that they find themselves (`Reload`)."""
     name: str
+    """A name that no earlier set of groups has had."""
     host: str
     port: int
     without: tuple[int, ...] = ()
-    """The ranks of the world that take no part in the groups, because the job has shrunk."""
+    """The ranks that are not in the groups, because the job continues without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -851,8 +892,8 @@ class Reload:
     Order to the ranks: find the newest checkpoint that the user's program keeps itself, and load
     it.
 
-    All ranks do this together, after the process groups have been formed. In the answer, `held` is
-    the step at whose end the checkpoint was saved.
+    All ranks do this together, after the process groups have been formed. In the answer
+    (`Answered`), `held` is the step at whose end the checkpoint was saved.
     """
 
     epoch: int
@@ -884,7 +925,8 @@ class Rebuild:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
     """
-    Order to a rank: set the random generators (RNG) and the data position to the end of `step`.
+    Order to a rank: set the rank-local state, such as random generators and data position, to that
+    of the end of `step`.
     """
 
     epoch: int
@@ -896,11 +938,11 @@ class Rollback:
     skip: int = 0
     """The number of batches to draw and drop after the rollback."""
     local_state: dict[int, str] = field(default_factory=dict)
-    """The rank-local state that lost processes had captured (hexadecimal), by rank, for a new
-    process that may not find it in shared memory."""
+    """By rank: the rank-local state (hexadecimal) that the rank's lost process had captured. The
+    new process uses it if it does not find the captured state in the shared memory of its node."""
     derive: tuple[int, ...] = ()
-    """The ranks that must compute their rank-local state from the step number, because they took no
-    part in the job or their captured state is lost."""
+    """The ranks that must compute their rank-local state from the step number, because they have
+    not trained lately or their captured state is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -916,20 +958,21 @@ class Resume:
     incarnations: dict[int, int] = field(default_factory=dict)
     step: int
     again: bool = False
-    """True if the rank must first call the functions that tft calls after step `step` - 1, because
-    some rank has not completed them."""
+    """True: before step `step`, call again the user's functions that are called after step `step` -
+    1 (`session.after_step`), because some rank may not have completed them."""
     tails: bool = False
-    """True if some rank has reported that its loop marks the end of each step. Then every step,
-    also the first one, ends later than its update window."""
+    """True if some rank has reported that its loop marks the end of each step. Then a rank must not
+    take the end of an update window for the end of a step, not even in its first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """
-    Order to a rank: train to the end of `step`, then wait.
+    Order to a rank: pause between `step` and the next step.
 
-    The rank waits before the update window of step `step` + 1, when its all-reduces of that step
-    are complete. It answers when it waits. Its process groups are kept.
+    The rank computes step `step` + 1 up to its update window, waits there, and then answers. So all
+    its all-reduces of step `step` + 1 are complete, and the state is that of the end of `step`. The
+    process groups are kept.
     """
 
     epoch: int
@@ -985,13 +1028,14 @@ class Save:
     step: int
     shards: tuple[str, ...]
     copies: tuple[str, ...] = ()
-    """Shards that this rank writes although another rank writes them too. If these copies fail, the
-    checkpoint is still complete."""
+    """Shards that this rank writes as a second copy, because another rank writes them too. If such
+    a copy cannot be written, the checkpoint is still complete."""
     writes_own: bool = True
-    """False if the rank has no rank-local state of `step`: it has come back in this incident, or
-    the job has trained the step without it."""
+    """False if the rank has no rank-local state of `step`, because its process is new in this
+    incident, or because the job has trained the step without this rank."""
     local_state: dict[int, str]
-    """The rank-local state (hexadecimal) of ranks that cannot write their own, by rank."""
+    """By rank: the rank-local state (hexadecimal) of ranks that cannot write their own. This rank
+    writes it for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1055,7 +1099,8 @@ class Spawn:
     incarnation: int
     cause: str
     successor: bool = False
-    """True if the new process is to take over the rank later, from a process that still trains."""
+    """True if the rank still has a process that trains. The new process takes the rank over from
+    that process later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1093,8 +1138,8 @@ class EndNode:
     """
     Order to an agent: leave the job, because the job is over.
 
-    The agent gives its ranks `grace` seconds to leave, and ends the processes that are left. Then
-    the agent leaves.
+    The agent waits `grace` seconds for the processes of its ranks to end, and kills those that
+    still run. Then the agent ends.
     """
 
     epoch: int
@@ -1105,8 +1150,8 @@ class EndNode:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
     """
-    Order to one process: leave the job, because the controller does not accept that the process
-    holds `rank`.
+    Order to one process: end, because the controller does not accept this process as the process of
+    `rank`.
     """
 
     epoch: int
@@ -1157,7 +1202,7 @@ ORDER_NAMES: dict[type[RankOrder], OrderName] = {
     Resume: "resume", Hold: "hold", Check: "check", Release: "release", Save: "save", Commit: "commit", Complete: "complete",
     End: "end",
 }  # fmt: skip
-"""The name of each order in the answer of a rank (`Answered.order`)."""
+"""The name of each order in answers to it (`Answered.order`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1165,8 +1210,8 @@ class Envelope:
     """
     A message with the name of its job and its sender, in the form in which it is sent on the bus.
 
-    `number` counts the reports of a sender from 1. It is 0 for messages that the receiver does not
-    acknowledge: orders, and messages that are sent repeatedly, such as `Beat`.
+    `number` counts the reports of a sender from 1. It is 0 for a message whose number no receiver
+    acknowledges: an order, or a status that is sent repeatedly, such as `Beat`.
     """
 
     job: str

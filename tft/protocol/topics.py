@@ -4,20 +4,22 @@ processes subscribe to it.
 """
 
 REPORTS = b"reports"
-"""Ranks, agents, the launcher and commands of `tft` publish their reports; the controller
-listens."""
+"""Ranks, agents, the launcher and commands of `tft` publish their reports on this topic. The
+controller subscribes to it."""
 
 BEATS = b"beats"
-"""Agents publish the status of their ranks; controller and observers listen."""
+"""Agents publish the status of their ranks (`Beat`) on this topic. The controller subscribes to it.
+"""
 
 ORDERS = b"orders"
-"""The controller publishes orders and `Lead`; ranks, agents, the launcher and commands of `tft`
-listen."""
+"""The controller publishes its orders and `Lead` on this topic. Ranks, agents, the launcher and
+commands of `tft` subscribe to it."""
 
 
 def agent(node: int) -> bytes:
     """
-    Return the topic of the agent of a node. Other agents publish on it; only this agent listens.
+    Return the topic of the agent of a node. Other agents publish messages to this agent on it, and
+    only this agent subscribes to it.
     """
     return b"agent." + str(node).encode()
 

@@ -2,11 +2,11 @@
 The hook specifications of an adaptor.
 
 An adaptor connects tft to one framework, such as PyTorch. A worker (the process of a rank) loads
-exactly one adaptor, by name. The worker calls the adaptor's hooks on the training thread, while
-that thread is out of the training loop. A hook that is called elsewhere says so.
+exactly one adaptor, by name. Unless the text of a hook says otherwise, the worker calls the hook on
+the training thread, while that thread is out of the training loop.
 
-If a hook raises an exception, the order that the worker was carrying out fails. The controller then
-decides what to do next.
+If a hook raises an exception while the worker carries out an order of the controller, the order has
+failed. The controller then decides what to do next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +30,10 @@ class AdaptorSpecs:
     """
     The specifications of an adaptor's hooks.
 
-    An adaptor must implement every hook, except the hooks whose text says "Not needed". The update
-    window of a step is the part in which the optimizer changes the state (`with
+    An adaptor must implement the hooks in `NEEDED_HOOKS`. The texts of the other hooks say when
+    they are needed.
+
+    The update window of a step is the part in which the optimizer changes the state (`with
     session.update():`). The tail is the code of the loop between the window and the end of the
     step.
     """
@@ -52,11 +54,10 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_preload(self) -> None:
         """
-        Import the modules that the framework would import only later.
+        Import the modules that the framework would otherwise import late, during training.
 
-        The hook is called before the user's script starts. A replacement process starts while the
-        other ranks wait. The imports in this hook then do not delay the replacement after it has
-        joined the job.
+        The hook is called before the user's script starts. The other ranks wait for a replacement
+        process, so it must not spend time on imports after it has joined the job.
         """
 
     @hookspec(firstresult=True)
@@ -76,9 +77,10 @@ class AdaptorSpecs:
         """
         Return a text that names what the framework has already started in this process, or None.
 
-        The text names everything that ties this process to other processes, such as a process
-        group. None means that nothing was started. The hook is called because this process is about
-        to be replaced by a `tft run`, and other processes tied to it would then wait forever.
+        The text names everything that connects this process to other processes, such as a process
+        group. None means that nothing was started. The hook is called before this process, which
+        another launcher has started, replaces itself by `tft run` (exec). Other processes connected
+        to it would then wait forever, so tft refuses to do that if the hook returns a text.
 
         Not needed: without this hook tft assumes that the framework has started nothing.
         """
@@ -156,10 +158,10 @@ class AdaptorSpecs:
         other ranks can finish the step without this rank. If this rank dies later, its replacement
         continues with the rank-local state of this moment.
 
-        `early` True means that the rank-local state is also sent to another node, which should get
-        it as soon as possible. Then call `contributing()` also at the end of each forward pass, if
-        the framework has a cheap hook there. The last call in a step counts. A call after which the
-        state is unchanged costs next to nothing.
+        `early` True means that another node keeps the rank-local state too, and has it the sooner
+        the better. Then call `contributing()` also at the end of each forward pass, if that costs
+        nothing else. The last call in a step counts, and a call without a change costs next to
+        nothing.
 
         The hook is called once, before `tft_adopt`.
         """
@@ -169,16 +171,17 @@ class AdaptorSpecs:
         """
         Restore the rank-local state `local_state`, and drop the gradients.
 
-        `local_state` is a result of `tft_capture`. The capture was made in this process, or in the
-        process that held this rank before. All ranks go on from the end of `step`. Drop the copies
-        of later steps that `tft_backup` has made: these steps are computed again, and may then have
-        another result.
+        `local_state` is a result of `tft_capture` in this process, or in an earlier process of this
+        rank. All ranks continue from the end of `step`. Drop the copies of later steps that
+        `tft_backup` has made: these steps are computed again, and may then have another result.
         """
 
     @hookspec(firstresult=True)
     def tft_skip(self, batches: int) -> None:
         """
-        Draw `batches` batches from the data and drop them. Called after a rollback.
+        Draw `batches` batches from the data and drop them.
+
+        The hook is called after a rollback, so that training continues without these batches.
 
         Not needed: without this hook tft cannot leave out batches.
         """
@@ -201,14 +204,15 @@ class AdaptorSpecs:
         """
         Wait until the all-reduces of the step are complete on all ranks (pre-update barrier).
 
-        The hook is called in every step in which some shard is not on all ranks, or in which the
-        gradients cannot carry a refusal (`tft_watch_numbers`). It is called when this rank's
-        all-reduces are complete and its update window is about to open. Raise an exception if the
-        state of the other ranks cannot be known any more.
+        The hook is called in every step if some shard is not held by all ranks, or if gradients
+        cannot tell the other ranks that this rank refuses the update (`tft_watch_numbers`). It is
+        called when this rank's all-reduces are complete and its update window is about to open.
+        Raise an exception if it is unknown whether the other ranks have come to this point.
 
-        `refuses` is True if this rank refuses the update because of its numbers. It is None, on all
-        ranks, if no plugin watches the numbers. If it is not None, return whether some rank refuses
-        the update. An adaptor without `tft_watch_numbers` can leave out this argument.
+        `refuses` is True if this rank refuses the update because of its numbers, False if it does
+        not, and None if no plugin watches the numbers. It is None on all ranks or on none. If it is
+        not None, return whether some rank refuses the update. An adaptor without
+        `tft_watch_numbers` may omit this argument.
 
         Not needed if no rank can complete a step that another rank cannot complete. Without this
         hook, a rank may complete a step that the holders of other shards cannot complete.
@@ -230,17 +234,19 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_synchronize(self, closing: bool) -> None:
         """
-        Wait until the device has done all its work. The hook is called before an update window
-        opens. With `closing` it is called before the window closes, and before the step ends.
+        Wait until the device has done all its work.
+
+        The hook is called with `closing=False` before an update window opens. It is called with
+        `closing=True` before the window closes, and again before the step ends.
 
         Raise an exception if a collective among this work may have been aborted, or if a
-        communicator reports an error. A device takes an aborted collective for a success, so
-        nothing else shows that its result is wrong. With `closing`, check only the collectives that
-        were begun since the last call.
+        communicator reports an error. A device reports an aborted collective as a success, so
+        nothing else shows that the result is wrong. With `closing=True`, check only the collectives
+        that were begun since the last call.
 
-        If the exception is raised before the window opens, the rank leaves the loop with the state
-        of the step before. If it is raised before the window closes, the rank counts as having no
-        complete state. If it is raised before the step ends, the rank was interrupted in its tail.
+        The effect of the exception depends on the call. Before the window opens, the rank leaves
+        the loop with the state of the step before. Before the window closes, the rank counts as
+        having no complete state. Before the step ends, the rank counts as interrupted in its tail.
 
         Needed if `tft_asynchronous` can return True.
         """
@@ -248,10 +254,11 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_updated(self) -> None:
         """
-        Send the other ranks the result of the step that only this rank has computed.
+        Send the other ranks what only this rank has computed in the update, such as its share of
+        the new parameters.
 
         The hook is called in every step, when the update window has closed on this rank. The hook
-        may wait for the other ranks. A failure here counts as a fault in the next step.
+        may wait for the other ranks. An exception in this hook counts as a fault in the next step.
 
         Not needed: without this hook every rank computes the whole step.
         """
@@ -266,12 +273,12 @@ class AdaptorSpecs:
         loop is left later, `tft_clear` restores the stored settings, so that all ranks have the
         same settings.
 
-        If a part of the rank-local state, other than the RNG and the data position, has changed
-        since `tft_capture(closing=True)`, return the state anew. Leave the RNG and the data
-        position in it as they were then. Otherwise return None.
+        Return None if the rank-local state has not changed since `tft_capture(closing=True)`. If
+        the tail has changed a part of it, return the rank-local state with this change, but with
+        the RNG and the data position of that capture.
 
-        `tail` True means that the loop has marked the end of the step.
-        `tail` False means that the update window has just closed and the tail is still to come.
+        `tail` True means that the loop has marked the end of the step. `tail` False means that the
+        update window has just closed and the tail is still to come.
 
         Not needed: without this hook no setting is restored.
         """
@@ -283,11 +290,11 @@ class AdaptorSpecs:
         Return a function that restores the random generators and the modes of modules to their
         present state.
 
-        The hook is called before a function of the user that is not part of training, such as an
-        evaluation.
+        The hook is called before tft calls a function of the user that is not part of training,
+        such as an evaluation. The returned function is called after it.
 
-        Not needed: without this hook, the random numbers that such a function draws are missing in
-        training.
+        Not needed: without this hook, training continues with the random generators as such a
+        function has left them.
         """
         raise NotImplementedError
 
@@ -299,18 +306,16 @@ class AdaptorSpecs:
         ranks need to compare their copies.
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
-        Up to the end of step `sound`, all ranks that hold a shard are known to have equal copies of
-        it. If every copy in memory but the oldest is of a later step than `sound`, drop no copy,
-        and make no further one. All ranks must keep a copy of one common step that is known to be
-        equal.
+        `sound` is the last step at whose end the states of all ranks were compared and found equal.
+        If every copy in memory but the oldest is of a later step than `sound`, drop no copy and
+        make no new one: all ranks must keep a copy of one common step that is known to be equal.
 
         Copy at once what the next step may change before its update window opens. The rest may be
-        copied on another thread. Then return a function that waits until the copy is complete.
-        Return None if the copy is complete already.
-
-        tft calls the returned function on the training thread, before the next update window opens
-        and before functions of the user are called after the step. Before any other hook of this
-        adaptor changes the state, the adaptor itself must wait.
+        copied on another thread. In this case return a function that waits until the copy is
+        complete. Return None if the copy is complete already. The returned function is called on
+        the training thread, before the next update window opens and before functions of the user
+        are called after the step. If another hook of this adaptor is about to change the state, the
+        adaptor itself must wait for the copy.
 
         Not needed: without this hook `--backup-every` is refused, and `tft_backups` and
         `tft_restore` are not called.
@@ -320,10 +325,9 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_backups(self) -> Sequence[int]:
         """
-        Return the steps for which this rank has a copy made by `tft_backup`.
+        Return the steps for which this rank has a complete copy made by `tft_backup`.
 
-        A copy contains the whole state at the end of its step. A copy that is not complete does not
-        count. The hook may be called on any thread.
+        The hook may be called on any thread. It is needed if the adaptor has `tft_backup`.
         """
         raise NotImplementedError
 
@@ -331,7 +335,7 @@ class AdaptorSpecs:
     def tft_restore(self, step: int) -> None:
         """
         Restore the state at the end of `step` from the copy made by `tft_backup`. Do not drop the
-        copy.
+        copy. The hook is needed if the adaptor has `tft_backup`.
         """
 
     @hookspec(firstresult=True)
@@ -339,11 +343,10 @@ class AdaptorSpecs:
         """
         Return a shard as it was at the end of `step`, for another rank.
 
-        If `kept` is True, `step` is in the result of `tft_backups`, and the shard must be taken
-        from this copy. If `kept` is False, `step` is the step of the present state, and the shard
-        must be taken from the state in use, even if there is a copy of this step. The hook is
-        called on a transfer thread. The buffers are read while the training thread is out of the
-        loop.
+        If `kept` is True, return the shard from the copy that `tft_backup` has made of `step`. If
+        `kept` is False, `step` is the step of the present state: return the shard from the state in
+        use, even if there is a copy of this step. The hook is called on a transfer thread. The
+        buffers are read while the training thread is out of the loop.
         """
         raise NotImplementedError
 
@@ -362,28 +365,27 @@ class AdaptorSpecs:
         """
         Use the received shard, whose content is now in the buffers of `tft_take`.
 
-        All buffers have arrived, and their digests are correct. Return True if `tft_rebuild`, which
-        all ranks call at the same time, still has to move the shard into place. The state of this
-        rank then counts as torn (partly old and partly new) until `tft_rebuild` has returned.
-        Otherwise return None.
+        All buffers have arrived, and their digests are correct. Return True if the shard is in use
+        only after `tft_rebuild`, which all ranks call at the same time. Then the state of this rank
+        counts as incomplete until `tft_rebuild` has returned. Otherwise return None or False.
         """
 
     @hookspec(firstresult=True)
     def tft_compare(self, shard: str) -> Mapping[str, str]:
         """
-        Return the digests of the parts of the shard as this rank has it in use.
+        Return the digests of the parts of the shard, as it is in use on this rank.
 
         The digests must be equal on all ranks that hold the shard. For a part that belongs only to
         this rank, such as a buffer that the forward pass changes, return an empty digest. That part
         is then compared on no rank.
 
-        If this hook is missing, tft computes the digests with `tft.spi.state.part_digests` from the
-        result of `tft_give`.
-
         The hook is called on the training thread, out of the loop. While tft audits the loop, the
-        hook is also called in the loop, at the start and end of a step. The audit does not report a
-        change of the parts `description`, `settings`, `scheduler`, `modes` and `learning_rate`
-        between the end of a step and the next update window.
+        hook is also called in the loop, at the start and end of a step. The audit reports parts
+        that a script has changed between the end of a step and the next update window. Scripts may
+        change the parts `description`, `settings`, `scheduler`, `modes` and `learning_rate` there.
+
+        Not needed: without this hook tft computes the digests with `tft.spi.state.part_digests`
+        from the result of `tft_give`.
         """
         raise NotImplementedError
 
@@ -394,8 +396,9 @@ class AdaptorSpecs:
 
         Leave out what belongs to this rank alone, such as buffers that the forward pass changes.
         The hook is called on the training thread at the end of a step, if copies are compared while
-        the job trains. tft reads the buffers until the next update window opens. If
-        `SliceContent.identity` has not changed for many steps, tft also reads them in later steps.
+        the job trains. The buffers are read until the next update window opens. If `identity` has
+        not changed for many steps, the hook is called less often, and the buffers are read at the
+        ends of later steps, too.
 
         Not needed: without this hook copies are compared in incidents and checkpoints only.
         """
@@ -405,15 +408,15 @@ class AdaptorSpecs:
     def tft_contribution(self) -> int | None:
         """
         Return a digest (64 bit) of what this rank alone contributed to the gradients of the step
-        that has ended, before the reduction. A part of the gradients is enough if it depends on the
-        whole model.
+        that has ended, before they were reduced. A part that depends on the whole model is enough.
 
-        If only two ranks hold a shard and their copies differ, the steps are computed again. The
-        rank whose digest then changes had the wrong copy. The hook is called at the end of each
-        step, if copies are compared while the job trains and exactly two ranks hold one of the
-        shards of this rank. Return None if no whole step was seen yet.
+        If two copies of a shard differ, tft has the steps computed again. A rank whose digest of a
+        step is not the same the second time had the wrong copy. The hook is called at the end of
+        each step, if copies are compared while the job trains and exactly two ranks hold one of the
+        shards of this rank. It may return None until it has seen a whole step.
 
-        Not needed: without this hook tft cannot say which of two differing copies is wrong.
+        Not needed: without this hook, if only two ranks hold a shard and their copies differ, tft
+        cannot say which copy is wrong.
         """
         raise NotImplementedError
 
@@ -423,24 +426,24 @@ class AdaptorSpecs:
         Return a digest of each random generator in the rank-local state, by the generator's name.
 
         Add a digest of the data position under the name `data`. The hook is called on the training
-        thread: before the user's function `train` is called, and in the loop in audited steps.
+        thread: when the user's function `train` is called, and in the loop in audited steps.
 
-        Not needed: without this hook the audit misses two faults of a loop. One is a tail that
-        draws random numbers. The other is a loop that draws its batches ahead.
+        Not needed: without this hook the audit does not notice a tail that draws random numbers, or
+        a loop that draws a batch before the step of the batch begins.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_watch_batches(self, seen: Callable[[str, str], None]) -> None:
         """
-        Call `seen(kind, digest)` for what a training step computes with, from now on.
+        From now on, call `seen(kind, digest)` for each input and each loss of a training step.
 
         `kind` is `batch` for the inputs of the model in a forward pass that is part of training,
         and `loss` for the value from which a backward pass begins. Call `seen` on the training
         thread, in the order of the script. The hook is called once, if digests are recorded
         (`--record-digests`).
 
-        Not needed: without this hook, runs are compared by their states alone.
+        Not needed: without this hook, `tft verify` compares two runs only by their states.
         """
 
     @hookspec(firstresult=True)
@@ -453,53 +456,55 @@ class AdaptorSpecs:
         Start to call `entered()` and `failed(error)` around collectives of this process.
 
         Call `entered()` before this process enters a collective, and `failed(error)` when a
-        collective raises an exception. An argument None means: stop calling that function.
+        collective raises an exception. An argument None means that the function is not to be called
+        any more.
 
-        The hook is called on the training thread. `entered` is given only in audited tails.
-        `failed` is given for the life of the process, and must cost nothing while no collective
-        fails.
+        The hook is called on the training thread. `entered` is not None only during audited tails.
+        `failed` is not None for the life of the process, so calling it must cost nothing while no
+        collective fails.
 
-        Not needed: without this hook the audit misses what a tail does after a collective, and a
-        tail that swallows the error of a collective.
+        Not needed: without this hook the audit does not notice what a tail does after a collective,
+        nor a tail that catches the error of a collective and continues.
         """
 
     @hookspec(firstresult=True)
     def tft_digests(self) -> Mapping[str, str]:
         """
-        Return a digest (XXH3-128, hexadecimal) for each of `parameters`, `optimizer`, `scheduler`,
-        `rng` and `data`.
+        Return a digest (XXH3-128, hexadecimal) of each part of this rank's state. The keys are
+        `parameters`, `optimizer`, `scheduler`, `rng` and `data`.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_watch_numbers(self, refuse: Callable[[float], bool]) -> bool:
         """
-        Begin to note the numbers of each step for `tft_numbers`.
+        Begin to note the losses and gradient norms of each step, which `tft_numbers` returns.
 
         Call `refuse(loss)` on the training thread with each value from which a backward pass
         begins. If the value is known before the pass and `refuse` returns True, make all gradients
-        of this pass NaN. The gradient reduction then carries the NaN to all ranks, which refuse the
-        update too. If the value is known only when a device has done its work, call `refuse` in
+        of this pass NaN. The reduced gradients then are NaN on all ranks, so that all ranks refuse
+        the update. If the value is known only when a device has done its work, call `refuse` in
         `tft_numbers`.
 
-        Return True if every refusal reaches all ranks by the gradient reduction. Otherwise tft
-        calls `tft_pre_update_barrier` in every step, to tell all ranks of a refusal.
+        Return True if each refusal reaches all ranks through the gradients. If the result is False,
+        tft calls `tft_pre_update_barrier` in every step, which tells the other ranks.
 
         The hook is called once, before training begins, if a plugin watches the numbers of steps.
 
-        Not needed: without this hook, a job with such a plugin is refused.
+        Not needed: without this hook, tft refuses a job with such a plugin.
         """
         raise NotImplementedError
 
     @hookspec(firstresult=True)
     def tft_numbers(self) -> Numbers:
         """
-        Return the numbers of the present step, and begin to note those of the next.
+        Return the losses and gradient norms of the present step, and begin to note those of the
+        next step.
 
         The hook is called on the training thread when an update window is about to open. If an
-        attempt at the step ends before that, drop its numbers in `tft_rollback`.
+        attempt at the step is interrupted before that, drop its numbers in `tft_rollback`.
 
-        Needed with `tft_watch_numbers`.
+        The hook is needed if the adaptor has `tft_watch_numbers`.
         """
         raise NotImplementedError
 
@@ -511,8 +516,8 @@ class AdaptorSpecs:
         Make the training thread raise an exception if it waits in a collective or forms a process
         group.
 
-        The hook is called on the control thread and must not block. It may be called when nothing
-        hangs, and more than once.
+        The hook is called on the control thread and must not block. It may be called although the
+        training thread does not wait, and it may be called more than once.
         """
 
     @hookspec(firstresult=True)
@@ -530,8 +535,8 @@ class AdaptorSpecs:
         """
         Drop the framework's wrappers and free the process groups.
 
-        When the hook is called, no traceback refers to the process groups any more, so that they
-        can be freed completely.
+        When the hook is called, no traceback of an exception refers to the process groups any more,
+        so that they can be freed completely.
         """
 
     @hookspec(firstresult=True)
@@ -539,9 +544,9 @@ class AdaptorSpecs:
         """
         Form the process groups under `name`, with the rendezvous store at `host` and `port`.
 
-        No earlier group had the same `name`. All members call the hook at the same time. `rank` is
-        the place of this rank among the members, and `world` is the number of members. The hook
-        must end early, with an exception, when `tft_quiesce` is called.
+        No earlier group had the same `name`. All ranks that take part call the hook at the same
+        time. `rank` is the number of this rank among them, from 0, and `world` is how many they
+        are. The hook must end early, with an exception, when `tft_quiesce` is called.
         """
 
     @hookspec(firstresult=True)
@@ -549,7 +554,7 @@ class AdaptorSpecs:
         """
         Build the framework's wrapper, which the training loop calls, anew. Return the wrapper.
 
-        At this point the state is the same on all ranks, and the hook must not change the state.
+        At this point all copies of each shard are equal, and the hook must not change the state.
         All settings that decide the order of gradient reduction must have the values that they had
         before the process groups were lost.
         """
@@ -561,8 +566,7 @@ class AdaptorSpecs:
         self, directory: Path, shard: str, step: int, shards: Sequence[str], attempt: int
     ) -> Sequence[str]:
         """
-        Write one copy of a shard, as it is at the end of `step`, to files under `directory`. Sync
-        the files.
+        Write a shard, as it is at the end of `step`, to files under `directory`. Sync the files.
 
         Return the names of the written files, relative to `directory`. `shards` contains all shards
         that this rank writes for this checkpoint, including `shard`. `attempt` counts the attempts:
@@ -581,7 +585,7 @@ class AdaptorSpecs:
         the copy under a directory, in the way `tft_save` does. It is called once, on another
         thread, while training goes on.
 
-        This hook is needed only for periodic checkpoints.
+        Not needed: without this hook periodic checkpoints are not possible.
         """
         raise NotImplementedError
 
@@ -597,7 +601,7 @@ class AdaptorSpecs:
         may be left over from an attempt that was killed. The hook may be called again, also on
         another rank.
 
-        Not needed: without this hook the shards stay separate, next to each other.
+        Not needed: without this hook a checkpoint consists of separate files for each shard.
         """
         raise NotImplementedError
 
@@ -623,14 +627,15 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_reload(self) -> Callable[[int | None], int] | None:
         """
-        Return a function that loads the newest checkpoint that the user's program writes itself.
+        Return a function that loads the newest checkpoint that the user's program has written
+        itself, without tft.
 
-        tft does not know these checkpoints. Return None if the program writes none.
+        Return None if the program writes no such checkpoints.
 
-        The returned function takes a step, or None. All state after this step may be wrong; None
-        means that no state is wrong. The function finds the newest checkpoint that is not later
-        than this step. It loads the whole state, including the RNG and the data position. It
-        returns the step at whose end the checkpoint was written.
+        The returned function takes a step, or None. It must not load a checkpoint of a later step,
+        because the state after this step may be wrong. None means that there is no such limit. The
+        function loads the whole state of the newest checkpoint within the limit, including the RNG
+        and the data position. It returns the step at whose end the checkpoint was written.
 
         The returned function is called on all ranks at the same time, after the process groups have
         been formed. All ranks must find the same checkpoint. A checkpoint of a step that was
@@ -659,10 +664,13 @@ class AdaptorSpecs:
     @hookspec(firstresult=True)
     def tft_replaced(self, shard: str, beside: bytes) -> None:
         """
-        React to the fact that a function of the user has loaded new content into the user's objects
-        of a shard.
+        React to new content in the user's objects of a shard, which a function of the user has
+        loaded.
 
-        `beside` contains the bytes that `tft_beside` returned when the shard was written.
+        `beside` contains the bytes that `tft_beside` returned when the shard was written. Use them
+        to restore the state that is not in the user's objects.
+
+        Not needed: see `tft_beside`.
         """
 
     # ------------------------------------------------------------ faults
@@ -672,10 +680,10 @@ class AdaptorSpecs:
         """
         Return the kind of fault that the framework's exception `error` means.
 
-        Return a `Diagnosis` to give more facts. Return None if the adaptor does not know the
-        exception. tft ignores the answer if the exception is a `tft.TrainingFault` that declares a
-        kind, or if the table of device faults knows it. The hook is called separately for each
-        exception in the chain of causes of `error`.
+        Return a `Diagnosis` if the kind alone does not say enough. Return None if the adaptor does
+        not know the exception. A `tft.TrainingFault` that declares a kind, and the table of device
+        faults, take precedence over the result. The hook is called separately for each exception
+        from which `error` was raised (its `__cause__` and `__context__`).
         """
 
 

@@ -14,15 +14,16 @@ _PIECE = 4 * 2**20
 """The number of bytes that a thread reads at a time. A large tensor is divided into such pieces,
 which several threads read."""
 _SHARE = 32 * 2**20
-"""The number of bytes for which one more thread is started. A state smaller than this is read
-without threads."""
+"""One more thread is started for each such number of bytes. A state smaller than this is read by
+the calling thread alone."""
 _MOST = 4
-"""The highest number of threads. A few threads already use the whole memory bandwidth."""
+"""The highest number of threads. Four threads already use the whole memory bandwidth."""
 
 
 _BATCH = 256 * 2**20
-"""The number of bytes that are digested together as one batch. The content of a device is first
-copied to the host, so the host needs memory for one batch and not for the whole state."""
+"""Buffers are taken and digested in batches of about this many bytes. The content of a device is
+first copied to the host. With batches, the host needs memory for one batch and not for the whole
+state."""
 
 Content = tuple[str, str, memoryview]
 """A buffer to be digested: the name of its part, its own name, and its bytes."""
@@ -33,8 +34,8 @@ def digest_parts(heads: Mapping[str, bytes], buffers: Iterable[Content]) -> dict
     Return the digest of each part of a shard (XXH3-128, hexadecimal), by the part's name.
 
     `heads` gives, by part, bytes that are digested before the buffers of the part. `buffers` gives
-    the part, the name and the content of each buffer, in the same order on every rank. Up to four
-    threads read large contents. All of them have ended when this function returns.
+    the part, the name and the content of each buffer, in the same order on every rank. Large
+    contents are read by up to four threads, which have ended when this function returns.
     """
     found = {part: xxhash.xxh3_128(head) for part, head in heads.items()}
     batch: list[Content] = []
@@ -84,11 +85,11 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
                 return
             digests[index] = xxhash.xxh3_128_digest(piece)
 
-    # new threads instead of a thread pool: idle threads of a pool would make it unsafe to fork this
+    # new threads and no thread pool: idle threads of a pool would make it unsafe to fork this
     # process later
     threads: list[threading.Thread] = []
     try:
-        # if the system cannot start another thread, the threads that do run read all pieces
+        # if the system cannot start more threads, the threads that run read everything
         with suppress(RuntimeError):
             for _ in range(readers - 1):
                 thread = threading.Thread(target=read, name="digest")
@@ -99,7 +100,7 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
         left.clear()  # if this rank is interrupted, the threads must stop reading
         for thread in threads:
             thread.join()
-    # a piece that a thread failed to read is read again here, so that this thread raises the error
+    # read again the pieces that a thread failed to read, so that the caller gets the exception
     return [
         digests[index] if index in digests else xxhash.xxh3_128_digest(piece)
         for index, piece in enumerate(pieces)

@@ -1,8 +1,9 @@
 """
 Support for a program that starts the ranks of a node itself, in place of tft.
 
-This file has the functions that the program calls to be a node of a job. It also defines the
-messages between the program and the node's agent.
+Such a program is, for example, the launcher of another framework. This file has the functions that
+the program calls to be a node of a job. It also defines the messages between the program and the
+node's agent.
 
     the program, in `Node.run`
       ├─ tft run ── agent          asks the program to start, kill and reap a rank's process
@@ -40,7 +41,8 @@ from tft.errors import UsageError
 from tft.parent_death import parent_death_tie
 
 UNKNOWN_STATUS = 1
-"""The exit status reported for a process whose status other code has already taken."""
+"""The exit status that is reported if the real one is not known, because other code in this program
+has already reaped the process."""
 _FAILED = 4
 """The exit code of `tft run` for a job that has failed without a last checkpoint."""
 _SENTENCE = 1 << 16
@@ -87,7 +89,7 @@ class Starter(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """
-    A request of the agent to the program: start, kill or reap a process of a rank.
+    A request of an agent to the program: start, kill or reap a process of a rank.
 
     A `start` request also carries the descriptor of a file that contains the environment of the
     process as JSON.
@@ -104,8 +106,8 @@ class Answer:
     """
     A report of the program to the agent on a process of a rank.
 
-    The program reaps an ended process only when the agent asks for that. Until then the kernel
-    gives the pid to no other process.
+    The process is not reaped until the agent asks for it, so its pid is not given to another
+    process before.
     """
 
     kind: Literal["started", "ended", "refused"]
@@ -120,10 +122,10 @@ class Answer:
 
 def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
     """
-    Send a message, with file descriptors, over `channel`.
+    Send the message `said`, with file descriptors, over `channel`.
 
-    Waits for room in the socket's buffer only if the socket is blocking. Raises OSError when the
-    other side has closed the connection, or when a non-blocking socket has no room.
+    Raises OSError when the other side has closed the connection, or when the socket is non-blocking
+    and its buffer is full. A blocking socket waits for room instead.
     """
     content = msgspec.json.encode(asdict(said))
     socket.send_fds(channel, [content], descriptors, socket.MSG_NOSIGNAL)
@@ -131,7 +133,7 @@ def say(channel: socket.socket, said: Ask | Answer, *descriptors: int) -> None:
 
 def hear_answer(channel: socket.socket) -> Answer | None:
     """
-    Return the next answer of the program; None when the program has closed the connection.
+    Return the next answer of the program, or None when the program has closed the connection.
 
     Raises `BlockingIOError` when `channel` is non-blocking and no answer has arrived yet.
     """
@@ -203,9 +205,9 @@ class Node:
     A node of a job, for the program that starts the ranks of the node.
 
     `nnodes` is the number of nodes, `node` the number of this node, and `ranks` the number of ranks
-    on this node. `broker` is the address of the broker. `command` is the command of the ranks,
-    which is only recorded. `defaults` are options of `tft run`; the user's options in
-    TFT_RUN_OPTIONS override them.
+    on this node. `broker` is the address of the broker. `command` is the command of the ranks. It
+    is only recorded, because the program starts the ranks itself. `defaults` are options of
+    `tft run`; the user's options in TFT_RUN_OPTIONS override them.
 
     Raises `UsageError` for invalid options or addresses, before any process is started.
     """
@@ -237,7 +239,8 @@ class Node:
         """
         Return environment variables for a process that belongs to the job but is not a rank.
 
-        The process is ended with the job. If the process calls `tft.init`, the call waits.
+        The process is killed when the job is over. If the process calls `tft.init`, the call does
+        not return, because the process has no rank.
         """
         return aside_variables(self._mark) | parent_death_tie()
 
@@ -309,8 +312,9 @@ class Service:
     """
     Carries out the requests of the agent at the other end of `channel`.
 
-    `environment` is the environment with which the agent was started. A variable in a request that
-    differs from `environment` was set by the agent for the rank.
+    `environment` is the environment with which the agent was started. If a variable in a request
+    has another value than in `environment`, the agent has set it for the rank. Only these variables
+    are changed for a new process.
     """
 
     def __init__(
@@ -350,7 +354,7 @@ class Service:
 
     def _obey(self) -> None:
         heard = _hear_ask(self._channel)
-        if heard is None:  # the agent is ending; `serve` notices the end of `tft run` by its pidfd
+        if heard is None:  # the agent is ending; wait on for the end of `tft run` (by its pidfd)
             self._selector.unregister(self._channel.fileno())
             return
         ask, environment = heard

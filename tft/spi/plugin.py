@@ -1,8 +1,8 @@
 """
 The hook specifications of a plugin.
 
-A plugin may implement any of these hooks. If a hook raises an exception, tft logs the exception and
-the job goes on. The text of a hook says so if its exceptions have another effect.
+A plugin may implement any of these hooks. Unless the text of a hook says otherwise, an exception in
+the hook is logged, and the job continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class PluginSpecs:
     """
     The specifications of a plugin's hooks. All hooks are optional.
 
-    A result of None means that the plugin has no answer.
+    If a hook returns None, tft continues as if the plugin did not have the hook.
     """
 
     # ------------------------------------------------------------ the command line
@@ -44,8 +44,8 @@ class PluginSpecs:
         """
         Return environment variables to add to every process of the job.
 
-        `options` contains the options of `tft run`, by parameter name. Raise a `UsageError` to
-        refuse the run. No process has been started at this point.
+        `options` contains the values of the options of `tft run`, by parameter name. The hook is
+        called before any process is started. Raise a `UsageError` to refuse the run.
         """
         raise NotImplementedError
 
@@ -54,15 +54,14 @@ class PluginSpecs:
     @hookspec
     def tft_opened(self, session: SessionView) -> object | None:
         """
-        Return an object with any of the methods of this class whose names begin with `tft_on_` and
-        that are described under "hooks in a worker".
+        Return an observer of this rank, or None if the plugin does not observe this rank.
 
-        From now on, tft calls these methods at the moments that this class describes. If the result
-        is None, the plugin causes no cost later. The hook is called on the training thread, when
-        `tft.init` has succeeded.
+        An observer is an object that may have the methods below from `tft_on_adopted` to
+        `tft_on_order`. tft calls them at the moments that their texts describe. The hook itself is
+        called on the training thread, when `tft.init` has succeeded.
 
-        An exception of one of these methods is logged. A `tft.TrainingFault` also counts as a fault
-        of this rank.
+        If a method of the observer raises a `tft.TrainingFault`, this counts as a fault of this
+        rank. Any other exception is logged, and training continues.
         """
 
     @hookspec
@@ -70,8 +69,8 @@ class PluginSpecs:
         """
         React to the user's training objects, which the script has just given to `session.adopt`.
 
-        Called on the training thread. The objects are the user's own: observe them, but do not
-        change them. Only a tool for tests may change them.
+        Called on the training thread. `parts` are the user's own objects, by argument name. Do not
+        change them, unless the plugin is a tool for tests.
         """
 
     @hookspec
@@ -80,10 +79,11 @@ class PluginSpecs:
         Return True to refuse the update of `step` because of the value `loss`, from which a
         backward pass of this rank begins.
 
-        Called on the training thread for each backward pass of a step, mostly before the pass.
-        After a refusal no rank applies the update: all ranks see gradients that are not finite, or
-        learn of the refusal in the pre-update barrier. A plugin with this method must also have
-        `tft_on_window_opening`, and raise a `tft.TrainingFault` with the reason there.
+        Called on the training thread for each backward pass of a step, mostly before the pass. If
+        the result is True, no rank applies the update. The other ranks learn of the refusal from
+        gradients that are not finite, or from the pre-update barrier. A plugin with this method
+        must also have `tft_on_window_opening`, and raise there a `tft.TrainingFault` with the
+        reason.
         """
 
     @hookspec
@@ -94,13 +94,13 @@ class PluginSpecs:
         Called on the training thread in every step, when all all-reduces of this rank are complete,
         and before the update window opens. The state is then that of the end of the step before.
 
-        Every rank must come to the same result. So judge only numbers that are the same on all
-        ranks, or gradients that are not finite because a rank has refused its loss. Where ranks
-        hold different parts of a model, the refusal of one rank is enough. If a rank has applied an
-        update that another rank refuses, it is brought back to the step before.
+        All ranks that hold the same parameters must decide alike. So decide by numbers that are
+        equal on these ranks, such as the norm of the reduced gradients. It is not finite if some
+        rank has refused its loss (`tft_on_loss`). A rank that applies an update which another rank
+        refuses is brought back to the step before.
 
-        After a refusal the step is computed again. If it is refused again, its batches are left out
-        with `--skip-batch`; without this option the job ends.
+        After a refusal the step is computed again. If it is refused again, its batches are left
+        out, or the job ends (`--skip-batch`).
         """
 
     @hookspec
@@ -118,35 +118,37 @@ class PluginSpecs:
         React to the end of the tail of `step` (the code between the update window and the end of
         the step).
 
-        The step is about to end. Called on the training thread in every step.
+        Called on the training thread in every step, just before the step ends.
         """
 
     @hookspec
     def tft_on_step_ended(self, step: int) -> None:
         """
-        React to the end of `step`: the state of the rank is that of the end of the step.
+        React to the end of `step`. The plugin may now read the state of the rank.
 
-        Called on the training thread in every step. The state does not change before
-        `tft_on_state_released` has returned, unless the script changes it outside of update
+        Called on the training thread in every step. The state does not change until
+        `tft_on_state_released` has returned, unless the script changes the state outside of update
         windows.
         """
 
     @hookspec
     def tft_on_state_released(self) -> None:
         """
-        React to the fact that the state may change from now on. An update window is about to open,
-        tft is about to call a function of the user after the step, or the training loop was left.
+        Stop reading the state of the rank, because it may change when this method has returned.
 
-        Called on the training thread, in every step, before the state changes.
+        Called on the training thread in every step, before the update window opens. Also called
+        before tft calls a function of the user after a step, and when the training loop was left.
         """
 
     @hookspec
     def tft_on_order(self, order: OrderName, incident: int, step: int) -> None:
         """
-        React to an order of an incident that this rank is about to carry out.
+        React to an order of the controller that this rank is about to carry out in an incident.
+        Incident 0 is the start of the job.
 
-        Called on the training thread. `step` is the present step of this rank. For a `regroup`
-        order, `step` is the step to which all ranks return.
+        Called on the training thread. `step` is the step that this rank was computing. For a
+        `regroup` order, `step` is the first step that all ranks will compute with the new process
+        groups. It is 0 if the ranks must first find a checkpoint of the user's program.
         """
 
     @hookspec
@@ -164,8 +166,8 @@ class PluginSpecs:
         Run the check called `name` while the job is paused.
 
         Called on the training thread, on all ranks at the same time. Return None if this plugin has
-        no check of that name. tft does not guard this hook: after an exception, the check has no
-        result on this rank.
+        no check of that name. If the hook raises an exception, the check has no result on this
+        rank.
         """
 
     # ------------------------------------------------------------ hooks in an agent
@@ -173,9 +175,11 @@ class PluginSpecs:
     @hookspec
     def tft_progressed(self, run_dir: Path, node: int, step: int) -> None:
         """
-        React to the completion of `step` by the first rank of this node.
+        React to progress on this node: some rank of the node has completed `step`, which no rank of
+        the node had completed before.
 
-        Called in the agent's event loop; must not block.
+        Called in the agent's event loop, so it must not block. Steps that are completed between two
+        looks of the agent are left out.
         """
 
     # ------------------------------------------------------------ hooks in the controller
@@ -183,12 +187,13 @@ class PluginSpecs:
     @hookspec
     def tft_on_leader(self, report: Callable[[OutsideReport], None]) -> None:
         """
-        React to the fact that this controller is the leader of the job from now on.
+        React to the fact that this controller leads the job from now on.
 
-        Called in the controller's event loop; must not block. An external scheduler keeps `report`,
-        to send reports to the controller later. `report` may be called from any thread, at any
-        time. Its argument is a `Noticed` (a fault seen from outside), a `PauseRequested` or a
-        `StopRequested`.
+        Called in the controller's event loop, so it must not block. A plugin that connects the job
+        with an external scheduler keeps `report`, to send reports to the controller later. `report`
+        may be called from any thread, at any time. Its argument is a report from outside the job,
+        such as `Noticed` (a fault seen from outside), `PauseRequested`, `ResumeRequested`,
+        `SwitchRequested` or `StopRequested`.
         """
 
     @hookspec
@@ -197,7 +202,7 @@ class PluginSpecs:
         React to an event that matters to an operator. `facts` has the details of the event.
 
         Events are `fault`, `stopped`, `strategy_chosen`, `incident_closed`, `job_ends` and all
-        other entries of the controller's log. Called in the controller's event loop; must not
+        other entries of the controller's log. Called in the controller's event loop, so it must not
         block.
         """
 
@@ -206,8 +211,9 @@ class PluginSpecs:
         """
         Return advice on the strategy to follow in an incident, after all ranks have stopped.
 
-        Called on a separate thread. The controller waits at most 30 s for the advice, unless the
-        plugin asks for more time. Return None to give no advice.
+        Called on a separate thread. The controller waits at most 30 s for the advice. A plugin that
+        needs more time returns an `Advice` with `wait`, and is asked again. Return None to give no
+        advice.
         """
 
     # ------------------------------------------------------------ hooks for the report
@@ -219,6 +225,6 @@ class PluginSpecs:
         """
         Return the time when a fault really happened (CLOCK_MONOTONIC, in seconds).
 
-        `seen` is the time of the first evidence of the fault. Return None if this plugin does not
-        know the time.
+        The report of the job uses this time. `seen` is the time of the first evidence of the fault.
+        Return None if this plugin does not know when the fault happened.
         """

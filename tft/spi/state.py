@@ -19,12 +19,12 @@ _NONE: Mapping[str, bool] = MappingProxyType({})
 
 def part_digests(payload: ShardPayload, own: Mapping[str, bool] = _NONE) -> dict[str, str]:
     """
-    Return the digests of the parts of a shard (XXH3-128, hexadecimal), to be compared between
-    ranks.
+    Return the digests of the parts of a shard (XXH3-128, hexadecimal), by the part's name. Ranks
+    compare them to find differing copies.
 
-    The part `description` is the digest of `payload.meta`. Buffers form one part if their names are
-    equal up to the first point. A buffer named in `own` is a part by itself. If its value in `own`
-    is True, the digest of this part is empty, because its content belongs to this rank alone.
+    The part `description` is `payload.meta`. Buffers form one part if their names are equal up to
+    the first dot. A buffer named in `own` is a part by itself. If its value in `own` is True, the
+    digest of this part is empty, because its content belongs to this rank alone.
     """
     found = digest_parts(
         {"description": payload.meta},
@@ -88,7 +88,7 @@ class StateHooks(Generic[State]):
         """
         self._hands_over = hands_over
         self.adopted: State | None = None
-        """The training state; set by the adaptor's own `tft_adopt`, None before."""
+        """The training state. It is None until the adaptor's own `tft_adopt` sets it."""
 
     def state(self) -> State:
         """

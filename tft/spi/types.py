@@ -32,20 +32,22 @@ def _host_memory(size: int) -> memoryview:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceBuffer:
     """
-    One named piece of the memory of a shard that is on a device. A transfer copies the piece to the
-    host part by part, so the host needs memory for only two parts.
+    One named piece of the memory of a shard that is on a device.
+
+    A transfer to another rank copies the piece to the host in small parts, one after another. So
+    the host needs memory for only two parts, and not for the whole piece.
     """
 
     name: str
     size: int
     """The size in bytes."""
     copy: Callable[[int, memoryview], Callable[[], None]]
-    """`copy(offset, into)` begins to fill the host memory `into` with the bytes from `offset` on.
-    The returned function waits until `into` is full. Both are called on the threads of transfers.
-    """
+    """`copy(offset, into)` begins to fill the host memory `into` with the bytes of this piece from
+    `offset` on. The function that it returns waits until `into` is full. Both are called on
+    transfer threads."""
     host_memory: Callable[[int], memoryview] = _host_memory
-    """Returns writable host memory of the given number of bytes, from which the device can copy
-    fast."""
+    """Returns writable host memory of the given number of bytes, into which the device can copy
+    fast (pinned memory)."""
 
     @property
     def view(self) -> memoryview:
@@ -69,17 +71,21 @@ class Parallelism:
     framework: str
     """The name of the framework, for messages."""
     dp: int
+    """Data-parallel size."""
     tp: int
+    """Tensor-parallel size."""
     pp: int
+    """The number of pipeline stages."""
     cp: int
+    """Context-parallel size."""
     ep: int
-    """The number of ranks over which experts are spread, out of the dp * cp ranks of a dense
-    data-parallel group."""
+    """Expert-parallel size: the number of ranks over which experts are spread. They are among the
+    dp * cp ranks that hold the same dense parameters."""
     shards: int
-    """The number of shards into which the optimizer state of a dense data-parallel group is cut. 1:
-    it is not cut."""
+    """The number of shards into which the optimizer state is cut among the dp * cp ranks that hold
+    the same dense parameters. 1: it is not cut."""
     threshold_kb: int = 0
-    """A size in kilobytes. Parameters that are smaller stay whole, even if others are cut."""
+    """Parameters smaller than this number of kilobytes are not cut, even if `cuts_parameters`."""
     cuts_parameters: bool = False
     """True if parameters are cut together with their optimizer state."""
     experts_as_dense: bool = False
@@ -92,18 +98,19 @@ class Made:
     """
     The objects that a user's factory makes, after the process groups have been formed.
 
-    The factory is the argument `make` of `session.adopt`. This object is `session.model` until the
-    process groups are lost.
+    The factory is the argument `make` of `session.adopt`. Its result is available as
+    `session.model` until the process groups are freed in an incident. Then the factory is called
+    again.
     """
 
     model: Any  # Any: objects of the framework, of any class
     optimizer: Any
     scheduler: Any = None
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Other objects whose state tft keeps, by name, such as a moving average."""
+    """Other objects with a state that tft keeps, by name, such as a moving average."""
     more: Any = None
-    """Any other object that training needs and that uses these groups, such as a pipeline schedule.
-    tft keeps no state of this object."""
+    """Any other object that training needs and that uses these process groups, such as a pipeline
+    schedule. tft does not keep its state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,33 +122,34 @@ class ShardPayload:
     """
 
     meta: bytes
-    """The description that the receiver needs before it can receive the buffers, and all state that
-    is not in tensors."""
+    """A description of the buffers, with which the receiver can prepare memory for them, and all
+    state that is not in tensors. Only the adaptor reads it."""
     buffers: tuple[Buffer | DeviceBuffer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceContent:
     """
-    The content of a shard that must be equal on all ranks that hold the shard, for digests of
-    slices.
+    The content of a shard that must be equal on all ranks that hold the shard. While training, tft
+    digests one slice of this content in each step.
     """
 
     head: bytes
     """All values that are not in tensors, such as settings and the state of schedulers."""
     buffers: tuple[Buffer | DeviceBuffer, ...]
-    """The memory of the shard, not copies, in the same order and with the same sizes on every
-    rank."""
+    """The memory of the shard itself, not copies of it. The order and the sizes of the buffers are
+    the same on all ranks that hold the shard."""
     identity: tuple[int, ...]
-    """For each buffer a number that changes when the buffer moves to another place in memory."""
+    """A number for each buffer, such as its address. The number changes if the buffer moves to
+    other memory. As long as no number changes, tft may use this object for later steps, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
     """
-    The result of a check on one rank.
+    The result of a check (`tft_check`) on one rank.
 
-    Raises `UsageError` if the verdict is unknown or the finding is not a text.
+    Raises `UsageError` if the verdict is unknown or the finding is not a string.
     """
 
     verdict: Verdict
@@ -169,13 +177,14 @@ class DeviceFault:
     words: str
     """A regular expression, searched in the message of a `RuntimeError`."""
     kind: FaultKind | None
-    """The kind of fault. None: the error is no fault of the device, but a bug of the user, or a
-    request for more memory than the device has."""
+    """The kind of fault that the error text indicates. None: the text does not indicate a fault of
+    the device, but a bug in the script, or that the script needs more device memory than there is.
+    """
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
     source: str = ""
-    """The documentation or source code that contains the error text."""
+    """Where the error text is documented: a page, or a place in source code."""
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *get_args(FaultKind)):
@@ -195,32 +204,33 @@ class DeviceFault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
     """
-    What a rank has computed in one step, before the update.
+    The losses and gradient norms that a rank has computed in one step, before the update.
     """
 
     losses: tuple[float, ...] = ()
-    """The values from which the backward passes of the step began, in their order."""
+    """The losses from which the backward passes of the step began, in the order of the passes."""
     norm: float | None = None
     """The norm of the reduced gradients before they were clipped. None: the norm is not known, or
-    the script itself handles an overflow of the gradients, for example with a loss scaler."""
+    it must not be judged because the script itself handles gradients that overflow."""
     own: tuple[float, ...] = ()
-    """More numbers that this rank has computed alone. If another attempt at the step gives other
-    numbers on one rank, the device of that rank computes wrongly."""
+    """Further numbers that this rank has computed alone, before gradients were reduced. If the step
+    is computed again and these numbers differ, the device of this rank computes wrong numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """
-    What an exception means for the job. The hook `tft_classify` returns a diagnosis if the kind of
-    fault alone does not say enough.
+    What an exception means for the job. An adaptor returns it if the kind of fault alone does not
+    say enough.
     """
 
     kind: FaultKind
     polluted: bool = False
-    """True if the last update may have spread wrong numbers: no copy of that step is sound, on any
-    rank."""
+    """True if the last update may have spread wrong numbers to all ranks. Then no copy of the state
+    after that update is used, on any rank."""
     not_after: int | None = None
-    """The last step whose state is sound: copies of later steps are not sound. None: not known."""
+    """The last step whose state is not affected. No copy of a later step is used. None: not
+    known."""
     context_lost: bool = False
     """True if the device accepts no more work from this process, so that another process must
     replace it."""
@@ -238,19 +248,21 @@ class FaultView:
     step: int
     """The step that was being computed."""
     evidence: str
+    """A text that says how the fault was noticed, such as the message of an exception."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferView:
     """
-    A strategy that the controller offers in an incident, with the reasons for and against it.
+    A strategy that the controller considers in an incident: what it would do, and whether it can be
+    used.
     """
 
     strategy: str
     why: str
     """A sentence that says what the strategy would do."""
     why_not: str | None
-    """The reason why the strategy cannot be used; None: it can be used."""
+    """The reason why the strategy cannot be used. None: the strategy can be used."""
     step: int | None
     """The step from whose end all ranks would continue. None: the step of a checkpoint that the
     ranks find themselves."""
@@ -259,9 +271,10 @@ class OfferView:
     joining: tuple[int, ...] = ()
     """For `scale_out`: the ranks that would come back to the job."""
     replaced: tuple[int, ...] = ()
-    """The ranks with a living process that would get another process."""
+    """The ranks that would get another process although their process is alive."""
     reload: bool = False
-    """True if all ranks would load the newest checkpoint that they write without tft."""
+    """True if all ranks would load the newest checkpoint that the user's program has written
+    without tft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +291,10 @@ class RankView:
     alive: bool
     """True if the process of the rank can receive orders."""
     held: int | None
-    """The step of the complete state with which the rank trains. None: the rank has no complete
+    """The step of the complete state that the rank has in use. None: the rank has no complete
     state."""
     sound: bool
-    """True if no fault has touched that state."""
+    """True if no fault of the incident can have made the state of step `held` wrong."""
     backups: tuple[int, ...]
     """The earlier steps of which the rank keeps a sound copy in memory."""
     shards: tuple[str, ...]
@@ -301,15 +314,17 @@ class IncidentView:
     """
 
     number: int
+    """The number of the incident, from 1."""
     round: int
+    """The round (attempt) of the incident. A fault that joins the incident starts a new round."""
     faults: tuple[FaultView, ...]
     offers: tuple[OfferView, ...]
     """The strategies, in the order in which the job would try them."""
     ranks: tuple[RankView, ...]
     """All ranks of the job, including those that have left, by rank number."""
     until: float
-    """The time at which the strategy is chosen without advice (CLOCK_MONOTONIC of the controller,
-    seconds)."""
+    """The time (CLOCK_MONOTONIC on the controller's machine, seconds) until which the controller
+    waits for advice. Then it chooses a strategy without advice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,23 +334,23 @@ class Advice:
     """
 
     strategy: str = ""
-    """The strategy to follow: one that was offered, or a new name of the plugin for a variant of
-    `base`. Empty: the plugin leaves the choice to tft."""
+    """The strategy to follow: an offered strategy, or a new name that the plugin gives to a variant
+    of `base`. Empty: the plugin leaves the choice to tft."""
     base: str = ""
-    """If `strategy` is a new name of the plugin: the offered strategy of which it is a variant."""
+    """If `strategy` is a new name: the offered strategy of which it is a variant."""
     not_after: int | None = None
-    """If `strategy` is a new name of the plugin: the latest step to which the ranks may return."""
+    """If `strategy` is a new name: all ranks return to the end of this step or of an earlier step.
+    None: the plugin sets no limit."""
     skip: int = 0
-    """If `strategy` is a new name of the plugin: the number of batches to skip after the rollback.
-    """
+    """If `strategy` is a new name: the number of batches to draw and drop after the return."""
     replace: tuple[int, ...] = ()
-    """If `strategy` is a new name of the plugin: the ranks to get a new process although their
-    present process is alive."""
+    """If `strategy` is a new name: ranks that get another process although their process is
+    alive."""
     veto: tuple[str, ...] = ()
     """Strategies that must not be used in this incident."""
     wait: float = 0.0
-    """Seconds after which the plugin is asked again. No strategy is chosen before. 0: the plugin
-    needs no more time."""
+    """A time in seconds. The controller waits this long without choosing a strategy, and then asks
+    the plugin again. 0: the controller does not wait."""
     why: str = ""
     """The reason for the advice: a sentence for the operator."""
 
@@ -368,8 +383,8 @@ class SessionView(Protocol):
     @property
     def evaluating(self) -> bool:
         """
-        True while tft calls a function of the user after a step. `step` is then already the number
-        of the next step.
+        True while tft calls a function of the user after a step, such as an evaluation. `step` is
+        then already the next step.
         """
 
     @property
@@ -378,27 +393,30 @@ class SessionView(Protocol):
 
     @property
     def incarnations(self) -> Mapping[int, int]:
-        """The incarnation of each rank's process, according to the last order of the controller. A
-        rank that is missing in the mapping still has its first process (incarnation 0)."""
+        """By rank: the incarnation of the rank's process, as the last order of the controller said.
+        A rank that is missing still has its first process (incarnation 0)."""
 
     def digest_slice(self, number: int, of: int) -> Callable[[], None] | None:
         """
-        Digest slice `number` of `of` slices of every shard that several ranks hold, and send the
-        digests to the controller, which compares them.
+        Digest one slice of every shard that several ranks hold, and send the digests to the
+        controller, which compares them with those of the other holders.
 
-        Call this method in `tft_on_step_ended`. If the slice is small, it is digested at once, and
-        the result is None. If the slice is large, the result is a function that digests it. Call
-        that function on any thread; it must have returned before `tft_on_state_released` returns.
+        Each shard is cut into `of` slices, and `number`, from 0, says which of them is digested.
+        Call this method in `tft_on_step_ended`. If the result is None, the digests are computed. If
+        the result is a function, the slice is large, and only this function computes the digests:
+        call it on any thread. It must have returned before `tft_on_state_released` returns.
         """
 
 
 class LauncherStore(Protocol):
     """
-    The store that a framework's own launcher serves for the processes it starts.
+    The key-value store that a framework's own launcher (such as torchrun) serves for the processes
+    that it starts.
     """
 
     def keep(self, key: str, words: str) -> str:
-        """Store `words` under `key` if the key has no value yet. Return the stored value."""
+        """Store `words` under `key` if the key has no value yet. Return the value that is then
+        stored: `words`, or the earlier value."""
 
     def put(self, key: str, words: str) -> None:
         """Store `words` under `key`, and overwrite an earlier value."""

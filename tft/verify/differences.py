@@ -1,5 +1,5 @@
 """
-Compares what two runs have recorded, and names the first difference. Pure functions.
+Compares what two runs have recorded, and names the first difference. All functions are pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,8 +12,8 @@ KINDS = (
     "batches", "data", "modes", "generators", "settings", "scheduler", "others", "rank-local",
     "losses", "optimizer", "parameters", "rows",
 )  # fmt: skip
-"""All kinds of state, in an order in which a difference of one kind causes differences of later
-kinds within a step."""
+"""All kinds of recorded state. Within a step, a difference of one kind can cause differences of the
+kinds after it, so the first kind that differs is the most useful one to name."""
 
 _TEXT = {
     "batches": "the inputs of the model differ",
@@ -44,8 +44,7 @@ class Difference:
 
     def sentence(self) -> str:
         """
-        Return the difference as text for a message, such as `step 3, rank 1: the parameters
-        differ`.
+        Return a text for messages that names the step, the rank and what differs.
         """
         named = f" ({self.name})" if self.name else ""
         return f"step {self.step}, rank {self.rank}: {_TEXT[self.kind]}{named}"
@@ -55,12 +54,13 @@ def first_difference(
     calm: Digests, other: Digests, *, volatile: Collection[str] = ()
 ) -> Difference | None:
     """
-    Return the first difference between the undisturbed run `calm` and another run, or None if the
-    two are identical.
+    Return the first difference between the undisturbed run `calm` and the run `other`, or None if
+    there is no difference.
 
-    If a killed rank of the other run has not recorded a part of a step, that part is not compared.
-    Only in the last step a missing part counts as different. `volatile` are the keys of rows of
-    `session.record` whose values differ in every run, such as a time.
+    A rank that was killed has not recorded all its steps. What a rank has not recorded of a step in
+    `other` is not compared, except in the last step. `volatile` are keys in the rows of
+    `session.record` that are not compared, because their values, such as times, differ between any
+    two runs.
     """
     found = [
         Difference(step=step, rank=rank, kind=kind, name=name)
@@ -74,7 +74,7 @@ def first_difference(
 
 def volatile_keys(calm: Digests, again: Digests) -> frozenset[str]:
     """
-    Return the keys of rows of `session.record` whose values differ between two undisturbed runs.
+    Return the keys of rows whose values differ between two undisturbed runs.
     """
     keys: set[str] = set()
     for rank, rows in calm.rows.items():
@@ -94,10 +94,11 @@ def _order(difference: Difference) -> tuple[int, int, int, str]:
 
 def _unlike(calm: Mapping[Part, str], other: Mapping[Part, str], last: bool) -> list[Part]:
     """
-    Return the parts that differ between the records of two runs about one step of a rank.
+    Return the parts that differ between the records that two runs made of one step.
 
-    A run records parts at two moments: before the update window, and at the end of the step. The
-    parts of a moment are compared only if `other` has recorded that moment, or if `last` is True.
+    A step is recorded at two moments: at its update window and at its end. Parts are compared only
+    for moments of which `other` has a record, but for both moments if `last` is True. Then a part
+    that only one run has recorded counts as different.
     """
     edges = {kind for kind, _ in other}
     window, end = "batches" in edges, "rank-local" in edges

@@ -1,5 +1,5 @@
 """
-The digests that a run has recorded of every step (`--record-digests`).
+Reads the digests that the ranks of a run have recorded of every step (`--record-digests`).
 """
 
 import json
@@ -19,12 +19,13 @@ class Digests:
     """
 
     steps: Mapping[tuple[int, int], Mapping[Part, str]]
-    """By (rank, step): the digest of each part. A rank that was killed in a step may have recorded
-    only some of its parts."""
+    """By (rank, step): the digest of each part of the state. If a rank was killed in a step, some
+    parts may be missing."""
     ends: Mapping[int, int]
     """By rank: the last step whose end was recorded."""
     functions: Mapping[int, tuple[str, ...]]
-    """By step: the names of the functions that rank 0 called after it."""
+    """By step: the names of the user's functions that rank 0 called after the step
+    (`session.evaluate`, `session.after_step`)."""
     rows: Mapping[int, tuple[Mapping[str, Any], ...]]  # Any: parsed JSON
     """By rank: the rows that the script has written with `session.record`."""
 
@@ -38,9 +39,8 @@ class Digests:
 
 def read_digests(run_dir: Path, ranks: int) -> Digests:
     """
-    Read the digests and rows that the ranks of a run have recorded in its run directory.
-
-    An incomplete line, left by a process that was killed while it wrote, is ignored.
+    Return what the ranks of a run have recorded. An incomplete last line, written by a process that
+    was killed, counts as missing.
     """
     steps: dict[tuple[int, int], dict[Part, str]] = {}
     ends: dict[int, int] = {}
@@ -78,7 +78,7 @@ def _end(line: Mapping[str, Any]) -> dict[Part, str]:  # Any: parsed JSON
     found = {("rank-local", ""): line["local"][_LOCAL]}
     for name, digest in line["state"].items():
         shard, _, part = name.rpartition("/")
-        if digest:  # an empty digest: the part belongs to one rank, and is in its rank-local state
+        if digest:  # an empty digest marks a part that is compared as rank-local state
             found[_KINDS.get(part, "others"), f"{part} of shard {shard}"] = digest
     return found
 
@@ -94,8 +94,7 @@ _KINDS = {
     "modes": "modes",
     "description": "modes",
 }
-"""The kind of difference, by part of a shard. Any other part is one of the objects that the script
-has given to tft beside model and optimizer (kind `others`)."""
+"""The kind of each part of a shard. Any other part is one of the script's other objects."""
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:  # Any: parsed JSON

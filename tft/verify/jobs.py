@@ -1,5 +1,5 @@
 """
-Starts the jobs of `tft verify` and ends them in time.
+Runs the jobs of `tft verify`, and ends a job that takes too long.
 """
 
 import json
@@ -40,7 +40,7 @@ class Ended:
     @property
     def incidents(self) -> list[dict[str, Any]]:  # Any: parsed JSON
         """
-        Return the incidents in the job's report.
+        Return the incidents in the job's report, or an empty list if there is no report.
         """
         path = self.run_dir / REPORT
         found: list[dict[str, Any]] = (
@@ -50,8 +50,8 @@ class Ended:
 
     def fired(self) -> dict[str, float]:
         """
-        Return the `--chaos` arguments (specs) whose kill was carried out, each with its time
-        (CLOCK_MONOTONIC, seconds), in the order of time.
+        Return the `--chaos` specs whose kill was carried out, each with the time of the kill
+        (CLOCK_MONOTONIC, seconds), the earliest first.
         """
         firings = [
             json.loads(path.read_text()) for path in (self.run_dir / "chaos").glob("*-*.json")
@@ -67,8 +67,8 @@ def run_job(
     run_dir: Path, options: Sequence[str], command: Sequence[str], *, until: float
 ) -> Ended:
     """
-    Run `tft run` with these options and this command until it ends. At the time `until`
-    (CLOCK_MONOTONIC, seconds) end it.
+    Run `tft run` with these options until it ends. End the job at the time `until`
+    (CLOCK_MONOTONIC, seconds) if it still runs.
     """
     clock = SystemClock()
     began = clock.now()
@@ -91,7 +91,7 @@ def run_job(
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """
-    End a job with SIGTERM, and kill it if it still runs after `_END` seconds.
+    End a job with SIGTERM. If it still runs `_END` seconds later, kill it.
     """
     process.send_signal(signal.SIGTERM)
     try:

@@ -1,5 +1,5 @@
 """
-Decides which rank is killed in which phase of which step. Pure functions.
+Decides which rank `tft verify` kills in which phase of which step. All functions are pure.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,11 +9,11 @@ PHASES = ("forward", "backward", "collective", "update", "between", "tail", "eva
 """The phases in which a rank is killed, as `tft_chaos` names them."""
 
 FIRST = 2
-"""The first step in which a rank is killed. In step 2 all ranks know the end of step 1, so there is
+"""The first step in which a rank is killed. In step 2 all ranks have completed step 1, so there is
 a step to return to."""
 APART = 2
-"""The number of steps from one kill to the next. It is 2, so that each step with a kill is followed
-by a step without a kill."""
+"""The number of steps from one kill to the next. It is 2, so that there is a step without a kill
+between any two kills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +38,12 @@ def schedule(
     phases: Sequence[str], *, ranks: int, last: int, evaluated: Collection[int]
 ) -> tuple[Kill, ...]:
     """
-    Return the kills of one run of `last` steps: one for each of `phases`, as long as steps are
-    left.
+    Return the kills of one run of `last` steps: one kill for each of `phases`, as far as the run
+    has enough steps.
 
-    The place of a phase in `PHASES` decides which of the `ranks` ranks is killed, so that ranks are
-    killed in turn. The phase `evaluation` needs one of the steps `evaluated`, after which tft calls
-    functions of the script.
+    The index of a phase in `PHASES` decides which rank is killed, so that different phases kill
+    different ranks. A kill in the phase `evaluation` needs one of the steps `evaluated`, after
+    which functions of the user are called.
     """
     kills: list[Kill] = []
     step = FIRST

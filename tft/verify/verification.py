@@ -1,6 +1,6 @@
 """
-Runs a script undisturbed, and again with a rank killed in each phase of a step. Compares the states
-that the runs recorded.
+Runs a script without faults and with a rank killed in each phase, and compares what the runs have
+recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from tft.verify.schedule import Kill, schedule
 IDENTICAL, DIFFERS, NOT_TRIED = "identical", "differs", "not tried"
 
 _SHOWN = 12
-"""The number of lines of a job's output that are shown when the job has not ended as expected."""
+"""How many of the last lines of a job's output an error message contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """
-    The result of killing a rank in one phase of a step.
+    The result of the kill in one phase.
     """
 
     phase: str
@@ -34,8 +34,9 @@ class Finding:
     why: str = ""
     """Why the phase was not tried, or how the job ended."""
     inexact: tuple[str, ...] = ()
-    """Sentences in which the job itself has reported that its recovery was not bit-identical."""
+    """What the job itself has reported as not bit-identical in its recovery, as sentences."""
     run_dir: Path | None = None
+    """The run directory of the job in which the rank was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Verification:
     @property
     def identical(self) -> bool:
         """
-        Return True if no kill has changed the training, as far as it was tried.
+        Return True if the kill in each tried phase left the results bit-identical.
         """
         return all(each.result != DIFFERS for each in self.findings)
 
@@ -61,9 +62,10 @@ class Verifier:
     """
     Runs the jobs of one verification.
 
-    `options` are passed to `tft run`, and `command` is the script with its arguments. All jobs
-    together may take `limit` seconds. `began` is called when the first undisturbed job has ended.
-    `told` is called with each finding as soon as it is known.
+    `directory` gets a run directory for each job. `options` are options for `tft run`, and
+    `command` is the script with its arguments. All jobs together may take `limit` seconds. `began`
+    is called when the undisturbed job has ended. `told` is called with each finding as soon as it
+    is known.
     """
 
     directory: Path
@@ -82,10 +84,10 @@ class Verifier:
 
     def verify(self, phases: Sequence[str]) -> Verification:
         """
-        Kill a rank in each phase, and compare each run with the undisturbed run.
+        Kill a rank in each phase, and compare each run with an undisturbed one.
 
-        Raises `UsageError` if a comparison is not possible: the undisturbed job fails, takes too
-        long or trains too few steps, or two undisturbed runs differ.
+        Raises `UsageError` if no comparison is possible: the undisturbed job fails, has an incident
+        or takes too long, it trains too few steps, or two undisturbed runs differ.
         """
         self._until = SystemClock().now() + self.limit
         calm = self._calm = self._undisturbed("undisturbed")
@@ -132,9 +134,10 @@ class Verifier:
 
     def _disturbed(self, kills: Sequence[Kill]) -> list[str]:
         """
-        Run one job with these kills. Return the phases for which the job gives a result.
+        Run one job with these kills. Return the phases for which it gives a result.
 
-        The job gives no result for kills after the first difference: after it, all steps differ.
+        After the first difference the job gives no result for later kills, because all later steps
+        differ.
         """
         assert self._calm is not None
         specs = [word for kill in kills for word in ("--chaos", kill.spec)]
@@ -168,8 +171,9 @@ class Verifier:
         """
         Return the first difference between `other` and the undisturbed run, or None.
 
-        If there is a difference, make a second undisturbed run once, and ignore the keys of rows
-        that differ between the two undisturbed runs. Raises `UsageError` if these differ otherwise.
+        If there is one, make a second undisturbed run. Values of `session.record` that differ
+        between the two undisturbed runs are then ignored. Raises `UsageError` if anything else
+        differs between these two.
         """
         assert self._calm is not None
         calm = self._calm
@@ -232,8 +236,9 @@ def _guilty(
     kills: Sequence[Kill], fired: Sequence[str], difference: Difference | None
 ) -> Kill | None:
     """
-    Return the kill that caused a difference or the failure of a job: the last kill that was carried
-    out before. Return None if no kill was carried out before the difference.
+    Return the kill that explains why a job differs from the undisturbed job, or has failed: the
+    last kill that was carried out, up to the step of the difference. Return None if a difference
+    came before all kills.
     """
     done = [kill for kill in kills if kill.spec in fired]
     if difference is not None:
@@ -245,8 +250,7 @@ def _guilty(
 
 def _inexact(ended: Ended, kill: Kill) -> tuple[str, ...]:
     """
-    Return the sentences with which the job has reported that it was not bit-identical after this
-    kill.
+    Return what the job has reported as not bit-identical in the incident after this kill.
     """
     return tuple(
         dict.fromkeys(
