@@ -205,7 +205,8 @@ class StateStore:
         has changed which parameters are trained.
         """
         if closing:
-            self._trained.closing()  # must come before `note`, which counts trained parameters
+            # `note` below counts the parameters that this call has found to be trained
+            self._trained.closing()
             self._wrappers.note()
             self._rehearsal.closing()
             self._settings.forget()

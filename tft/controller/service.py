@@ -280,8 +280,8 @@ class Controller:
             verdict := self._beats.slices.verdict(now, calm=self._machine.state in CALM)
         ):
             self._feed(verdict)
-            # send a `Lead` at once: ranks wait until it says that the copies of a step were
-            # compared
+            # send the message `Lead` at once: it tells the ranks which step's copies are equal, and
+            # ranks that keep copies in host memory need to know
             self._news.set()
         for node in self._beats.hang_detection.silent(now):
             why = f"node {node} has sent no heartbeat for {self._beats.hang_detection.node_silence:.0f} s"

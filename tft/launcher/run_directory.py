@@ -126,10 +126,13 @@ def check_run_dir(
     """
     Check whether this run may use its directory. Nothing is written.
 
+    If `leads` is True, this launcher starts the controller of the job. If `goes_on` is True, the
+    nodes train already, and the controller only takes over their job. Checkpoints and story are
+    checked only if `leads` is True and `goes_on` is False. If `may_begin` is True, a run that is to
+    resume may begin anew if there is no checkpoint.
+
     Raises `UsageError` if the run may not use the directory, and `CheckpointCorrupt` if the
-    checkpoint to resume from is damaged. `may_begin`: a run that is to resume may begin anew if
-    there is no checkpoint. `goes_on`: the nodes train already, and this launcher only leads them
-    again. The checkpoints and the story are checked only with `leads`, and only without `goes_on`.
+    checkpoint to resume from is damaged.
     """
     run_dir = settings.run_dir
     if run_dir.exists() and not run_dir.is_dir():

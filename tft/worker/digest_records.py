@@ -44,8 +44,8 @@ class DigestRecords:
 
     def watch(self) -> None:
         """
-        Begin to collect digests of batches and losses, if the adaptor reports them
-        (`tft_watch_batches`).
+        Begin to collect digests of batches and losses, if the adaptor implements the hook
+        `tft_watch_batches`, which reports them.
         """
         self._hook.tft_watch_batches(seen=self._saw)
 

@@ -95,9 +95,10 @@ def prepare() -> LaunchSettings:
     """
     settings = launch_settings()
     name_process(f"tft-rank-{settings.rank}")
-    # The handler of faulthandler is written in C and needs no GIL, so it works in any kind of hang.
-    # After it has written the stacks, the default action of the signal ends the process (`chain`).
-    faulthandler.enable(file=settings.words)  # a crash in C code writes its stacks, too
+    faulthandler.enable(file=settings.words)  # a crash in C code writes the stacks of all threads
+    # The agent sends the signal `LAST_WORDS` to a rank that hangs. This handler of the signal is
+    # written in C and needs no GIL, so it can always write the stacks. Then the default action of
+    # the signal ends the process (`chain`).
     faulthandler.register(LAST_WORDS, file=settings.words, all_threads=True, chain=True)
     preload(settings.adaptor)
     return settings

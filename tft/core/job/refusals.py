@@ -76,8 +76,9 @@ class RefusedStep:
 
     def _own(self) -> dict[int, set[str]]:
         """
-        Return, for each rank of which more than one attempt is known, the digests of what it has
-        computed alone (losses and gradients), without duplicates.
+        Return the digests of what each rank has computed alone in the refused step, before the
+        all-reduce (losses and gradients), without duplicates. Ranks that have computed the step
+        only once are left out.
         """
         found: dict[int, list[str]] = {}
         for attempt in self.attempts:

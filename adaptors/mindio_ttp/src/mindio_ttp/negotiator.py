@@ -180,7 +180,8 @@ class Negotiator:
             if strategy == "continue":
                 self.continue_train()
             elif self.followed and strategy in GIVE_UP:
-                self.followed = "dump"  # with `exit` too, a last checkpoint is saved if possible
+                # also if the cluster chose `exit`: a last checkpoint is saved if possible
+                self.followed = "dump"
                 self._say(StopRequested(why=f"the cluster chose {strategy}", signal=0, at=0.0))
             elif self.offered and not self.followed:
                 self.wanted = strategy
