@@ -113,7 +113,8 @@ class Adopted:
         checkpoint."""
         replaced.install()
         self._contributions = Contributions()
-        self._contributions.watch(p for chunk in training.chunks for p in chunk.parameters())
+        chunks = torch.nn.ModuleList(training.chunks)
+        self._contributions.watch(chunks, chunks.parameters())
         if contributing is not None:
             say = contributing
             for chunk in training.chunks:

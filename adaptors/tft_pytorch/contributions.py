@@ -4,6 +4,10 @@ A digest of what this rank alone contributes to the gradients of a step.
 The gradient of one parameter near the input of the model is enough, because it depends on the
 activations and gradients of all later layers. The smallest of the first few parameters is watched,
 so that the digest costs next to nothing.
+
+The gradient of a distributed parameter (DTensor) exists only after it was reduced. If the model has
+no other parameters, the gradient of the output of a module near the input is watched, summed over
+all samples.
 """
 
 from collections.abc import Iterable
@@ -22,12 +26,14 @@ _NEAR = 8
 
 class Contributions:
     """
-    Notes the gradients of one parameter before they are reduced. Notes nothing until the first call
-    of `digest`.
+    Notes the gradients of one parameter before they are reduced, or those of the output of one
+    module. Notes nothing until the first call of `digest`.
     """
 
     def __init__(self) -> None:
         self._parameter: nn.Parameter | None = None
+        self._module: nn.Module | None = None
+        """The module whose output is watched, because no parameter can be."""
         self._handle: RemovableHandle | None = None
         self._wanted = False
         self._copy: tuple[Tensor, memoryview] | None = None
@@ -37,13 +43,17 @@ class Contributions:
         self._sum = xxhash.xxh3_64()
         self._empty = True
 
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+    def watch(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
         """
-        Watch one of `parameters` from now on. Stop watching the parameter of an earlier call.
+        Watch one of `parameters` from now on, or one of the modules of `model`. Stop watching the
+        parameter or module of an earlier call.
         """
         self.let_go()
-        near = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)][:_NEAR]
+        trained = [p for p in parameters if p.requires_grad]
+        near = [p for p in trained if not isinstance(p, DTensor)][:_NEAR]
         self._parameter = min(near, key=lambda p: p.numel(), default=None)
+        if trained and not near:
+            self._module = next((m for m in model.modules() if _is_leaf(m)), None)
         if self._wanted:
             self._begin()
 
@@ -53,7 +63,7 @@ class Contributions:
         """
         if self._handle is not None:
             self._handle.remove()
-        self._parameter = self._handle = self._copy = None
+        self._parameter = self._module = self._handle = self._copy = None
         self.forget()
 
     def digest(self) -> int | None:
@@ -82,6 +92,8 @@ class Contributions:
         self._empty = True
 
     def _begin(self) -> None:
+        if self._module is not None:
+            self._handle = self._module.register_forward_hook(self._watch_output)
         parameter = self._parameter
         if parameter is None:
             return
@@ -89,6 +101,14 @@ class Contributions:
             copy = torch.empty(parameter.shape, dtype=parameter.dtype)
             self._copy = copy, flat_bytes(copy)
         self._handle = parameter.register_hook(self._note)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
+
+    def _watch_output(self, module: nn.Module, arguments: object, output: object) -> None:
+        if isinstance(output, Tensor) and output.requires_grad and output.dim() > 0:
+            output.register_hook(self._note_output)  # type: ignore[no-untyped-call]  # torch ships no types for hooks
+
+    def _note_output(self, gradient: Tensor) -> None:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        self._note(local.detach().reshape(-1, local.shape[-1]).sum(0))
 
     def _note(self, gradient: Tensor) -> None:
         # note a copy, because the all-reduce overwrites the memory of the gradient
@@ -106,3 +126,10 @@ class Contributions:
         memory, view = kept
         memory.copy_(gradient)
         self._sum.update(view)
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    """
+    Return whether a module has trained parameters, and no modules in it.
+    """
+    return not any(module.children()) and any(p.requires_grad for p in module.parameters())

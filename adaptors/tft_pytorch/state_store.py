@@ -174,7 +174,7 @@ class StateStore:
         parameters = named_parameters(made.model)
         others = others_of(made)
         self._trained.watch(parameters)
-        self._contributions.watch(parameters.values())
+        self._contributions.watch(made.model, parameters.values())
         self._local_state.watch(made.model, parameters.values(), others)
         self._rehearsal.watch(made.optimizer, others)
         self._settings.watch([made.optimizer], made.scheduler)

@@ -2,9 +2,26 @@
 The digest of what one rank contributes to the gradients of a step, with real backward passes.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 import torch
 from tft_pytorch.contributions import Contributions
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+@pytest.fixture
+def group_of_one(tmp_path: Path) -> Iterator[None]:
+    """
+    A process group of this process alone.
+    """
+    where = f"file://{tmp_path / 'store'}"
+    distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
 
 
 def _model() -> nn.Sequential:
@@ -14,7 +31,7 @@ def _model() -> nn.Sequential:
 
 def _watched(model: nn.Module) -> Contributions:
     contributions = Contributions()
-    contributions.watch(model.parameters())
+    contributions.watch(model, model.parameters())
     assert contributions.digest() is None  # from now on gradients are watched
     return contributions
 
@@ -98,6 +115,30 @@ def test_sparse_gradient_has_a_digest() -> None:
         digests.append(contributions.digest())
     assert digests[0] == digests[1] is not None
     assert digests[2] != digests[0]
+
+
+def test_output_of_a_module_is_watched_where_no_parameter_can_be(
+    group_of_one: None,
+) -> None:
+    """
+    When all parameters are distributed (DTensor), then the gradient of a module's output is
+    digested: other gradients have another digest, and an evaluation leaves none.
+    """
+    model = _model()
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model, mesh=mesh)
+    contributions = _watched(model)
+    digests = []
+    for number in (1.0, 1.0, 2.0):
+        _backward(model, number)
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        digests.append(contributions.digest())
+    assert digests[0] == digests[1] is not None
+    assert digests[2] != digests[0]
+    contributions.let_go()
+    _backward(model)
+    assert contributions.digest() is None
 
 
 def test_gradient_with_a_graph_is_not_kept_alive() -> None:
