@@ -5,11 +5,12 @@ which all processes are kept, and a killed rank.
 """
 
 import json
+import random
 import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.e2e.jobs import run
@@ -18,10 +19,13 @@ SCRIPT = Path(__file__).with_name("incident_job.py")
 UNCOMPARED = Path(__file__).with_name("uncompared")
 RANKS = 2
 TURNS = 3
-FAULTS = 8
 EVERY = 5
 """Steps between two faults."""
-WIDTHS = (1024, 2560)
+FAULTS = {1024: 60, 2560: 8}
+"""The number of faults in each job, by the width of the layers. An incident takes 10 to 100 times as
+long as one reading of the state, so many are needed to see what the comparison adds."""
+DRAWS = 2000
+"""How often the incidents are drawn again for the interval (bootstrap)."""
 
 Totals = dict[str, list[float]]
 """By strategy, the seconds of incidents. By strategy and " compare", what the ranks themselves took."""
@@ -31,7 +35,7 @@ def main() -> None:
     """
     Print one line for each size of the state and each kind of incident.
     """
-    for width in WIDTHS:
+    for width in FAULTS:
         measure(width)
 
 
@@ -47,6 +51,7 @@ def measure(width: int) -> None:
     reading = statistics.median(readings)
     for strategy in sorted(strategy for strategy in without if " " not in strategy):
         added = statistics.median(with_it[strategy]) - statistics.median(without[strategy])
+        low, high = interval(with_it[strategy], without[strategy])
         print(
             json.dumps(
                 {
@@ -55,6 +60,7 @@ def measure(width: int) -> None:
                     "incidents": len(with_it[strategy]),
                     "unit": "times one reading of the state",
                     "added": round(added / reading, 3),
+                    "interval_95": [round(low / reading, 3), round(high / reading, 3)],
                     "reading_seconds": round(reading, 4),
                     "compare_seconds": round(statistics.median(with_it[f"{strategy} compare"]), 4),
                     "with_seconds": round(statistics.median(with_it[strategy]), 4),
@@ -66,21 +72,36 @@ def measure(width: int) -> None:
         )
 
 
+def interval(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, float]:
+    """
+    Return the 95 % interval of the difference of the medians, by drawing the incidents again.
+    """
+    rng = random.Random(0)
+
+    def median(samples: Sequence[float]) -> float:
+        return statistics.median(rng.choices(samples, k=len(samples)))
+
+    added = sorted(median(with_it) - median(without) for _ in range(DRAWS))
+    return added[int(0.025 * DRAWS)], added[int(0.975 * DRAWS)]
+
+
 def _job(width: int, totals: Totals, environment: Mapping[str, str]) -> list[float]:
     """
     Run a job, add its incidents to `totals`, and return the times of its readings.
     """
+    count = FAULTS[width]
     faults = [
         f"raise:rank={number // 2 % RANKS},step={(number + 1) * EVERY},phase=backward,kind=network"
         if number % 2
         else f"kill:rank={number // 2 % RANKS},step={(number + 1) * EVERY},phase=backward"
-        for number in range(FAULTS)
+        for number in range(count)
     ]
     options = [word for fault in faults for word in ("--chaos", fault)]
     with tempfile.TemporaryDirectory() as directory:
         outcome = run(
-            Path(directory, "run"), *options, "--audit", "off", script=SCRIPT, nproc=RANKS,
-            arguments=(str(width), str((FAULTS + 1) * EVERY)), environment=environment, limit=400,
+            Path(directory, "run"), *options, "--audit", "off", "--max-incidents", "1000",
+            "--max-rank-faults", "1000", script=SCRIPT, nproc=RANKS,
+            arguments=(str(width), str((count + 1) * EVERY)), environment=environment, limit=900,
         )  # fmt: skip
         if outcome.code:
             sys.exit(outcome.output)
