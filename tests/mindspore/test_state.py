@@ -382,7 +382,7 @@ def test_more_running_statistics_than_can_be_kept_are_refused() -> None:
     error says so at once."""
     norm = nn.SequentialCell(nn.BatchNorm1d(50_000))
     optimizer = nn.Momentum(norm.trainable_params(), 0.1, 0.9)
-    with pytest.raises(UsageError, match="use a norm without them"):
+    with pytest.raises(UsageError, match="use layers without running statistics"):
         adopt({"model": norm, "optimizer": optimizer}, None)
 
 
