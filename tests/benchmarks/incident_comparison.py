@@ -5,7 +5,6 @@ which all processes are kept, and a killed rank.
 """
 
 import json
-import random
 import statistics
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.benchmarks.bootstrap import interval_95
 from tests.e2e.jobs import run
 
 SCRIPT = Path(__file__).with_name("incident_job.py")
@@ -24,8 +24,6 @@ EVERY = 5
 FAULTS = {1024: 60, 2560: 8}
 """The number of faults in each job, by the width of the layers. An incident takes 10 to 100 times as
 long as one reading of the state, so many are needed to see what the comparison adds."""
-DRAWS = 2000
-"""How often the incidents are drawn again for the interval (bootstrap)."""
 
 Totals = dict[str, list[float]]
 """By strategy, the seconds of incidents. By strategy and " compare", what the ranks themselves took."""
@@ -50,8 +48,8 @@ def measure(width: int) -> None:
         readings += _job(width, with_it, {})
     reading = statistics.median(readings)
     for strategy in sorted(strategy for strategy in without if " " not in strategy):
-        added = statistics.median(with_it[strategy]) - statistics.median(without[strategy])
-        low, high = interval(with_it[strategy], without[strategy])
+        arms = with_it[strategy], without[strategy]
+        low, high = interval_95(_added, *arms)
         print(
             json.dumps(
                 {
@@ -59,7 +57,7 @@ def measure(width: int) -> None:
                     "strategy": strategy,
                     "incidents": len(with_it[strategy]),
                     "unit": "times one reading of the state",
-                    "added": round(added / reading, 3),
+                    "added": round(_added(*arms) / reading, 3),
                     "interval_95": [round(low / reading, 3), round(high / reading, 3)],
                     "reading_seconds": round(reading, 4),
                     "compare_seconds": round(statistics.median(with_it[f"{strategy} compare"]), 4),
@@ -72,17 +70,8 @@ def measure(width: int) -> None:
         )
 
 
-def interval(with_it: Sequence[float], without: Sequence[float]) -> tuple[float, float]:
-    """
-    Return the 95 % interval of the difference of the medians, by drawing the incidents again.
-    """
-    rng = random.Random(0)
-
-    def median(samples: Sequence[float]) -> float:
-        return statistics.median(rng.choices(samples, k=len(samples)))
-
-    added = sorted(median(with_it) - median(without) for _ in range(DRAWS))
-    return added[int(0.025 * DRAWS)], added[int(0.975 * DRAWS)]
+def _added(with_it: Sequence[float], without: Sequence[float]) -> float:
+    return statistics.median(with_it) - statistics.median(without)
 
 
 def _job(width: int, totals: Totals, environment: Mapping[str, str]) -> list[float]:

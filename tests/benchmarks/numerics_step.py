@@ -5,7 +5,6 @@ step without it. Both kinds take turns in one run of the example, on all ranks a
 
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -13,11 +12,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks.bootstrap import interval_95
 from tests.e2e.jobs import ROOT
 
 PAIRS = 700
-DRAWS = 2000
-"""How many samples the interval is drawn from (bootstrap)."""
 
 
 def main() -> None:
@@ -28,7 +26,7 @@ def main() -> None:
     """
     for words in ((), ("--no-clip",)):
         for clock, ratios in measure(words).items():
-            low, high = interval(ratios)
+            low, high = interval_95(statistics.median, ratios)
             print(
                 json.dumps(
                     {
@@ -61,15 +59,6 @@ def measure(words: Sequence[str]) -> dict[str, list[float]]:
         )  # fmt: skip
         ratios: dict[str, list[float]] = json.loads((where / "ratios.json").read_text())
     return ratios
-
-
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """
-    Return the interval that has the median with a probability of 95 %.
-    """
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
-    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
 
 
 if __name__ == "__main__":

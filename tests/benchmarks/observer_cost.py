@@ -7,7 +7,6 @@ sample. The noise is the same for a job in which nothing is switched.
 import itertools
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.benchmarks.bootstrap import interval_95
 from tests.e2e.jobs import ROOT
 
 JOB = ROOT / "tests" / "benchmarks" / "toggled_job.py"
@@ -26,8 +26,6 @@ CASES = {
 }
 """By name: the options of the job, and the number of its blocks. The default N has so many that the
 interval of the time is about 0.01 wide on a machine without other work: 20 minutes."""
-DRAWS = 2000
-"""How often the samples are drawn again for the interval (bootstrap)."""
 
 
 def main() -> None:
@@ -38,7 +36,7 @@ def main() -> None:
     """
     for name, (options, blocks) in CASES.items():
         for clock, ratios in measured(options, blocks).items():
-            low, high = interval(ratios)
+            low, high = interval_95(statistics.median, ratios)
             print(
                 json.dumps(
                     {
@@ -81,15 +79,6 @@ def _ratios(times: Sequence[float], size: int) -> list[float]:
     # the first step of a block has the end of the last step of the other kind in it
     blocks = [statistics.median(steps[i + 1 : i + size]) for i in range(0, len(steps), size)]
     return [a / b for a, b in zip(blocks[::2], blocks[1::2], strict=False)]
-
-
-def interval(samples: Sequence[float]) -> tuple[float, float]:
-    """
-    Return the 95 % interval of the median, by drawing the samples again.
-    """
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(samples, k=len(samples))) for _ in range(DRAWS))
-    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
 
 
 if __name__ == "__main__":
