@@ -302,8 +302,8 @@ class AdaptorSpecs:
     def tft_backup(self, step: int, sound: int, copies: int) -> Callable[[], None] | None:
         """
         Store a copy of the whole state at the end of `step` in memory. Keep the newest `copies`
-        copies: two, or three if the interval between copies is short against the steps that the
-        ranks need to compare their copies.
+        copies: two, or three if the ranks need more than half of the interval between two copies
+        to compare a copy.
 
         The hook is called every N steps (`--backup-every N`), when `step` has ended with its tail.
         `sound` is the last step at whose end the states of all ranks were compared and found equal.
