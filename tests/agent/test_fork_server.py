@@ -8,18 +8,22 @@ themselves. If there is no fork server, all ranks and stores are started without
 import asyncio
 import json
 import os
+import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.agent.stage import ADAPTOR, PAGE, Stage, gone, package
-from tft.protocol.messages import Exited, Spawned, StoreOpened
+from tft.protocol.messages import EndNode, Exited, Spawned, StoreOpened
 
 THREADED = (
     "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 )
 """A module that starts a thread, so that a process that has imported it cannot be forked."""
+
+TRAINS = PAGE + "page.train(True, time.monotonic()); say(1); signal.pause()"
 
 WAYS = ["forked", "executed"]
 
@@ -214,6 +218,52 @@ async def test_forked_ranks_die_with_their_agent(stage: Stage) -> None:
     assert stage.alive() == []
 
 
+async def test_next_rank_is_a_process_that_was_forked_in_advance(stage: Stage) -> None:
+    """When a rank trains, then one process is forked in advance. It becomes the next incarnation of
+    the rank, and another one is forked when that trains."""
+    agent = await stage.agent(TRAINS)
+    await stage.start()
+    await stage.said(1)
+    waiting = await _waiting(stage, agent.pid, 0)
+    await stage.start(incarnation=1)
+    spawned = await stage.report(Spawned, incarnation=1)
+    await stage.said(1)
+
+    assert spawned.pid == waiting
+    assert await _waiting(stage, agent.pid, 1) != waiting
+
+
+async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: Stage) -> None:
+    """When the process that was forked in advance is killed, then another one is forked, which
+    becomes the next incarnation of the rank."""
+    agent = await stage.agent(TRAINS)
+    await stage.start()
+    await stage.said(1)
+    waiting = await _waiting(stage, agent.pid, 0)
+    os.kill(waiting, signal.SIGKILL)
+    await gone(waiting)
+    await stage.start(incarnation=1)
+    spawned = await stage.report(Spawned, incarnation=1)
+    await stage.said(1)
+
+    assert spawned.pid != waiting
+    assert _forked(stage)
+    assert "it has ended without a task" in (stage.tmp / "err").read_text()
+
+
+async def test_no_process_forked_in_advance_outlives_the_job(stage: Stage) -> None:
+    """When the job ends on the node, then the process that was forked in advance ends too."""
+    agent = await stage.agent(TRAINS)
+    await stage.start()
+    await stage.said(1)
+    waiting = await _waiting(stage, agent.pid, 0)
+    stage.order(EndNode(epoch=stage.epoch, why="test", grace=0.0))
+    await gone(waiting)
+    await gone(agent.pid)
+
+    assert stage.alive() == []
+
+
 async def test_orphans_of_a_rank_are_reaped(stage: Stage) -> None:
     """When a child process outlives its rank, then the agent adopts it, and no zombie process
     remains."""
@@ -229,6 +279,33 @@ async def test_orphans_of_a_rank_are_reaped(stage: Stage) -> None:
     await gone(orphan)
     while str(orphan) in os.listdir("/proc"):
         await stage.beat()
+
+
+async def _waiting(stage: Stage, agent: int, incarnation: int) -> int:
+    """
+    Wait until the agent has a process that was forked in advance while this incarnation of rank 0
+    trains. Return the pid of that process.
+    """
+    while True:
+        spawned = [report for report in stage.reports if isinstance(report, Spawned)]
+        others = {_store(stage), *(report.pid for report in spawned)}
+        forked = sorted(
+            pid for pid in _watched(agent) - others if b"tft.worker.fork_server" in _command(pid)
+        )
+        if len(forked) > 1 and any(report.incarnation == incarnation for report in spawned):
+            return forked[1]  # the first is the fork server
+        await stage.beat()
+
+
+def _watched(agent: int) -> set[int]:
+    """
+    Return the processes to which the agent has a pidfd (a file descriptor for a process).
+    """
+    found: set[int] = set()
+    for descriptor in Path(f"/proc/{agent}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # the agent has closed the descriptor meanwhile
+            found.update(map(int, re.findall(r"(?m)^Pid:\t(\d+)$", descriptor.read_text())))
+    return found
 
 
 def _log(stage: Stage, incarnation: int, *, rank: int = 0) -> str:

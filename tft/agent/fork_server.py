@@ -7,6 +7,7 @@ starts these processes itself. They then start more slowly, because each must im
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable
@@ -35,6 +36,9 @@ _FORKING_LIMIT = 2.0
 """The time in seconds in which a requested forked process must arrive; otherwise the fork server is
 killed. A fork takes milliseconds. If it takes longer than this limit, it is faster to start a
 process that does all imports itself."""
+_IN_ADVANCE = 1
+"""The number of forked processes that wait for the next lost rank. The fork of a process that has
+imported a framework takes tens of milliseconds on a busy node, just when ranks wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,14 @@ class ForkedProcess:
     pid: int
     pidfd: int
     channel: socket.socket
+
+    def ended(self) -> bool:
+        """
+        Return whether the process has ended, for example because the system had too little memory.
+        """
+        gone = select.poll()
+        gone.register(self.pidfd, select.POLLIN)
+        return bool(gone.poll(0))
 
     def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
@@ -75,8 +87,8 @@ class ForkServer:
     Runs the fork server of a node.
 
     `changed` is called when the fork server is ready, when a forked process has arrived, and when
-    the fork server has ended and so sends no more processes. A forked process that `changed` does
-    not `take` is dismissed.
+    the fork server has ended and so sends no more processes. Of the forked processes that `changed`
+    does not `take`, `_IN_ADVANCE` are kept, and the others are dismissed.
     """
 
     def __init__(
@@ -133,17 +145,36 @@ class ForkServer:
             self._awaited += 1
             self._limit_to(_FORKING_LIMIT)
 
+    def want_in_advance(self) -> None:
+        """
+        Ask for the processes that are kept for the next lost rank, unless they are there. Call this
+        while the ranks train: a fork takes processor time, which an incident needs for itself.
+        """
+        self._drop_ended()
+        self.want(_IN_ADVANCE - len(self._forked))
+
     def take(self) -> ForkedProcess | None:
         """
-        Return a forked process that was not taken yet, or None if there is none.
+        Return a forked process that was not taken yet and still lives, or None if there is none.
         """
+        self._drop_ended()
         return self._forked.pop(0) if self._forked else None
+
+    def _drop_ended(self) -> None:
+        ended = [forked for forked in self._forked if forked.ended()]
+        self._forked = [forked for forked in self._forked if forked not in ended]
+        for forked in ended:
+            log.warning("forked_process_lost", pid=forked.pid, why="it has ended without a task")
+            forked.dismiss()
 
     def stop(self) -> None:
         """
-        Kill the fork server, and start no other.
+        Kill the fork server, dismiss the processes that wait for a task, and start no other fork
+        server.
         """
         self._stopped = True
+        while self._forked:
+            self._forked.pop().dismiss()
         if self._child is not None:
             self._child.end()
 
@@ -212,8 +243,9 @@ class ForkServer:
         self._limit_to(_FORKING_LIMIT if self._awaited else None)
         self._forked.append(forked)
         self._changed()
-        while left := self.take():
-            left.dismiss()
+        keep = 0 if self._stopped else _IN_ADVANCE
+        while len(self._forked) > keep:
+            self._forked.pop().dismiss()
 
     def _limit_to(self, seconds: float | None) -> None:
         if self._limit is not None:

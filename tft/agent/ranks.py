@@ -362,6 +362,16 @@ class Ranks:
                 waiting += 1
         self._fork_server.want(waiting)
 
+    def prepare_next(self) -> None:
+        """
+        Have a process forked for the next lost rank of this node, if all ranks of the node train.
+        """
+        states = self._rank_states.values()
+        there = [rank_state for rank_state in states if rank_state.process is not None]
+        due = any(rank_state.due is not None for rank_state in states)
+        if there and not due and all(rank_state.page.training() for rank_state in there):
+            self._fork_server.want_in_advance()
+
     def _start(
         self,
         rank_state: _RankState,

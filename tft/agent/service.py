@@ -279,6 +279,7 @@ class Agent:
         self._bus.publish(BEATS, self._status())
         self._local_states.repeat()
         self._repeat()
+        self._ranks.prepare_next()
 
     async def _beat_on_digests(self) -> None:
         """
