@@ -42,7 +42,7 @@ interrupted. So attempts are short, and the code checks between two attempts whe
 called."""
 
 _FREEING = 0.05
-"""Seconds to wait until the groups are freed, which usually takes 10 ms. `_FREEING_MORE` seconds
+"""The time in seconds in which groups are freed, which usually takes 10 ms. `_FREEING_MORE` seconds
 are added for each group."""
 
 _FREEING_MORE = 0.005
@@ -85,6 +85,8 @@ class Groups:
         """True if `device.tell_unseen` was called, so that it prints its warning only once."""
         self._aborting: threading.Thread | None = None
         self._abort_began = 0.0
+        self._freeing: _Freeing | None = None
+        """The threads that free the groups of the last `clear`."""
 
     def meet(self, refuses: bool | None = None) -> bool:
         """
@@ -149,6 +151,9 @@ class Groups:
         `quiesce` is called before the group is formed.
         """
         self.clear()
+        if self._freeing is not None:  # the sockets of old groups would be taken for the script's
+            self._freeing.wait()
+            self._freeing = None
         left = threading.Event()
         with self._lock:
             self._spared, self._store_port = census(), port
@@ -276,8 +281,9 @@ class Groups:
 
     def clear(self) -> None:
         """
-        Drop all process groups. Groups of an asynchronous device are aborted first. The connections
-        of gloo are cut, for two reasons.
+        Drop all process groups. Other threads free them, and `form` waits for these threads.
+        Groups of an asynchronous device are aborted first. The connections of gloo are cut, for two
+        reasons.
 
         First, a pending operation would otherwise delay the destructor of its group until the time
         limit of the operation. Second, a child process may have inherited a connection. Without the
@@ -305,7 +311,7 @@ class Groups:
                 groups.append(self._meeting)
                 self._meeting = None
             self._begun = None
-            _free(groups)
+            self._freeing = _Freeing(groups)
         sys.excepthook = self._excepthook  # torch wraps it once for each default group
 
 
@@ -324,9 +330,9 @@ def _drop_unfinished_backward() -> None:
         torch.zeros((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]  # torch has no types here
 
 
-def _free(groups: list[dist.ProcessGroup]) -> None:
+class _Freeing:
     """
-    Free groups to which torch no longer refers. Each group is freed on a separate thread, because
+    Frees groups to which torch no longer refers. Each group is freed on a separate thread, because
     the destructors of groups spend most of their time waiting.
 
     The destructor of a gloo group joins the threads that carry out its collectives. Sometimes such
@@ -334,23 +340,34 @@ def _free(groups: list[dist.ProcessGroup]) -> None:
     waits for `GROUP_TIMEOUT`. Until then the group keeps two sleeping threads and its buffers. If
     the training thread waited for the group, the whole job would wait.
     """
-    until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
-    freeing = []
-    while groups:
-        last = [groups.pop()]
-        freeing.append(threading.Thread(target=last.clear, name="tft-free-group", daemon=True))
-        del last
-        freeing[-1].start()
-    for thread in freeing:
-        thread.join(max(0.0, until - monotonic()))
-    left = sum(thread.is_alive() for thread in freeing)
-    if left:
-        log.warning(
-            "group_left_behind",
-            groups=left,
-            why="a collective of the group does not end",
-            until=GROUP_TIMEOUT,
-        )
+
+    def __init__(self, groups: list[dist.ProcessGroup]) -> None:
+        """
+        Begin to free the groups, and empty the list.
+        """
+        self._until = monotonic() + _FREEING + _FREEING_MORE * len(groups)
+        self._threads: list[threading.Thread] = []
+        while groups:
+            last = [groups.pop()]
+            thread = threading.Thread(target=last.clear, name="tft-free-group", daemon=True)
+            del last
+            thread.start()
+            self._threads.append(thread)
+
+    def wait(self) -> None:
+        """
+        Wait until the groups are freed, but not longer than `_FREEING` seconds after the beginning.
+        """
+        for thread in self._threads:
+            thread.join(max(0.0, self._until - monotonic()))
+        left = sum(thread.is_alive() for thread in self._threads)
+        if left:
+            log.warning(
+                "group_left_behind",
+                groups=left,
+                why="a collective of the group does not end",
+                until=GROUP_TIMEOUT,
+            )
 
 
 def _keep_cutting(left: threading.Event, spared: frozenset[int], port: int) -> None:
