@@ -24,6 +24,7 @@ from tft.protocol.messages import (
     Kill,
     Load,
     Rebuild,
+    Regroup,
     Restore,
     Resume,
     Rollback,
@@ -1153,6 +1154,37 @@ def test_only_ranks_that_share_a_shard_compare_in_rank_order() -> None:
     job.fault(3, "network")
     job.settle()
     assert [order.to for order in job.orders(Compare)] == [(1, 8)]
+
+
+def test_ranks_are_ordered_to_compare_together_with_the_stop() -> None:
+    """When ranks are ordered to leave their loops, then they are ordered to compare at once, with a
+    limit that begins after that of the stop. No strategy is chosen before all have done both."""
+    job = trained(world=3)
+    job.script.muted = {(1, "stop"), (1, "compare"), (2, "compare")}
+    job.fault(0, "network")
+    job.settle()
+    assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
+    tasks = job.machine.incident.tasks
+    assert tasks["compare"].waiting == {1, 2}
+    assert tasks["compare"].limit == tasks["stop"].limit + job.machine._job.policy.repair
+    assert job.doing == "clearing"
+    assert not job.orders(Regroup)
+
+
+def test_rank_that_could_not_be_asked_at_the_stop_is_asked_after_it() -> None:
+    """When the step that the ranks are to finish may not be used, then no rank digests its copies as
+    soon as it has left its loop. Ranks that have an earlier step then are asked after that."""
+    job = trained(groups=PAIRS, keeps=1)
+    for rank in (0, 2):
+        job.window(rank)
+        job.close(rank)
+    job.script.stuck = {1, 3}
+    job.fault(0, "numeric", polluted=True)
+    job.settle()
+    orders = [order for order in job.said if isinstance(order, Stop | Compare)]
+    assert [type(order) for order in orders] == [Stop, Compare]
+    assert (orders[0].to, orders[1].to) == ((0, 1, 2, 3), (1, 3))
+    assert job.orders(Rollback)[0].step == 3
 
 
 def test_copy_fetched_from_the_only_remaining_holder_is_compared() -> None:

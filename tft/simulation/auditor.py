@@ -58,14 +58,18 @@ HARMLESS = ("resume", "come", "advise")
 """The kinds of mishaps (injected faults and requests) to which the job need not react."""
 NEEDS: dict[OrderName, tuple[OrderName, ...]] = {
     "stop": ("freeze",),
-    "compare": ("stop",),
+    "compare": ("freeze",),
     "hold": ("freeze",),
     "check": ("hold",),
+    "regroup": ("stop", "compare"),
+    "load": ("stop", "compare"),
+    "fetch": ("stop", "compare"),
+    "restore": ("stop", "compare"),
     "reload": ("regroup",),
     "rebuild": ("load", "fetch", "restore", "regroup", "reload"),
     "rollback": ("rebuild",),
     "resume": ("rollback",),
-    "save": ("restore",),
+    "save": ("stop", "compare", "restore"),
     "commit": ("save",),
 }
 """By order: the earlier orders of the same round (one attempt to handle an incident) that each rank

@@ -156,6 +156,10 @@ class Chances:
                 if rank not in processes:
                     continue
                 told, process = ledger.told[rank], processes[rank]
+                if process.steps.tail and rank not in machine.members:
+                    # this rank left the job in a tail (code after an update). The machine cannot
+                    # know that the members came no further in it
+                    continue
                 held = None if rank in self._copies.disputed else told.held
                 if held is not None and process.memory.content[shard] == truth.value(held, shard):
                     steps.add(held)

@@ -193,6 +193,29 @@ class Comparison:
         self._job = job
         self._attempts = attempts
 
+    def will_hold(self, ranks: Iterable[int], step: int) -> tuple[int, ...]:
+        """
+        Return those of `ranks` whose copies must be digested as soon as they have left their loops
+        at the end of `step`. A rank may be missing that `holders` returns after that: it must be
+        asked then.
+        """
+        job, shared = self._job, self._in_several_copies()
+        ceiling = job.incident.spread.ceiling
+        if (job.training.untrained and not step) or (ceiling is not None and step > ceiling):
+            return ()
+        return tuple(
+            rank
+            for rank in ranks
+            if rank in shared and _may_be_right(job.ranks.states[rank], doubted=True)
+        )
+
+    def _in_several_copies(self) -> set[int]:
+        """
+        Return the ranks with a copy of a shard that has several holders, alive or lost.
+        """
+        groups = self._job.ranks.topology().groups.values()
+        return {rank for ranks in groups for rank in ranks if len(ranks) > 1}
+
     def holders(self) -> tuple[int, ...]:
         """
         Return the ranks whose copies must be digested: the members with a copy of a shard that has
@@ -200,11 +223,8 @@ class Comparison:
         accept them later. The last remaining holder of such a shard is included, because its copy
         is later compared with the copies that other ranks fetch from it.
         """
-        groups = self._job.ranks.topology().groups.values()
-        several = {rank for ranks in groups for rank in ranks if len(ranks) > 1}
-        return tuple(
-            sorted({rank_state.rank for rank_state in self._sound(doubted=True)} & several)
-        )
+        shared = self._in_several_copies()
+        return tuple(sorted(shared & {each.rank for each in self._sound(doubted=True)}))
 
     def sharing(self) -> tuple[int, ...]:
         """
@@ -562,16 +582,22 @@ class Comparison:
         return [
             rank_state
             for rank_state in (job.ranks.states.values() if outside else job.ranks.member_states())
-            if not (
-                rank_state.process.terminating
-                or rank_state.holdings.searching
-                or rank_state.holdings.disputed
-            )
-            if rank_state.holdings.trusted or (doubted and not rank_state.holdings.damaged)
+            if _may_be_right(rank_state, doubted=doubted)
             if rank_state.holdings.held is not None
             and not (job.training.untrained and not rank_state.holdings.held)
             if ceiling is None or rank_state.holdings.held <= ceiling
         ]
+
+
+def _may_be_right(rank_state: RankState, *, doubted: bool) -> bool:
+    """
+    Return True if nothing is known that makes the copies of a rank unfit for a comparison. With
+    `doubted`, copies that may be wrong are fit too.
+    """
+    holdings = rank_state.holdings
+    if rank_state.process.terminating or holdings.searching or holdings.disputed:
+        return False
+    return holdings.trusted or (doubted and not holdings.damaged)
 
 
 def not_compared(ranks: Sequence[int]) -> str:

@@ -137,7 +137,7 @@ class Recovery:
         holders = self.comparison.sharing() if job.training.sliced else ()
         if not holders:
             return self.shutdown.complete()
-        job.incident.round += 1  # ranks ignore a second `compare` order of the same round
+        job.incident.round += 1  # ranks do not compare twice in the same round
         return job.step_to(S.CONFIRMING, Compare(**job.key(), to=holders))
 
     def _confirm(self) -> None:
@@ -226,21 +226,28 @@ class Recovery:
                 # no rank is lost, so collectives that were begun will complete: give them more time
                 grace, longer = job.policy.stop, job.policy.grace
             job.issue(Stop(**job.key(), to=to, finish=finish, grace=grace), longer=longer)
+            # each rank digests its copies as soon as it has left its loop, while others still leave
+            holders = self.comparison.will_hold(to, finish)
+            if holders:
+                after = job.incident.tasks["stop"].limit
+                job.issue(Compare(**job.key(), to=holders), longer=after)
         return True
 
     def _compare(self) -> bool:
         """
-        When all ranks have left their loops, order them to digest their copies of the shards. When
-        they have answered, judge the copies and begin the choice of a strategy. Return True if the
-        choice has begun.
+        When all ranks have left their loops and digested their copies of the shards, judge the
+        copies and begin the choice of a strategy. Return True if the choice has begun.
         """
         job = self._job
-        holders = self.comparison.holders()
-        if holders and "compare" not in job.incident.tasks:
+        holders, task = self.comparison.holders(), job.incident.tasks.get("compare")
+        asked = {rank for order in task.orders for rank in order.to} if task else set()
+        if not asked.issuperset(holders):
+            # a rank came to hold a copy after the others were asked. The others answer again,
+            # without digesting their copies again
             job.issue(Compare(**job.key(), to=holders))
             return False
         self.comparison.judge()
-        if holders:  # copies were compared, so the initial states need no comparison of their own
+        if asked:  # copies were compared, so the initial states need no comparison of their own
             job.training.began = True
         self.choice.consider()
         return True
