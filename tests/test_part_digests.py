@@ -56,6 +56,26 @@ def test_several_threads_compute_the_same_digests_as_one(monkeypatch: pytest.Mon
     assert threading.active_count() == before
 
 
+def test_caller_limits_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a caller allows some cores, then no more threads read the state than these."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def count(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", count)
+    monkeypatch.setattr(digests, "_SHARE", 1000)
+    monkeypatch.setattr(digests, "_PIECE", 1000)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(8))
+    whole = part_digests(payload(LARGE))
+    assert len(started) == 3
+    with digests.with_cores(2):
+        assert part_digests(payload(LARGE)) == whole
+    assert len(started) == 4
+
+
 def test_batches_have_the_same_digests_as_a_whole_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a state is larger than one batch of reads, then the digests are the same, and each
     buffer of a device is copied once."""

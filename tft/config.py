@@ -204,6 +204,15 @@ class RankSettings:
         }
 
 
+def ranks_on_node() -> int:
+    """
+    Return the number of ranks for which this node has room (LOCAL_WORLD_SIZE), or 1 if it is not
+    known.
+    """
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(said)) if said.isdecimal() else 1
+
+
 def rank_settings(environ: Mapping[str, str] = os.environ) -> RankSettings:
     """
     Read the settings of this training process from the environment. Raises `UsageError` if no agent

@@ -5,8 +5,9 @@ Computes digests of the parts of a shard, which ranks compare to find differing 
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 import xxhash
 
@@ -19,6 +20,8 @@ the calling thread alone."""
 _MOST = 4
 """The highest number of threads. Four threads already use the whole memory bandwidth."""
 
+_cores: ContextVar[int | None] = ContextVar("cores", default=None)
+"""The number of processor cores for digests. None: all cores that this process may use."""
 
 _BATCH = 256 * 2**20
 """Buffers are taken and digested in batches of about this many bytes. The content of a device is
@@ -73,7 +76,8 @@ def _add(found: dict[str, xxhash.xxh3_128], batch: Sequence[Content]) -> None:
 
 def _digests(pieces: list[memoryview]) -> list[bytes]:
     size = sum(len(piece) for piece in pieces)
-    readers = min(len(os.sched_getaffinity(0)), _MOST, 1 + size // _SHARE)
+    cores = _cores.get() or len(os.sched_getaffinity(0))
+    readers = min(cores, _MOST, 1 + size // _SHARE)
     left = deque(enumerate(pieces))
     digests: dict[int, bytes] = {}
 
@@ -105,3 +109,15 @@ def _digests(pieces: list[memoryview]) -> list[bytes]:
         digests[index] if index in digests else xxhash.xxh3_128_digest(piece)
         for index, piece in enumerate(pieces)
     ]
+
+
+@contextmanager
+def with_cores(count: int) -> Iterator[None]:
+    """
+    Compute the digests in the `with` block with at most `count` processor cores, which is 1 or more.
+    """
+    token = _cores.set(count)
+    try:
+        yield
+    finally:
+        _cores.reset(token)

@@ -4,6 +4,7 @@ The order executor of a worker.
 It carries out each order of an incident with the adaptor's hooks, on the training thread.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import structlog
 from tft import checkpoint
 from tft.checkpoint import CheckpointStore
 from tft.clock import SystemClock
+from tft.config import ranks_on_node
 from tft.errors import OrderRefused
 from tft.page import Page
 from tft.protocol.messages import (
@@ -43,6 +45,7 @@ from tft.protocol.messages import (
     Stop,
     Verdict,
 )
+from tft.spi.digests import with_cores
 from tft.spi.state import part_digests
 from tft.spi.types import Buffer, CheckResult, ShardPayload
 from tft.transfer.client import Receiver, fetch
@@ -183,7 +186,7 @@ class Hands:
                 self._load(order)
             case Fetch():
                 odd = self._fetch(order)
-                return replace(self._compared(), odd=odd)
+                return replace(self._compared(alone=True), odd=odd)
             case Restore():
                 self._restore(order)
                 return self._compared()
@@ -213,9 +216,10 @@ class Hands:
                 assert_never(order)
         return Work()
 
-    def _compared(self) -> Work:
+    def _compared(self, *, alone: bool = False) -> Work:
         """
         Return digests of the state that this rank holds, for the comparison with other ranks.
+        `alone` is True if most ranks of the node compute no digests at the same time.
 
         If this rank cannot read its state, return no digests. The controller then does not use this
         rank as a source.
@@ -223,7 +227,9 @@ class Hands:
         step, began = self._gate.held(), SystemClock().now()
         digests: dict[str, dict[str, str]] = {}
         try:
-            digests = {} if step is None else self.digests()
+            if step is not None:
+                with with_cores(cores_for_digests(alone=alone)):
+                    digests = self.digests()
         except Exception:
             log.warning("state_not_compared", step=step, exc_info=True)
             digests = {}
@@ -504,3 +510,14 @@ class Hands:
             step=order.step, world=self._state.world, adaptor=self._state.adaptor,
         )  # fmt: skip
         self._saving.commit(partial, final, manifest)
+
+
+def cores_for_digests(*, alone: bool) -> int:
+    """
+    Return the number of processor cores for the digests of this rank. The ranks of a node share its
+    cores, unless this rank is `alone` or is bound to some of them. More threads than cores would
+    only take turns, and disturb processes that start at the same time.
+    """
+    cores = len(os.sched_getaffinity(0))
+    shared = not alone and cores == os.cpu_count()
+    return max(1, cores // ranks_on_node()) if shared else cores
