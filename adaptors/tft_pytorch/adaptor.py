@@ -69,6 +69,11 @@ tft_contribution = _torch.tft_contribution
 
 
 @hookimpl
+def tft_column() -> Sequence[int]:
+    return _hooks.state().column()
+
+
+@hookimpl
 def tft_watch_numbers(refuse: Callable[[float], bool]) -> bool:
     return _hooks.state().watch_numbers(refuse)
 

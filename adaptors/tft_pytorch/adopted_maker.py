@@ -88,6 +88,8 @@ class AdoptedMaker:
 
     # ------------------------------------------------------------ the shards of this rank
 
+    column: Holders = ()
+
     def shards(self) -> Mapping[str, Holders]:
         return {name: shard.holders for name, shard in self._shards.items()}
 

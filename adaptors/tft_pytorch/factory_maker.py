@@ -82,6 +82,7 @@ class FactoryMaker:
         self.wrappers = Wrappers(contributing)
         self.devices = Devices()
         self._parts: Parts | None = None
+        self.column: Holders = ()
         self._shards: dict[str, Holders] = {}
         self._tried: dict[str, ShardContent] = {}
         """The tensors of each shard as the trial in `learn` has found them: with the right names,
@@ -111,7 +112,7 @@ class FactoryMaker:
             made = self._make()
             parts = Parts(made)  # raises UsageError if `make` has not returned a Made
             learned(made.model)
-            shards = parts.shards()
+            shards, self.column = parts.shards(), parts.column
             held = dict(zip(shards, parts.held(), strict=True))
             self.devices = devices_of(chain(made.model.parameters(), made.model.buffers()))
             self._tried = {shard: each.bare() for shard, each in held.items()}

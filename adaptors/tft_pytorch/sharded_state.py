@@ -244,6 +244,13 @@ class Parts:
             found[f"optimizer.{holders[0]}"] = holders
         return found
 
+    @property
+    def column(self) -> Holders:
+        """
+        The ranks that compute with the same copy of the model as this rank (see `TensorHolders`).
+        """
+        return self._kinds.column
+
     def held(
         self, layouts: Sequence[Any] | None = None
     ) -> list[ShardContent]:  # Any: plain values from `Wrappers.layouts`

@@ -65,6 +65,13 @@ class Maker(Protocol):
     def devices(self) -> Devices:
         """The devices on which the model is."""
 
+    @property
+    def column(self) -> Holders:
+        """
+        The ranks that compute with the same copy of the model as this rank. Empty if this rank has
+        a whole copy, or before `learn`.
+        """
+
     def shards(self) -> Mapping[str, Holders]:
         """
         Return the shards that are known, each with the ranks that hold it. An empty tuple of ranks
@@ -348,6 +355,13 @@ class StateStore:
             ShardCopies(shard=shard, ranks=holders or tuple(range(world)))
             for shard, holders in self._maker.shards().items()
         ]
+
+    def column(self) -> Holders:
+        """
+        Return the ranks that compute with the same copy of the model as this rank. Call `shards`
+        first.
+        """
+        return self._maker.column
 
     def content(self, shard: str) -> ShardContent:
         """

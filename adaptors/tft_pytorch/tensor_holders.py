@@ -63,6 +63,10 @@ class TensorHolders:
                     "over these ranks, or make them replicated distributed tensors"
                 )
             self._of[name] = tuple(sorted(found | {rank}))
+        cut_up = [each for each in parameters.values() if isinstance(each, DTensor)]
+        self.column: Holders = tuple(sorted(set().union(*map(same_copy, cut_up))))
+        """The ranks of the model replica of this rank: those whose parts of parameters it gathers
+        to compute. Empty if no parameter is distributed."""
         self.everything = self._common(self._of)
         """The ranks that hold the same part of every parameter as this rank."""
         for name, buffer in buffers.items():
@@ -182,12 +186,30 @@ def same_part(tensor: DTensor) -> set[int]:
     They have the same coordinate in the mesh, except along dimensions in which the tensor is
     replicated. The result is empty if this rank is not in the mesh.
     """
+    return _along(tensor, replicated=True)
+
+
+def same_copy(tensor: DTensor) -> set[int]:
+    """
+    Return the ranks that hold the parts of the same copy of a distributed tensor as this rank.
+
+    They have the same coordinate in the mesh along dimensions in which the tensor is replicated.
+    The result is empty if this rank is not in the mesh.
+    """
+    return _along(tensor, replicated=False)
+
+
+def _along(tensor: DTensor, *, replicated: bool) -> set[int]:
+    """
+    Return the ranks that differ from this rank only along the dimensions of the mesh in which the
+    tensor is replicated, or only along the others.
+    """
     mesh, placements = tensor.device_mesh, tensor.placements
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return set()
     place = tuple(
-        slice(None) if placement.is_replicate() else at
+        slice(None) if placement.is_replicate() == replicated else at
         for placement, at in zip(placements, coordinate, strict=True)
     )
     return {int(rank) for rank in mesh.mesh[place].reshape(-1).tolist()}

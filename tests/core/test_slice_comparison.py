@@ -36,10 +36,15 @@ def begun(
     return comparison
 
 
-def replicas(*ranks: int, groups: Mapping[str, tuple[int, ...]] | None = None) -> Replicas:
+def replicas(
+    *ranks: int,
+    groups: Mapping[str, tuple[int, ...]] | None = None,
+    columns: Mapping[int, tuple[int, ...]] | None = None,
+) -> Replicas:
     held = groups or {"dense": ranks}
     return Replicas(
         groups=held,
+        columns=columns or {},
         names={rank: tuple(s for s, holders in held.items() if rank in holders) for rank in ranks},
     )
 
@@ -239,6 +244,54 @@ def test_rank_with_the_wrong_copy_is_named_when_the_steps_are_computed_again() -
         if (step, rank) == (5, 1):
             break
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(1,), step=4)]
+
+
+SHARDS = {"first": (0, 2), "second": (1, 3)}
+COLUMNS = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+@pytest.mark.parametrize("late", [None, 1, 3], ids=["in order", "1 last", "3 last"])
+def test_wrong_copy_shows_first_in_the_gradients_of_its_model_replica(
+    wrong: int, late: int | None
+) -> None:
+    """When two copies of a shard differ and another rank of the same model replica is the first
+    whose gradients come out otherwise, then the holder in that replica is named. Nobody is named
+    before all ranks of the replicas have reported the step."""
+    comparison = SliceComparison()
+    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for step in (1, 2):
+        for rank in range(4):
+            contribute(comparison, rank, step, 10 * step + rank, FIRST)
+    for rank in (0, 2):
+        comparison.heard(beat(rank, digest(2, rank)))
+    verdicts(comparison)
+    again = (1, 1)
+    comparison.resumed(again, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for step in (1, 2):
+        for rank in sorted(range(4), key=lambda rank: rank == late):
+            assert verdicts(comparison) == []
+            other = 50 if step == 2 or rank == wrong + 1 else 0
+            contribute(comparison, rank, step, 10 * step + rank + other, again)
+        if step == 1:
+            break
+    assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(wrong,), step=0)]
+
+
+def test_rank_of_a_replica_that_reports_no_gradients_is_not_waited_for() -> None:
+    """When a rank of a model replica reports no digests of gradients, then the others show which
+    holder had the wrong copy."""
+    comparison = SliceComparison()
+    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for rank in (0, 1, 2):
+        contribute(comparison, rank, 1, rank, FIRST)
+    for rank in (0, 2):
+        comparison.heard(beat(rank, digest(1, rank)))
+    verdicts(comparison)
+    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for rank, content in {0: 0, 1: 99, 2: 2}.items():
+        contribute(comparison, rank, 1, content, (1, 1))
+    assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(0,), step=0)]
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,10 @@ class AdaptorSpecs:
         """
         Return the ranks of the model replica to which this rank belongs, this rank included.
 
-        A model replica is a set of ranks that together hold the whole model. When the job continues
-        with fewer ranks, the ranks of a model replica leave together, and they return together.
+        A model replica is a set of ranks that together hold the whole model, and compute with each
+        other's parts of it. When the job continues with fewer ranks, the ranks of a model replica
+        leave together, and they return together. When two copies of a shard differ, the gradients
+        of these ranks can show which copy is wrong. An empty sequence means this rank alone.
 
         Not needed: without this hook each rank leaves alone.
         """

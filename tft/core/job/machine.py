@@ -181,12 +181,14 @@ class Machine:
 
     def replicas(self) -> Replicas:
         """
-        Return the shards that several members hold, and the names of the shards of each member.
+        Return the shards that several members hold, and by member the names of its shards and its
+        model replica.
         """
         ranks = self._job.ranks
         return Replicas(
             groups=ranks.shared(),
             names={s.rank: tuple(s.declared.shards) for s in ranks.member_states()},
+            columns={s.rank: s.declared.column for s in ranks.member_states() if s.declared.column},
         )
 
     @property

@@ -65,15 +65,20 @@ class _Dispute:
     A case in which copies of one shard differed and no majority shows which copy is wrong. It keeps
     the digests that can show this once the steps are computed again.
 
-    A wrong copy changes the gradients of its holder first, and one step later those of all ranks.
-    So when the steps are computed again from a sound state, the first rank whose gradients come out
-    different from before had the wrong copy. If no gradients come out different, the wrong numbers
-    have not spread. Then the slice that is computed again is equal to the right copy.
+    A wrong copy changes the gradients of its holder first, or those of another rank that computes
+    with the copy: a rank of the same model replica. One step later it changes those of all ranks.
+    So when the steps are computed again from a sound state, the holder in the model replica whose
+    gradients are the first to come out different from before had the wrong copy. If no gradients
+    come out different, the wrong numbers have not spread. Then the slice that is computed again is
+    equal to the right copy.
     """
 
     incident: int | None = None
     """The number of the incident that the difference caused. None: not known yet."""
     holders: tuple[int, ...]
+    users: Mapping[int, frozenset[int]]
+    """By holder: the holder, and the other ranks that compute with its copy and report digests of
+    their gradients."""
     before: Mapping[int, Mapping[int, int]]
     """The digests of the gradients that each rank contributed before the incident, by step and
     rank. They begin after the last step at which the copies were equal."""
@@ -225,10 +230,17 @@ class SliceComparison:
     ) -> SlicesDiffered:
         (best, most), *others = Counter(copies.values()).most_common()
         known = most > others[0][1]
+        tell = {rank for each in self._contributed.values() for rank in each}
         right = tuple(rank for rank in sorted(copies) if known and copies[rank] == best)
         if not known:
             self._dispute = _Dispute(
                 holders=tuple(sorted(copies)),
+                users={
+                    rank: frozenset(
+                        {rank, *tell.intersection(self._replicas.columns.get(rank, ()))}
+                    )
+                    for rank in copies
+                },
                 before={step: dict(each) for step, each in self._contributed.items()},
                 slice=(shard, digest.number, digest.step),
                 copies=dict(copies),
@@ -247,22 +259,23 @@ class SliceComparison:
     def _trace(self) -> None:
         """
         End the dispute when the disputed steps are computed again and some gradients come out
-        different from before: the ranks that are first to differ had the wrong copy.
+        different from before: the holders in the model replicas that are first to differ had the
+        wrong copy.
         """
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
             return
+        everyone = frozenset().union(*dispute.users.values())
         for step in sorted(self._contributed):
             now, before = self._contributed[step], dispute.before.get(step, {})
             if step > dispute.slice[2]:
                 return  # all gradients came out as before, so they do not show the wrong copy
-            if any(rank in before and rank not in now for rank in dispute.holders):
-                return  # a holder has not reported the repeated step yet
-            changed = tuple(
-                rank for rank in dispute.holders if rank in before and now[rank] != before[rank]
-            )
-            if changed:
-                complete = all(rank in before for rank in dispute.holders)
+            if any(rank in before and rank not in now for rank in everyone):
+                return  # a rank has not reported the repeated step yet
+            differ = {rank for rank in everyone & before.keys() if now[rank] != before[rank]}
+            if differ:
+                changed = tuple(each for each in dispute.holders if dispute.users[each] & differ)
+                complete = everyone <= before.keys()
                 return self._settle(dispute, changed if complete else (), step)
 
     def _trace_slice(self, where: tuple[str, int, int], digest: int) -> None:

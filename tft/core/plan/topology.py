@@ -44,6 +44,8 @@ class Replicas:
     names: Mapping[int, Sequence[str]]
     """By member: the names of all its shards. The index of a name is the number by which the member
     refers to the shard in its digests."""
+    columns: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By member: the ranks of its model replica (see `Topology.columns`)."""
 
 
 def strided(kind: str, ranks: Sequence[int], copies: int) -> dict[str, tuple[int, ...]]:
