@@ -1,7 +1,7 @@
 """
 Measure what the comparison of copies adds to an incident, against one read of the state by one
-thread. Jobs with and without the comparison run in turns, with the same faults: a failed link, after
-which all processes are kept, and a killed rank.
+thread. Incidents with and without the comparison take turns in the same job, with the same faults: a
+failed link, after which all processes are kept, and a killed rank.
 """
 
 import json
@@ -11,22 +11,25 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.bootstrap import interval_95
+from tests.benchmarks.compared_in_turns.turns import TURN, compares
 from tests.e2e.jobs import run
 
 SCRIPT = Path(__file__).with_name("incident_job.py")
-UNCOMPARED = Path(__file__).with_name("uncompared")
+IN_TURNS = Path(__file__).with_name("compared_in_turns")
 RANKS = 2
-TURNS = 3
+JOBS = 2
 EVERY = 5
 """Steps between two faults."""
-FAULTS = {1024: 60, 2560: 8}
+FAULTS = {1024: 30 * 2 * TURN, 2560: 5 * 2 * TURN}
 """The number of faults in each job, by the width of the layers. An incident takes 10 to 100 times as
 long as one reading of the state, so many are needed to see what the comparison adds."""
 
-Totals = dict[str, list[float]]
-"""By strategy, the seconds of incidents. By strategy and " compare", what the ranks themselves took."""
+Times = dict[tuple[str, str], list[float]]
+"""The seconds of incidents, by strategy and part: `total`, `before wrappers` (until the ranks begin to
+build wrappers: all that the comparison can delay), and `compare` (what the ranks took for it)."""
 
 
 def main() -> None:
@@ -41,42 +44,37 @@ def measure(width: int) -> None:
     """
     Print what the comparison adds to incidents of a job with layers of this width.
     """
-    with_it, without = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    with_it, without = defaultdict[Any, list[float]](list), defaultdict[Any, list[float]](list)
     readings: list[float] = []
-    for _ in range(TURNS):
-        readings += _job(width, without, {"PYTHONPATH": str(UNCOMPARED)})
-        readings += _job(width, with_it, {})
+    for _ in range(JOBS):
+        readings += _job(width, with_it, without)
     reading = statistics.median(readings)
-    for strategy in sorted(strategy for strategy in without if " " not in strategy):
-        arms = with_it[strategy], without[strategy]
-        low, high = interval_95(_added, *arms)
-        print(
-            json.dumps(
-                {
-                    "benchmark": "incident_comparison",
-                    "strategy": strategy,
-                    "incidents": len(with_it[strategy]),
-                    "unit": "times one reading of the state",
-                    "added": round(_added(*arms) / reading, 3),
-                    "interval_95": [round(low / reading, 3), round(high / reading, 3)],
-                    "reading_seconds": round(reading, 4),
-                    "compare_seconds": round(statistics.median(with_it[f"{strategy} compare"]), 4),
-                    "with_seconds": round(statistics.median(with_it[strategy]), 4),
-                    "without_seconds": round(statistics.median(without[strategy]), 4),
-                    "megabytes": round(12 * width * width * 12 / 2**20),
-                }
-            ),
-            flush=True,
-        )
+    for strategy in sorted({strategy for strategy, _ in without}):
+        result: dict[str, object] = {
+            "benchmark": "incident_comparison",
+            "strategy": strategy,
+            "incidents": len(with_it[strategy, "total"]),
+            "unit": "times one reading of the state",
+            "reading_seconds": round(reading, 4),
+            "compare": round(statistics.median(with_it[strategy, "compare"]) / reading, 3),
+            "megabytes": round(12 * width * width * 12 / 2**20),
+        }
+        for part in ("before wrappers", "total"):
+            arms = with_it[strategy, part], without[strategy, part]
+            low, high = interval_95(_added, *arms)
+            result[f"added, {part}"] = round(_added(*arms) / reading, 3)
+            result[f"interval_95, {part}"] = [round(low / reading, 3), round(high / reading, 3)]
+            result[f"seconds, {part}"] = [round(statistics.median(arm), 4) for arm in arms]
+        print(json.dumps(result), flush=True)
 
 
 def _added(with_it: Sequence[float], without: Sequence[float]) -> float:
     return statistics.median(with_it) - statistics.median(without)
 
 
-def _job(width: int, totals: Totals, environment: Mapping[str, str]) -> list[float]:
+def _job(width: int, with_it: Times, without: Times) -> list[float]:
     """
-    Run a job, add its incidents to `totals`, and return the times of its readings.
+    Run a job, add its incidents to `with_it` and `without`, and return the times of its readings.
     """
     count = FAULTS[width]
     faults = [
@@ -90,15 +88,30 @@ def _job(width: int, totals: Totals, environment: Mapping[str, str]) -> list[flo
         outcome = run(
             Path(directory, "run"), *options, "--audit", "off", "--max-incidents", "1000",
             "--max-rank-faults", "1000", script=SCRIPT, nproc=RANKS,
-            arguments=(str(width), str((count + 1) * EVERY)), environment=environment, limit=900,
+            arguments=(str(width), str((count + 1) * EVERY)),
+            environment={"PYTHONPATH": str(IN_TURNS)}, limit=900,
         )  # fmt: skip
         if outcome.code:
             sys.exit(outcome.output)
         for incident in outcome.incidents:
-            totals[incident["strategy"]].append(incident["seconds"]["total"])
-            totals[f"{incident['strategy']} compare"].append(incident["seconds"]["compare"] or 0.0)
-        readings: list[float] = json.loads((outcome.run_dir / "readings.json").read_text())
-        return readings
+            times = with_it if compares(incident["id"]) else without
+            strategy, seconds = incident["strategy"], incident["seconds"]
+            times[strategy, "total"].append(seconds["total"])
+            times[strategy, "compare"].append(seconds["compare"] or 0.0)
+            times[strategy, "before wrappers"].append(_until_wrappers(incident))
+        return [float(line) for line in (outcome.run_dir / "readings").read_text().splitlines()]
+
+
+def _until_wrappers(incident: Mapping[str, Any]) -> float:
+    """
+    Return the seconds until the first rank began to build its wrapper. The first `rebuild` phase of
+    each rank is that in which it formed process groups.
+    """
+    begun = defaultdict[int, list[float]](list)
+    for phase in incident["phases"]:
+        if phase["name"] == "rebuild":
+            begun[phase["rank"]].append(phase["start"])
+    return min(sorted(starts)[1] for starts in begun.values())
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@ Train layers of numbers by DDP and AdamW, so that the state has a size that coun
 
     incident_job.py WIDTH STEPS
 
-In the middle of the job each rank reads its state with one thread, all ranks at once, and rank 0
-records the time of each reading (`readings.json`, seconds).
+After every fifth step each rank reads its state with one thread, all ranks at once, and rank 0
+adds a line with the seconds of the reading to `readings`.
 """
 
-import json
 import sys
 import time
 
@@ -21,7 +20,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import tft
 
 LAYERS = 12
-READINGS = 5
+EVERY = 5
+"""The steps between two readings. The incidents of the benchmark are in other steps."""
 WIDTH, STEPS = int(sys.argv[1]), int(sys.argv[2])
 
 session = tft.init()
@@ -75,10 +75,11 @@ def train(session: tft.Session) -> None:
         with session.update():
             optimizer.step()
             optimizer.zero_grad()
-        if step == STEPS // 2:
-            readings = [read() for _ in range(READINGS)]
+        if step % EVERY == EVERY // 2:
+            seconds = read()
             if session.rank == 0:
-                (session.run_dir / "readings.json").write_text(json.dumps(readings))
+                with (session.run_dir / "readings").open("a") as readings:
+                    readings.write(f"{seconds}\n")
 
 
 session.adopt(model=model, optimizer=optimizer, wrap=lambda: DDP(model))
