@@ -23,6 +23,15 @@ THREADED = (
 )
 """A module that starts a thread, so that a process that has imported it cannot be forked."""
 
+UNABLE = """
+import os
+
+def fail():
+    raise OSError(11, "Resource temporarily unavailable")
+
+os.fork = fail
+"""
+"""A module after whose import no process can be forked."""
 TRAINS = PAGE + "page.train(True, time.monotonic()); say(1); signal.pause()"
 
 WAYS = ["forked", "executed"]
@@ -248,7 +257,42 @@ async def test_process_that_was_forked_in_advance_and_killed_is_not_used(stage: 
 
     assert spawned.pid != waiting
     assert _forked(stage)
-    assert "it has ended without a task" in (stage.tmp / "err").read_text()
+    assert "it has ended or was stopped" in (stage.tmp / "err").read_text()
+
+
+async def test_process_that_was_forked_in_advance_and_stopped_is_not_used(stage: Stage) -> None:
+    """When the process that was forked in advance is stopped, then it is ended, and another one
+    becomes the next incarnation of the rank."""
+    agent = await stage.agent(TRAINS)
+    await stage.start()
+    await stage.said(1)
+    waiting = await _waiting(stage, agent.pid, 0)
+    os.kill(waiting, signal.SIGSTOP)
+    await stage.start(incarnation=1)
+    spawned = await stage.report(Spawned, incarnation=1)
+    await stage.said(1)
+    await gone(waiting)
+
+    assert spawned.pid != waiting
+    assert _forked(stage)
+
+
+async def test_fork_server_that_cannot_fork_is_given_up(stage: Stage) -> None:
+    """When every fork fails, for example because there are too many processes, then three fork
+    servers in a row are tried, and the ranks are started without one."""
+    package(stage.tmp / "packages", "unable", UNABLE + ADAPTOR, "tft.adaptors")
+    err = stage.tmp / "err"
+    await stage.agent("pass", adaptor="unable")
+    await stage.report(StoreOpened)  # the first process that could not be forked
+    for incarnation, servers in ((0, 2), (1, 3)):
+        while err.read_text().count("fork_server_ready") < servers:
+            await stage.beat()
+        await stage.start(incarnation=incarnation)
+        assert (await stage.report(Exited, incarnation=incarnation)).code == 0
+
+    while "ranks_not_forked" not in err.read_text():
+        await stage.beat()
+    assert "the fork server ended 3 times in a row" in err.read_text()
 
 
 async def test_no_process_forked_in_advance_outlives_the_job(stage: Stage) -> None:

@@ -1157,18 +1157,36 @@ def test_only_ranks_that_share_a_shard_compare_in_rank_order() -> None:
 
 
 def test_ranks_are_ordered_to_compare_together_with_the_stop() -> None:
-    """When ranks are ordered to leave their loops, then they are ordered to compare at once, with a
-    limit that begins after that of the stop. No strategy is chosen before all have done both."""
+    """When ranks are ordered to leave their loops, then they are ordered to compare at once. No
+    strategy is chosen before all have done both."""
     job = trained(world=3)
-    job.script.muted = {(1, "stop"), (1, "compare"), (2, "compare")}
+    job.script.muted = {(1, "stop"), (2, "compare")}
     job.fault(0, "network")
     job.settle()
     assert [order.to for order in job.orders(Compare)] == [(0, 1, 2)]
-    tasks = job.machine.incident.tasks
-    assert tasks["compare"].waiting == {1, 2}
-    assert tasks["compare"].limit == tasks["stop"].limit + job.machine._job.policy.repair
+    assert job.machine.incident.tasks["compare"].waiting == {1, 2}
     assert job.doing == "clearing"
     assert not job.orders(Regroup)
+
+
+def test_limit_of_the_comparison_begins_when_all_ranks_have_left_their_loops() -> None:
+    """When a rank leaves its loop late, for example because it evaluates, then all ranks have the
+    whole limit to compare after that. Only then is a rank that does not compare ended."""
+    job = trained(world=3, after=3600.0)
+    job.ranks[0].loop.after = True
+    job.script.muted = {(0, "stop"), (1, "compare")}
+    job.kill(2)
+    job.settle()
+    job.let_pass(3000.0)
+    assert job.orders(Kill) == []
+    job.script.muted = {(1, "compare")}
+    job.repeat()
+    job.settle()
+    assert job.machine.incident.tasks["compare"].waiting == {1}
+    job.let_pass(job.machine._job.policy.repair - 1.0)
+    assert job.orders(Kill) == []
+    job.let_pass(1.5)
+    assert [kill.rank for kill in job.orders(Kill)] == [1]
 
 
 def test_rank_that_could_not_be_asked_at_the_stop_is_asked_after_it() -> None:

@@ -41,6 +41,7 @@ from tft.core.rank.transitions import (
 from tft.protocol.messages import (
     Answered,
     Check,
+    Compare,
     End,
     Freeze,
     Hold,
@@ -270,6 +271,29 @@ def test_stop_is_carried_out_before_waiting_orders() -> None:
     assert order(machine, "stop", stop(3), 1.2) == []
     assert names(done(machine, "regroup", regroup(), 1.3)) == ["Answer", "Execute"]
     assert machine.doing == "stop"
+
+
+def compare(**which: int) -> Compare:
+    """
+    Return an order to compare for rank 0.
+    """
+    return Compare(**key(**which), to=(0,))
+
+
+def test_rank_whose_stop_was_lost_does_not_compare_before_it() -> None:
+    """When a rank is out of its loop and the stop of an incident was lost, then the rank does not
+    compare: only the stop undoes the step that was not finished. It compares after the stop."""
+    machine = RankMachine(rank=0, incarnation=0)
+    order(machine, "freeze", freeze(), 1.0)
+    assert order(machine, "compare", compare(), 1.1) == []
+    assert order(machine, "stop", stop(3), 1.2) == [Execute(name="stop", order=stop(3))]
+    assert done(machine, "stop", stop(3), 1.3)[1:] == [Execute(name="compare", order=compare())]
+
+
+def test_rank_that_joins_after_the_freeze_compares_at_once() -> None:
+    """When a rank got no freeze in this round, then it is out of its loop, and compares at once."""
+    machine = RankMachine(rank=0, incarnation=0)
+    assert order(machine, "compare", compare(), 1.0) == [Execute(name="compare", order=compare())]
 
 
 def test_late_wake_up_does_not_abort_a_rank_that_left_the_loop() -> None:

@@ -278,6 +278,24 @@ def test_wrong_copy_shows_first_in_the_gradients_of_its_model_replica(
     assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(wrong,), step=0)]
 
 
+def test_gradients_that_arrive_after_the_difference_show_the_wrong_copy() -> None:
+    """When digests of gradients arrive after copies were found to differ, then they too show which
+    holder had the wrong copy."""
+    comparison = SliceComparison()
+    comparison.resumed(FIRST, 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for rank in (0, 1, 2):
+        contribute(comparison, rank, 1, rank, FIRST)
+    for rank in (0, 2):
+        comparison.heard(beat(rank, digest(1, rank)))
+    contribute(comparison, 3, 1, 3, FIRST)
+    verdicts(comparison)
+    comparison.resumed((1, 1), 0, replicas(0, 1, 2, 3, groups=SHARDS, columns=COLUMNS))
+    for rank in (0, 1, 2):
+        contribute(comparison, rank, 1, rank, (1, 1))
+    contribute(comparison, 3, 1, 99, (1, 1))
+    assert verdicts(comparison) == [CorruptionTraced(at=AT, incident=1, ranks=(2,), step=0)]
+
+
 def test_rank_of_a_replica_that_reports_no_gradients_is_not_waited_for() -> None:
     """When a rank of a model replica reports no digests of gradients, then the others show which
     holder had the wrong copy."""

@@ -338,6 +338,10 @@ def an_order_before_all_have_answered(patch: Patch) -> None:
     patch.setattr(Job, "answered_all", hurries)
 
 
+def a_comparison_before_the_stop(patch: Patch) -> None:
+    patch.setattr(RankMachine, "_must_stop_first", lambda *_: False)
+
+
 def a_request_to_end_is_forgotten(patch: Patch) -> None:
     patch.setattr(Dispatch, "_stop_requested", lambda *_: None)
 
@@ -523,6 +527,9 @@ BREACHES = (
         breaks=an_answer_to_an_older_round_counts,
         promise="an order waits for the answers before it",
         schedules=somebody_dies_while_all_save,
+    ),
+    Breach(
+        breaks=a_comparison_before_the_stop, promise="a rank compares only after it has stopped"
     ),
     Breach(breaks=a_fault_that_joins_is_forgotten, promise="each fault belongs to an incident"),
     Breach(breaks=success_before_one_more_step, promise="recovery succeeds after one more step"),

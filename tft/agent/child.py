@@ -129,7 +129,8 @@ class Child:
         each time.
         """
         if self.code is None:
-            _guards[self.pid] = StopGuard(self.pid, continued)
+            guard = _guards[self.pid] = StopGuard(self.pid, continued)
+            guard.look()  # it may have been stopped before
 
     def stopped(self) -> bool:
         """

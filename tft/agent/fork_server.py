@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tft.agent.child import Child
 from tft.agent.output import Console, Output
 from tft.agent.settings import AgentSettings, python_environment
 from tft.forked_task import ANOTHER, READY, ForkedTask, give_task
+from tft.stopped import is_stopped
 
 log = structlog.get_logger(__name__)
 
@@ -26,8 +28,9 @@ _PAUSE = 0.1
 """The time in seconds before the fork server is started again. Without this pause, a fork server
 that always ends at once would keep the CPU busy."""
 _ATTEMPTS = 3
-"""The number of fork servers in a row that may be killed before they are ready. After that, the
-agent starts no other: the machine probably has too little memory for a fork server."""
+"""The number of fork servers in a row that may end before they have forked a process. After that,
+the agent starts no other: the machine probably has too little memory for a fork server, or the
+limit of processes is reached."""
 _LOADING_LIMIT = 60.0
 """The time in seconds after which a fork server that is still importing modules is killed. It is
 ten times what the imports take on a busy machine. Waiting longer is useless, because a rank that is
@@ -52,13 +55,14 @@ class ForkedProcess:
     pidfd: int
     channel: socket.socket
 
-    def ended(self) -> bool:
+    def is_usable(self) -> bool:
         """
-        Return whether the process has ended, for example because the system had too little memory.
+        Return whether the process still lives, and is not stopped (as by SIGSTOP). A stopped
+        process would not begin its task.
         """
         gone = select.poll()
         gone.register(self.pidfd, select.POLLIN)
-        return bool(gone.poll(0))
+        return not gone.poll(0) and not is_stopped(self.pid)
 
     def begin(self, task: ForkedTask, ended: Callable[[Child], None]) -> Child | None:
         """
@@ -76,9 +80,12 @@ class ForkedProcess:
 
     def dismiss(self) -> None:
         """
-        Close the channel. The forked process then gets no task, and ends.
+        Close the channel, and end the process.
         """
         self.channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            # a stopped process would not notice that the channel is closed
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         os.close(self.pidfd)
 
 
@@ -150,21 +157,22 @@ class ForkServer:
         Ask for the processes that are kept for the next lost rank, unless they are there. Call this
         while the ranks train: a fork takes processor time, which an incident needs for itself.
         """
-        self._drop_ended()
+        self._drop_unusable()
         self.want(_IN_ADVANCE - len(self._forked))
 
     def take(self) -> ForkedProcess | None:
         """
-        Return a forked process that was not taken yet and still lives, or None if there is none.
+        Return a forked process that was not taken yet and is usable, or None if there is none.
         """
-        self._drop_ended()
+        self._drop_unusable()
         return self._forked.pop(0) if self._forked else None
 
-    def _drop_ended(self) -> None:
-        ended = [forked for forked in self._forked if forked.ended()]
-        self._forked = [forked for forked in self._forked if forked not in ended]
-        for forked in ended:
-            log.warning("forked_process_lost", pid=forked.pid, why="it has ended without a task")
+    def _drop_unusable(self) -> None:
+        useless = [forked for forked in self._forked if not forked.is_usable()]
+        self._forked = [forked for forked in self._forked if forked not in useless]
+        for forked in useless:
+            why = "it has ended or was stopped before it had a task"
+            log.warning("forked_process_lost", pid=forked.pid, why=why)
             forked.dismiss()
 
     def stop(self) -> None:
@@ -231,7 +239,6 @@ class ForkServer:
             )
         elif said == READY:
             self._ready = True
-            self._failures = 0
             self._limit_to(None)
             log.info("fork_server_ready")
             self._changed()
@@ -240,6 +247,7 @@ class ForkServer:
 
     def _welcome(self, forked: ForkedProcess) -> None:
         self._awaited -= 1
+        self._failures = 0
         self._limit_to(_FORKING_LIMIT if self._awaited else None)
         self._forked.append(forked)
         self._changed()
@@ -267,13 +275,15 @@ class ForkServer:
             self._door = None
         self._limit_to(None)
         assert child.code is not None
+        # it failed if it ended while it was loading or while it was to fork a process
+        failed = not self._ready or self._awaited > 0
         was_ready, self._ready, self._awaited = self._ready, False, 0
         self.hopeful = False
         if self._stopped:
             return
         # start the waiting ranks without a fork: the next fork server may take seconds to be ready
         self._changed()
-        self._failures += not was_ready
+        self._failures += failed
         if self._refusal or (not was_ready and child.code >= 0):
             self._give_up(
                 self._refusal
@@ -281,7 +291,10 @@ class ForkServer:
                 "its log is in logs/"
             )
         elif self._failures >= _ATTEMPTS:
-            self._give_up(f"the fork server was killed {self._failures} times while it was loading")
+            self._give_up(
+                f"the fork server ended {self._failures} times in a row while it was loading or "
+                "before it had forked a process"
+            )
         else:
             log.warning("fork_server_ended", pid=child.pid, code=child.code)
             asyncio.get_running_loop().call_later(_PAUSE, self.start)

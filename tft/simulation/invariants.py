@@ -7,6 +7,7 @@ from tft.core.job.commands import JobOver
 from tft.core.job.incident import Incident
 from tft.protocol.messages import (
     Commit,
+    Compare,
     Fetch,
     Load,
     RankOrder,
@@ -103,6 +104,8 @@ class Invariants:
             case _:
                 step = None
         key = (order.incident, order.round)
+        if isinstance(order, Compare):
+            self._stopped_before(process, key)
         if isinstance(order, Reload) and process.thread.task is not None:
             self._found.setdefault(key, set())
             stood = self._stood.get(order.incident, 0)
@@ -140,6 +143,17 @@ class Invariants:
                 self.saved_by_one(key, shard, process.rank)
         if isinstance(order, REPAIRS):
             self._repairing[id(process)] = process
+
+    def _stopped_before(self, process: ProcessPart, key: tuple[int, int]) -> None:
+        """
+        Check that a rank that was frozen has stopped before it compares.
+        """
+        rank_machine = process.rank_machine
+        if rank_machine.heard("freeze") and not rank_machine.answered("stop"):
+            raise Broken(
+                "a rank compares only after it has stopped",
+                f"rank {process.rank} began to compare in round {key} before it had stopped",
+            )
 
     def heeded(
         self, process: ProcessPart, order: RankOrder, epoch: int, key: tuple[int, int]

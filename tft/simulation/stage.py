@@ -17,6 +17,7 @@ from tft.core.job.events import Event
 from tft.core.job.incident import Incident
 from tft.core.job.machine import Machine
 from tft.core.job.transitions import State
+from tft.core.rank.machine import RankMachine
 from tft.core.rank.protocol import Execute, Located, RankEvent
 from tft.protocol.messages import (
     Advised,
@@ -61,6 +62,7 @@ class ProcessPart(Protocol):
     incarnation: int
     pid: int
     page: Page
+    rank_machine: RankMachine
     mail: Mail
     life: Life
     steps: Steps

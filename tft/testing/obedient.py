@@ -15,6 +15,7 @@ from tft.core.job.orders import ORDERS
 from tft.protocol.messages import (
     Answered,
     Check,
+    Compare,
     Fetch,
     Freeze,
     Hold,
@@ -141,6 +142,19 @@ class ScriptedRank:
     loop: ScriptedLoop = field(default_factory=ScriptedLoop)
     state: ScriptedState = field(default_factory=ScriptedState)
     orders: ScriptedHearing = field(default_factory=ScriptedHearing)
+
+    def must_stop_before(self, order: RankOrder) -> bool:
+        """
+        Return True if the order is to compare, and the rank has not left its loop for it yet. A
+        worker does not compare before it has carried out the stop either.
+        """
+        heard = self.orders
+        return (
+            isinstance(order, Compare)
+            and heard.key == (order.incident, order.round)
+            and "freeze" in heard.names
+            and "stop" not in heard.names
+        )
 
     @property
     def held(self) -> int | None:

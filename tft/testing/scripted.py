@@ -768,7 +768,7 @@ class ScriptedJob(JobShape):
         muted = (one.rank, name) in self.script.muted or (
             name == "hold" and one.rank in self.script.stuck
         )
-        if muted or not one.hears(order, name):
+        if muted or one.must_stop_before(order) or not one.hears(order, name):
             return
         failures = self.script.failures.get((one.rank, name), [])
         failure = failures.pop(0) if failures else None

@@ -60,7 +60,7 @@ class Task:
     waiting: set[int]
     issued: float
     limit: float
-    """The seconds within which the ranks must answer."""
+    """The seconds within which the ranks must answer. Infinite: no limit runs yet."""
     deadline: float
     renewed: int = 0
     """How many times the time limit was restarted because most ranks had not answered."""

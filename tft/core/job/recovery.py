@@ -4,6 +4,7 @@ resume. Each move, from one state of the job to the next, is made as soon as its
 """
 
 from dataclasses import replace
+from math import inf
 
 from tft.core.job.attempts import Attempts
 from tft.core.job.comparison import Comparison
@@ -55,7 +56,7 @@ class Recovery:
                 return self.restart.start()
             case S.FREEZING if job.answered_all("freeze"):
                 return self._after_freeze()
-            case S.CLEARING if job.answered_all("stop", "compare") and not job.unsettled():
+            case S.CLEARING if job.answered_all("stop"):
                 return self._compare()
             case S.CHOOSING if job.timing.deadline is None and not job.unsettled():
                 # the choice was put off until processes had ended and lost nodes' state was known
@@ -229,8 +230,7 @@ class Recovery:
             # each rank digests its copies as soon as it has left its loop, while others still leave
             holders = self.comparison.will_hold(to, finish)
             if holders:
-                after = job.incident.tasks["stop"].limit
-                job.issue(Compare(**job.key(), to=holders), longer=after)
+                job.issue(Compare(**job.key(), to=holders), longer=inf)
         return True
 
     def _compare(self) -> bool:
@@ -239,7 +239,15 @@ class Recovery:
         copies and begin the choice of a strategy. Return True if the choice has begun.
         """
         job = self._job
-        holders, task = self.comparison.holders(), job.incident.tasks.get("compare")
+        task = job.incident.tasks.get("compare")
+        if task is not None and task.waiting:
+            # some ranks leave their loops late, such as those that evaluate: the time in which the
+            # ranks must have digested their copies begins when the last one has left its loop
+            job.limit("compare")
+            return False
+        if job.unsettled():
+            return False
+        holders = self.comparison.holders()
         asked = {rank for order in task.orders for rank in order.to} if task else set()
         if not asked.issuperset(holders):
             # a rank came to hold a copy after the others were asked. The others answer again,

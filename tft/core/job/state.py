@@ -4,6 +4,7 @@ modules with the decisions share. No decision is made here.
 """
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from tft.core.job.commands import Command, Tell
@@ -274,7 +275,8 @@ class Job:
     def issue(self, *orders: RankOrder, longer: float = 0.0) -> None:
         """
         Send an order to its ranks. Several `orders` must be of the same class. The ranks must
-        answer within the limit that `ORDERS` has for this order, plus `longer` seconds.
+        answer within the limit that `ORDERS` has for this order, plus `longer` seconds. If `longer`
+        is infinite, no limit runs before `limit` is called.
         """
         name = ORDER_NAMES[type(orders[0])]
         limit = ORDERS[name].seconds(self.policy) + longer
@@ -286,6 +288,15 @@ class Job:
             deadline=self.timing.now + limit,
         )
         self.said.extend(orders)
+
+    def limit(self, order: OrderName) -> None:
+        """
+        Begin the time limit of an open order for which no limit runs yet.
+        """
+        task = self.incident.tasks[order]
+        if task.limit == inf:
+            task.limit = ORDERS[order].seconds(self.policy)
+            task.deadline = self.timing.now + task.limit
 
     def answered_all(self, *orders: OrderName) -> bool:
         """

@@ -76,10 +76,10 @@ class _Dispute:
     incident: int | None = None
     """The number of the incident that the difference caused. None: not known yet."""
     holders: tuple[int, ...]
-    users: Mapping[int, frozenset[int]]
+    users: Mapping[int, set[int]]
     """By holder: the holder, and the other ranks that compute with its copy and report digests of
     their gradients."""
-    before: Mapping[int, Mapping[int, int]]
+    before: dict[int, dict[int, int]]
     """The digests of the gradients that each rank contributed before the incident, by step and
     rank. They begin after the last step at which the copies were equal."""
     slice: tuple[str, int, int]
@@ -152,7 +152,11 @@ class SliceComparison:
         """
         for pulse in beat.pulses:
             for digest in pulse.digests:
-                if (digest.incident, digest.round) == self._attempt and not self._differ:
+                if (digest.incident, digest.round) != self._attempt:
+                    continue
+                if self._differ:
+                    self._take_late(pulse.rank, digest)
+                else:
                     self._take(pulse.rank, digest)
                     self._kept = max(self._kept, pulse.kept)
         self._tell()
@@ -210,6 +214,18 @@ class SliceComparison:
         self._trace_slice((shard, digest.number, digest.step), digest.digest)
         self._complete(digest.step)
 
+    def _take_late(self, rank: int, digest: SliceDigest) -> None:
+        """
+        Record a digest that has arrived after copies were found to differ. Only those of gradients
+        matter then: they can show which copy was wrong.
+        """
+        dispute = self._dispute
+        if digest.number == CONTRIBUTION and dispute is not None and dispute.incident is None:
+            dispute.before.setdefault(digest.step, {})[rank] = digest.digest
+            for holder, users in dispute.users.items():
+                if rank in self._replicas.columns.get(holder, ()):
+                    users.add(rank)
+
     def _complete(self, step: int) -> None:
         """
         Record that a step is compared if the slices of all shards are. Then drop the digests of
@@ -236,9 +252,7 @@ class SliceComparison:
             self._dispute = _Dispute(
                 holders=tuple(sorted(copies)),
                 users={
-                    rank: frozenset(
-                        {rank, *tell.intersection(self._replicas.columns.get(rank, ()))}
-                    )
+                    rank: {rank, *tell.intersection(self._replicas.columns.get(rank, ()))}
                     for rank in copies
                 },
                 before={step: dict(each) for step, each in self._contributed.items()},
@@ -265,7 +279,7 @@ class SliceComparison:
         dispute = self._dispute
         if dispute is None or dispute.incident is None:
             return
-        everyone = frozenset().union(*dispute.users.values())
+        everyone = set().union(*dispute.users.values())
         for step in sorted(self._contributed):
             now, before = self._contributed[step], dispute.before.get(step, {})
             if step > dispute.slice[2]:

@@ -118,6 +118,18 @@ class RankMachine:
             case _:
                 assert_never(event)
 
+    def heard(self, order: OrderName) -> bool:
+        """
+        Return True if the order has arrived in the present round.
+        """
+        return order in self._heard
+
+    def answered(self, order: OrderName) -> bool:
+        """
+        Return True if the order of the present round was answered.
+        """
+        return order in self._answers
+
     def next_deadline(self) -> float | None:
         """
         Return the time at which the event `Woken` must be sent, or None if none must be sent.
@@ -269,13 +281,21 @@ class RankMachine:
             self.doing = "stop"
             stop, self._stop = self._stop, None
             return [Execute(name="stop", order=stop)]
-        if not self._queue:
+        if not self._queue or self._must_stop_first(self._queue[0].name):
             return []
         execute = self._queue.pop(0)
         self.doing = execute.name
         if execute.name == "resume":
             self.inside = True
         return [execute]
+
+    def _must_stop_first(self, order: OrderName) -> bool:
+        """
+        Return True if the order is `compare` and the `Stop` order of this incident has not arrived.
+        The controller sends both together, and the first may be lost. Only the stop undoes the step
+        that was not finished, so the state must not be digested before.
+        """
+        return order == "compare" and self.heard("freeze") and not self.heard("stop")
 
     def _errand(self) -> list[RankCommand]:
         """
