@@ -209,7 +209,7 @@ class Group:
         if self.rank not in members or not 0 <= members[0] <= members[-1] < self.world:
             raise UsageError(
                 f"rank {self.rank} of {self.world} has called a collective of the ranks {members}: "
-                "`ranks` must contain the calling rank, and only ranks of the group"
+                f"`ranks` must contain {self.rank}, and only numbers from 0 to {self.world - 1}"
             )
         return members
 

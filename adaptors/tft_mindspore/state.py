@@ -217,5 +217,5 @@ class Shard:
 def _read(meta: bytes) -> dict[str, Any]:  # Any: unpacked, checked by the caller
     told = unpack(meta)
     if not isinstance(told, dict) or told.get("form") != _FORM:
-        raise MalformedMessage("the description of the shard is not one of the adaptor mindspore")
+        raise MalformedMessage("the description of the shard was not written by the adaptor mindspore")
     return told

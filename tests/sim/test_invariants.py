@@ -623,7 +623,7 @@ BREACHES = (
     ),
     Breach(
         breaks=a_step_ends_with_its_window,
-        promise="a step that a rank has ended is not replaced by its tail",
+        promise="state at the end of a step is not replaced by state in its tail",
         schedules=where(has_tails),
     ),
     Breach(

@@ -475,7 +475,7 @@ class Auditor:
             return
         if got in stages[:-1]:
             raise Broken(
-                "a step that a rank has ended is not replaced by its tail",
+                "state at the end of a step is not replaced by state in its tail",
                 f"rank {process.rank} had ended step {step}, and gets shard {shard!r} of its tail",
             )
 

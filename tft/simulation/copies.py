@@ -227,7 +227,7 @@ class Copies:
             return
         if any(other.memory.content[shard] in stages[:-1] for other in others):
             raise Broken(
-                "a step that a rank has ended is not replaced by its tail",
+                "state at the end of a step is not replaced by state in its tail",
                 f"rank {wrong} has ended step {step}, but was told to replace shard {shard!r} with a "
                 "copy from the tail of the step",
             )
@@ -364,7 +364,7 @@ class Copies:
                 and answer.digests.get(shard) == right.digests()
             ):
                 raise Broken(
-                    "a step that a rank has ended is not replaced by its tail",
+                    "state at the end of a step is not replaced by state in its tail",
                     f"{what} comes from the tail of the step, although rank {answer.rank} had ended "
                     f"the step",
                 )
