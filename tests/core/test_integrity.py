@@ -184,6 +184,22 @@ def test_nobody_is_traced_when_training_does_not_continue_bit_for_bit() -> None:
     assert job.facts("corruption_traced") == []
 
 
+def test_nobody_is_traced_when_another_rank_had_a_wrong_copy_too() -> None:
+    """When the incident has found yet another rank with a wrong copy, then its numbers have spread,
+    and gradients may come out otherwise for that reason. So no rank is named."""
+    job = trained(world=3, steps=8, keeps=4)
+    job.ranks[2].state.content = "wrong"
+    differ(job, 0, 1)
+    job.settle()
+    job.train(2)
+    before = faults(job)
+    assert ("corruption", None) in before
+    assert ("corruption", 2) in before
+    job.slices(CorruptionTraced(at=0.0, incident=1, ranks=(0,), step=6))
+    assert faults(job) == before
+    assert job.facts("corruption_traced") == []
+
+
 def elastic(**facts: Any) -> ScriptedJob:  # Any: as in `trained`
     """
     Return a job of two nodes with two ranks each, and a third node with room for both ranks of one.

@@ -87,7 +87,8 @@ class Copies:
         process that currently holds its rank.
         """
         match report:
-            case Checkpointed(compared=True) if self._process(machine, report.rank) is not None:
+            case Checkpointed(compared=True):
+                # the report also counts if its process has died meanwhile
                 if report.incarnation == machine.incarnation(report.rank):
                     self._compared = max(self._compared, report.step)
             case _:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tft.core.job.machine import Machine
+from tft.core.job.orders import ORDERS, Failed
 from tft.protocol.messages import (
     ORDER_NAMES,
     Advised,
@@ -147,7 +148,8 @@ class Ledger:
     """By order and rank: incident and round in which the order was sent last, the incarnation to
     which it was sent, and the moment."""
     answers: dict[OrderName, dict[int, Answered]] = field(default_factory=dict)
-    """By order and rank: the last answer without a failure. Answers of an earlier round or of
+    """By order and rank: the last answer without a failure, or with a failure that the job excuses.
+    Answers of an earlier round or of
     another incarnation are not recorded."""
     told: dict[int, ReportedSteps] = field(default_factory=dict)
     agents: dict[int, int] = field(default_factory=dict)
@@ -241,6 +243,8 @@ class Ledger:
         if answer.failure is None:
             self.answers.setdefault(answer.order, {})[answer.rank] = answer
         else:
+            if ORDERS[answer.order].failed is Failed.EXCUSED:
+                self.answers.setdefault(answer.order, {})[answer.rank] = answer
             self.name(answer.rank, answer.incarnation)
             if answer.order in ("restore", "save", "commit") or answer.context_lost:
                 self.doubted.add(answer.rank)

@@ -5,11 +5,11 @@ of the comparison must agree with this record, and copies that differ must be fo
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tft.core.job.commands import Tell
-from tft.core.job.events import CorruptionTraced, Event, SlicesAgreed, SlicesDiffered
+from tft.core.job.events import Event, SlicesAgreed, SlicesDiffered
 from tft.core.job.machine import Machine
 from tft.core.job.transitions import State
 from tft.protocol.messages import Resume
@@ -248,8 +248,6 @@ class Slices:
                 self._agreed(event)
             case SlicesDiffered():
                 self._differed(machine, event)
-            case CorruptionTraced():
-                self._traced(event)
             case _:
                 pass
 
@@ -313,13 +311,13 @@ class Slices:
                 f"{event}: the slice was equal at step {before}",
             )
 
-    def _traced(self, event: CorruptionTraced) -> None:
-        known = [each.corrupted for each in self._disputes if each.incident == event.incident]
+    def _traced(self, incident: int, ranks: Sequence[int]) -> None:
+        known = [each.corrupted for each in self._disputes if each.incident == incident]
         corrupted = known[-1] if known else frozenset(self._corrupted)
-        if not corrupted.issuperset(event.ranks):
+        if not corrupted.issuperset(ranks):
             raise Broken(
                 "only a rank with wrong copies is named",
-                f"{event}, but ranks {sorted(corrupted)} had corrupted content",
+                f"ranks {ranks} were named, but ranks {sorted(corrupted)} had corrupted content",
             )
 
     # ---------------------------------------------------------------- consequences
@@ -334,7 +332,8 @@ class Slices:
 
     def tells(self, machine: Machine, told: Tell) -> None:
         """
-        Count the incidents in which the copies of a rank were wrong on its node.
+        Count the incidents in which the copies of a rank were wrong on its node. Raises `Broken` when a
+        rank is named whose copies were right.
         """
         facts: Mapping[str, object] = told.facts
         if told.event not in LATE_WORDS:
@@ -344,6 +343,8 @@ class Slices:
             return
         ranks: list[int] = facts["ranks" if traced else "wrong"]  # type: ignore[assignment] # ranks
         incident = int(str(facts["incident"])) if traced else machine.incident.number
+        if traced:
+            self._traced(incident, ranks)
         for rank in ranks:
             node = self._ledger.place(machine, rank)
             known = self._counts.setdefault((rank, node), set())

@@ -36,6 +36,10 @@ def lost_needlessly(stage: Stage, over: JobOver) -> str:
         return "a rank had joined the job" if before else ""
     if over.why.startswith("all steps are done"):  # the script may fail after the last step
         return "not all steps are done" if stage.checks.invariants.short() else ""
+    if stage.checks.invariants.given_up and stage.schedule.trouble.loss:
+        # where messages are lost, the report that a process has ended may come after the limit for
+        # ending it, and its rank has no other place
+        return ""
     return over.why if _survivable(stage, faults[0]) else ""
 
 

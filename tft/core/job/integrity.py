@@ -56,12 +56,16 @@ class Integrity:
         """
         Write the ranks that had a wrong copy into the `corruption` faults of the incident that the
         difference has caused. These faults named no rank, because no majority showed which copy was
-        right. If training did not continue bit for bit after that incident, different gradients
-        prove nothing about copies, and no rank is named.
+        right. No rank is named if training did not continue bit for bit after that incident, or if
+        yet another rank had a wrong copy: then gradients differ for another reason, too, and prove
+        nothing about these copies.
         """
         job = self._job
         incident = self._incident(event.incident)
         if incident is None or incident.exactness.sentences:
+            return
+        known = {fault.rank for fault in incident.faults if fault.kind == "corruption"} - {None}
+        if not known.issubset(event.ranks):
             return
         why = (
             f"the steps were computed again, and what ranks {list(event.ranks)} had computed was the "
