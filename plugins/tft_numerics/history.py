@@ -2,6 +2,7 @@
 The last values of one number, and the limit above which a further value is a spike.
 """
 
+import math
 from collections import deque
 
 WINDOW = 100
@@ -38,9 +39,11 @@ class History:
 
     def add(self, step: int, value: float) -> None:
         """
-        Add the value of a step whose update is not refused.
+        Add the value of a step whose update is not refused. Do not add NaN or Inf, which is possible
+        if the mode is `watch`: with NaN there is no median, so no later spike would be found.
         """
-        self._values.append((step, value))
+        if math.isfinite(value):
+            self._values.append((step, value))
 
     def back_to(self, step: int) -> None:
         """

@@ -41,6 +41,17 @@ def train(one: Judge, first: int, steps: int, norm: float = 1.0) -> None:
 # ---------------------------------------------------------------- spikes
 
 
+@pytest.mark.parametrize("wrong", [NAN, INF])
+def test_number_that_is_not_finite_hides_no_later_spike(wrong: float) -> None:
+    """When a loss was NaN or Inf and training went on, then a later spike is still found."""
+    history = History()
+    for step in range(WARM):
+        history.add(step, 1.0)
+        history.add(step, wrong)
+    assert history.limit(1.01, 20.0) is None
+    assert history.limit(100.0, 20.0) is not None
+
+
 def test_value_far_above_the_median_is_a_spike() -> None:
     """When a value is more than 20 deviations above the median, then it is a spike. A value that is
     a few deviations above it, or far below it, is none."""
