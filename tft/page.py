@@ -171,7 +171,9 @@ class Page:
 
     def train(self, inside: bool, stamp: float) -> None:
         """
-        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds).
+        Write that the user's `train` was entered (`inside`) or left, at `stamp` (seconds). A
+        `stamp` in the future announces that the training thread will show no progress before that
+        time.
         """
         self._stamps[_MOVED] = stamp
         self._words[_TRAINING] = inside
@@ -362,8 +364,9 @@ class Page:
 
     def moved(self) -> float:
         """
-        Return the time at which the training thread last wrote a new position (CLOCK_MONOTONIC,
-        seconds). Return 0.0 if it never did.
+        Return the last time that `move` or `train` wrote to this page (CLOCK_MONOTONIC, seconds).
+        Return 0.0 if neither was called. The time is in the future if the training thread has
+        announced a long phase.
         """
         return self._stamps[_MOVED]
 

@@ -118,8 +118,8 @@ class AfterPhase:
     """
     Calls the functions of this rank that are due when a step has ended.
 
-    `digests` returns digests of the training state. `records` stores the rows that a function
-    records. `called` is called when the functions have returned or failed.
+    `digests` returns digests of the training state. `records` stores the rows (records of a script)
+    that a function writes. `called` is called when the functions have returned or failed.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class AfterPhase:
 
     def drop_records(self, step: int) -> None:
         """
-        Drop the rows that functions have recorded after this step, because the functions are called
-        again.
+        Drop the rows that user functions have recorded after this step, because these functions are
+        called again.
         """
         self._records.drop_after(step)
 

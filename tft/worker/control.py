@@ -1,8 +1,9 @@
 """
 The control thread: the part of a worker that receives orders and sends reports.
 
-It runs next to the training thread, and is simple on purpose. It reads the bus, passes each message
-to the rank machine, and carries out the commands of that machine.
+It runs next to the training thread, and is simple on purpose. It reads messages from the bus and
+passes each order to the rank machine (`RankMachine`). This state machine decides how the rank
+reacts, and the control thread carries out its commands.
 """
 
 import asyncio
@@ -111,7 +112,9 @@ class _Admission:
 
 class Compared:
     """
-    The newest step at which all copies of every shard were equal, as the controller said it last.
+    What this rank knows about the comparison of copies of shards while the job trains. The
+    controller compares the copies, and tells the ranks the newest step at which all copies of every
+    shard were equal.
     """
 
     def __init__(self) -> None:
@@ -126,7 +129,7 @@ class Compared:
     @property
     def wanted(self) -> bool:
         """
-        True if this rank digests slices.
+        True if this rank digests slices of its shards, so that the controller can compare copies.
         """
         return self.cycle > 0
 
@@ -144,10 +147,10 @@ class Compared:
         Return how many copies of its state this rank keeps in host memory if it makes one after
         every `every` steps.
 
-        A copy is known to be equal on all ranks about `cycle` steps later, and some ranks hear that
-        a little later than others. All ranks must know it before they drop an older copy, or they
-        would keep copies of different steps. So a third copy is needed if the next one is made too
-        soon after that.
+        About `cycle` steps after a copy is made, the controller knows whether it is equal on all
+        ranks. Some ranks hear this a little later than others. All ranks must have heard it before
+        one of them drops an older copy: otherwise the ranks would keep copies of different steps.
+        So if copies are made too often for this, a rank keeps a third copy.
         """
         return 3 if every < 2 * self.cycle else 2
 
@@ -167,7 +170,8 @@ class Control:
         self._outbox = Outbox()
         self.compared = Compared()
         self._unheard: dict[int, Callable[[], None]] = {}
-        """By number of a report: the function to call when the report is acknowledged."""
+        """The functions to call when a report is acknowledged. The key is the number of the
+        report."""
         self._sender = f"rank.{settings.rank}/{settings.incarnation}.{os.getpid()}"
         self._thread = threading.Thread(target=self._run, name="tft-control", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -209,14 +213,15 @@ class Control:
 
     def report(self, message: RankReport, heard: Callable[[], None] | None = None) -> None:
         """
-        Send a report, and repeat it until it is acknowledged. Then call `heard` on the control
-        thread.
+        Send a report to the controller, and repeat it until the controller acknowledges it. Then
+        call `heard` on the control thread.
         """
         self._call(self._post, message, heard)
 
     def tell(self, event: RankEvent) -> None:
         """
-        Pass an event of the training thread to the rank machine.
+        Pass an event of the training thread to the rank machine (the state machine that decides how
+        this rank reacts).
         """
         self._call(self._handle, event)
 
@@ -292,7 +297,7 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            if isinstance(order, Resume):  # an earlier `Lead` may have named a later step
+            if isinstance(order, Resume):  # an earlier `Lead` message may name a later step
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))

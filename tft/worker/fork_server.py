@@ -5,8 +5,8 @@ The fork server imports once all modules that every rank needs. Then it forks a 
 agent needs one, for a rank or for the rendezvous store.
 
 A fork copies only one thread, so the fork server must have only one. If an import has started other
-threads, the fork server reports this and ends, and the agent starts ranks without it. An example is
-the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
+threads, the fork server reports this and ends, and the agent starts ranks without a fork server. An
+example is the thread pool of a BLAS library, such as numpy's if OMP_NUM_THREADS is more than 1.
 
 A forked process becomes a child of the agent: it is forked through an intermediate process that
 ends at once, and the agent adopts orphans (as a subreaper). The forked process then waits until the
@@ -38,8 +38,8 @@ def main() -> None:
     agent = os.getppid()
     adaptor, descriptor = sys.argv[1:]
 
-    # import this only now: the imports are slow, and from the start this process must die with its
-    # agent
+    # import these modules only now: the imports are slow, and `die_with_parent` must be called
+    # first
     from tft.worker.launch import launch, preload
 
     with socket.socket(fileno=int(descriptor)) as door:
@@ -58,8 +58,8 @@ def main() -> None:
                 "and a process with threads cannot be forked safely".encode()
             )
             return
-        # without this, the first garbage collection of a forked process would write to all memory
-        # that it shares with this process, and so copy that memory
+        # without `gc.freeze`, the first garbage collection in a forked process would write to all
+        # memory that the forked process shares with this process, and so copy that memory
         gc.freeze()
         door.send(READY)
         forked = _fork_for(door, agent)
@@ -92,8 +92,8 @@ def _fork_for(door: socket.socket, agent: int) -> socket.socket | None:
 
 def _fork() -> bool:
     """
-    Fork a process that does not stay a child of this process. Return True in the new process, and
-    False in this one.
+    Fork a process that does not stay a child of this process: the agent adopts it. Return True in
+    the new process, and False in this one.
 
     Exits if the fork fails.
     """

@@ -1,6 +1,6 @@
 """
 The steps of the training loop: update windows, tails, and the functions that are called after a
-step. All of it runs on the training thread.
+step. All code of this module runs on the training thread.
 """
 
 import os
@@ -58,7 +58,7 @@ class UpdateWindow:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # after an exception the window stays open, which marks the state as incomplete
+        # after an exception do not close the window: an open window marks the state as incomplete
         if kind is None:
             self._loop.close_window()
 
@@ -126,7 +126,8 @@ class _LastStep(BaseException):
 @dataclass(slots=True)
 class _Present:
     """
-    The last captures of the rank-local state, and what is known about how the loop ends its steps.
+    What this rank knows about the present step: the last captures of its rank-local state, how the
+    loop ends its steps, and the numbers of the step.
     """
 
     step: int = -1
@@ -292,8 +293,8 @@ class StepLoop:
     def left(self, error: BaseException | None) -> str:
         """
         Record that the loop has ended. `error` is the exception that ended it, or None if an
-        incident interrupted a program with its own loop. Return the line (FILE:LINE) at which the
-        tail was interrupted, or an empty text if the audit does not know it.
+        incident interrupted a program that does not use `Session.run`. Return the line (FILE:LINE)
+        at which the tail was interrupted, or an empty text if the audit does not know it.
         """
         self._present.refused_loss = ""
         return "" if self.audit is None else self.audit.left(error)
@@ -332,7 +333,7 @@ class StepLoop:
         """
         End the step. The loop calls this after the tail of the step.
         """
-        if not self.tails:  # first call: so far this step counted as ended with its window
+        if not self.tails:  # first call: so far each step counted as ended with its window
             self.has_tails()
             if self.hooks.end_step is not None:
                 self.hooks.end_step(tail=True)
@@ -394,7 +395,7 @@ class StepLoop:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        if local_state != self._present.contributed:  # otherwise the page has this capture already
+        if local_state != self._present.contributed:  # else the page has this capture
             self.page.varies()
             self.page.capture(completed + 1, local_state, False)
             self._ring()
@@ -416,8 +417,8 @@ class StepLoop:
 
     def _changed_late(self, step: int) -> None:
         """
-        Record on the page, and tell the agent, that the rank-local state of `step` differs from the
-        capture that was made before the all-reduces of the step.
+        Record on the page (the shared memory of the rank), and tell the agent, that the rank-local
+        state of `step` differs from the capture that was made before the all-reduces of the step.
         """
         self.page.changes_late(step)
         self._ring()
@@ -509,8 +510,10 @@ class StepLoop:
         """
         Record that this rank has gone back to its rank-local state of the end of `step`.
 
-        If copies of the other state of `step` are kept, the page must keep this rank-local state as
-        long as them. The page may not do so yet: it may be new, or the state may have been derived.
+        If copies of the rest of the state at the end of `step` are kept in host memory, the page
+        must keep this rank-local state as long as these copies. The page may not have kept it yet:
+        the page may be new, or the rank-local state may have been derived from the number of the
+        step.
         """
         self._present.step = -1
         if self._backs_up(step):
@@ -524,8 +527,9 @@ class StepLoop:
         """
         Let the adaptor copy the state at the end of `step` to host memory.
 
-        The page keeps the rank-local state of this step from now on, even if the copy fails: other
-        ranks may have a copy, and another process of this rank may need it.
+        From now on the page keeps the rank-local state of this step, even if the copy fails. If
+        other ranks have a copy, another process of this rank may fetch that copy, and needs the
+        rank-local state of the same step.
         """
         self.page.keep(step, self._present.closed, self.gate.backups())
         if self.hooks.backup is not None:
@@ -549,7 +553,8 @@ class StepLoop:
 
     def _stop_after_last(self) -> None:
         """
-        Leave the loop after its last step, if the loop itself does not know which step is the last.
+        Leave the loop after the last step that the settings allow (`last_step`). A loop over
+        `steps` is not left here, because `steps` itself ends after that step.
         """
         if not self._present.yields and 0 < self.settings.last_step <= self.gate.completed:
             raise _LastStep
@@ -581,7 +586,8 @@ class StepLoop:
         """
         Call the functions that are due after this step, once the gate admits this rank.
 
-        The calls count as one unit: either all of them have completed, or none.
+        The calls count as one unit: if an incident interrupts one of the functions, all of them are
+        called again.
         """
         if not self.gate.admits() and not self._goes_in(window=False):
             raise Interrupted
@@ -642,8 +648,8 @@ class StepLoop:
         """
         Wait until this rank may continue, and carry out orders meanwhile.
 
-        Returns False if the rank must leave the loop. With `window`, the rank waits at an update
-        window, else before the functions that are called after a step.
+        Returns False if the rank must leave the loop. If `window` is True, the rank waits at an
+        update window; if False, before the functions that are called after a step.
         """
         self.control.tell(self.gate.standing())
         while isinstance(word := self.gate.wait(window=window), Execute):
