@@ -286,7 +286,8 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
         return None
     try:
         parts[0].rename(directory / _CLAIMED)
-    except FileNotFoundError:  # another rank has claimed the parts
+    # another rank has claimed the parts, and commits the checkpoint
+    except FileNotFoundError:
         return None
     parts[0] = directory / _CLAIMED
     encoded = [part.read_bytes() for part in parts]
@@ -329,7 +330,8 @@ def _set_aside(directory: Path, aside: Path) -> None:
         else:
             return
         hidden = _going(aside)
-        with suppress(FileNotFoundError):  # another rank has hidden `aside`: the name is free now
+        # raised if another rank has just hidden the directory `aside`: then the name is free
+        with suppress(FileNotFoundError):
             aside.rename(hidden)
             if hidden.stat().st_ino == own:
                 hidden.rename(aside)

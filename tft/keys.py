@@ -88,7 +88,8 @@ def share_keys(directory: Path, seed: bytes) -> None:
         make_keys(mine, seed)
         try:
             mine.rename(directory)
-        except OSError:  # another process has just made the directory
+        # another process with the same secret has just made the directory
+        except OSError:
             shutil.rmtree(mine)
     _check_directory(directory)
     for name, content in files.items():

@@ -409,7 +409,8 @@ class Page:
         entry = self._words[start : start + ENTRY_WORDS].tolist()
         check = _check(self._words[start + _ATTEMPT : start + _CHECK], number)
         if entry[_STAMP] != number + 1 or entry[_CHECK] != check:
-            return None  # the writer is overwriting the entry, or has not completed it
+            # the entry cannot be read: its writer is overwriting it, or has not completed it
+            return None
         (incident, round_), (number_, of) = _split(entry[_ATTEMPT]), _split(entry[_SLICE])
         return SliceDigest(
             incident=incident,

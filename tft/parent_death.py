@@ -23,7 +23,8 @@ signal near SIGRTMAX, because debuggers, profilers and virtual machines use the 
 SIGRTMIN upwards.
 """
 
-_PR_SET_PDEATHSIG = 1  # this and the next two are the numbers of prctl options in <linux/prctl.h>
+# the numbers of three options of the system call prctl, from <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 

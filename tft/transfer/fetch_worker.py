@@ -185,7 +185,8 @@ def _connect(address: str, scheduler: ChunkScheduler, patience: float) -> socket
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     connection = socket.socket(family, kind, protocol)
     try:
-        connection.setblocking(False)  # a blocking connect would not end when the fetch is over
+        # do not block: a blocking call of `connect` would go on after the fetch is over
+        connection.setblocking(False)
         _refused(connection.connect_ex(target), EINPROGRESS)
         poll = select.poll()
         poll.register(connection, select.POLLOUT)

@@ -234,7 +234,9 @@ class Audit:
         if self._ahead.early:
             self._drawn_ahead(step)
         if not tails and not self._compares():
-            return  # `window_opens` needs the digests, but cannot compare them
+            # without tails, only `window_opens` would use digests of the state; without the hook
+            # `tft_compare` it cannot compare them
+            return
         look = self._look()
         if look is None:
             return
@@ -444,7 +446,8 @@ class Audit:
                 for shard in self._shards
                 for part, digest in self._parts(shard).items()
             }
-        except Exception:  # not raised: the next code that needs the state reports the error
+        # do not raise the error: the next code that needs the state will report it
+        except Exception:
             log.warning("audit_ended", why="the state cannot be read", exc_info=True)
             self._readable = False
             return None

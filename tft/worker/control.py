@@ -276,7 +276,8 @@ class Control:
 
     async def _repeat(self, bus: Bus) -> None:
         while True:
-            await self._owing.wait()  # sleep until there is a report that is not acknowledged
+            # sleep until there is a report that the controller has not acknowledged
+            await self._owing.wait()
             await asyncio.sleep(REPEAT)
             for number, message in self._outbox.pending():
                 bus.publish(REPORTS, message, number=number)
@@ -297,7 +298,9 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            if isinstance(order, Resume):  # an earlier `Lead` message may name a later step
+            # after a rollback, go back to the step before the resumed one: an earlier message
+            # (`Lead`) may have named a later step, which the job has given up
+            if isinstance(order, Resume):
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]
             self._handle(Ordered(at=self._clock.now(), name=name, order=order))

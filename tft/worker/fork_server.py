@@ -45,7 +45,8 @@ def main() -> None:
     with socket.socket(fileno=int(descriptor)) as door:
         try:
             preload(adaptor)
-        except UsageError as refused:  # the ranks start without a fork server, and report this too
+        # the agent then starts the ranks without a fork server, and the ranks report this error too
+        except UsageError as refused:
             sys.exit(f"tft: {refused}")
         import tft.worker.session  # noqa: F401 (`tft.init` imports this when it is first used)
         from tft.worker.store import serve
@@ -67,7 +68,9 @@ def main() -> None:
         task = take_task(forked)
         forked.close()
         if task is None:
-            os._exit(0)  # without cleanup: this process has started nothing yet
+            # no task: end without the cleanup of Python, because this process has started nothing
+            # yet
+            os._exit(0)
         _take_on(task)
         if task.work == "store":
             adaptor, host = task.arguments

@@ -77,7 +77,8 @@ def _run(arguments: Sequence[str]) -> None:
         _, module, *rest = arguments
         # `runpy` replaces the first element by the path of the module's file, as `python -m` does
         sys.argv = [module, *rest]
-        sys.path.insert(0, os.getcwd())  # `python -m` does the same
+        # search modules in the working directory first, as `python -m` does
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     script = arguments[0]

@@ -142,7 +142,7 @@ def _torchrun(told: _Told) -> Launcher:
         port=told.number("MASTER_PORT"),
         serves=told.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         alone=local_world == world,
-        start="" if run_id == "none" else run_id,  # "none": torchrun was given no --rdzv-id
+        start="" if run_id == "none" else run_id,  # "none": torchrun got no --rdzv-id
         attempt=told.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
@@ -242,7 +242,9 @@ def _tasks_here(environ: Mapping[str, str], world: int, machines: int, machine: 
         counts += [int(found[1])] * int(found[2] or 1)
     if len(counts) == machines and machine < machines:
         return counts[machine]
-    each, more = divmod(world, machines)  # srun distributes processes in this way by default
+    # if the environment does not say it, assume srun's default: machines have equally many
+    # processes, and the first machines one more if the number cannot be divided
+    each, more = divmod(world, machines)
     return each + (machine < more)
 
 

@@ -392,7 +392,7 @@ class Hands:
         self._saving.load(directory, shards, self._state.rank, order.step)
         if (
             directory.parent == self._state.checkpoints.directory
-        ):  # a checkpoint of this run: it is the newest now, because later ones are set aside
+        ):  # this run's own checkpoint is its newest now: later ones are set aside
             self._hook.tft_newest(directory=directory.parent, newest=directory, step=order.step)
         local_state = checkpoint.read_local_state(directory, self._state.rank)
         self._page.capture(order.step, local_state, True)
@@ -481,7 +481,9 @@ class Hands:
     def _save(self, order: Save) -> tuple[SavedFile, ...]:
         directory = checkpoint.partial(Path(order.directory))
         directory.mkdir(parents=True, exist_ok=True)
-        if not order.copies:  # copies of an earlier attempt may have filled the disk
+        # if no copies are wanted in this attempt, remove those of an earlier attempt, which may
+        # have filled the disk
+        if not order.copies:
             shutil.rmtree(checkpoint.copy_of(directory, self._state.rank), ignore_errors=True)
         save = partial(self._saving.save, step=order.step, shards=order.shards, attempt=order.round)
         files = [

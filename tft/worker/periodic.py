@@ -359,7 +359,8 @@ class Periodic:
                 self._turn.wait_for(lambda: self._part is not None)
             try:
                 self._write_it()
-            except BaseException:  # the thread must not end: it writes the next checkpoint
+            # catch everything, because the thread must go on to write the next checkpoint
+            except BaseException:
                 with suppress(OSError):
                     log.exception("checkpoint_not_told")
             with self._turn:

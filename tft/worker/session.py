@@ -236,7 +236,9 @@ class Session:
         if self._loop.digests is not None:
             self._loop.digests.watch()
         self._adopted = True
-        if "model" in parts:  # if a factory makes the model, the observers get the objects later
+        # if a function (`make`) makes the model later, the observers of the plugins get the objects
+        # after that
+        if "model" in parts:
             self._observers.adopted(parts)
 
     def topology(self) -> Holdings:
@@ -269,7 +271,8 @@ class Session:
         """
         yield from self._loop.steps(last)
         if self._control.compared.wanted:
-            self._loop.expect(LIMIT)  # to digest a large state takes longer than a step
+            # announce a long phase: to digest a large state takes longer than a step
+            self._loop.expect(LIMIT)
             self._hands.ends()
             self._page.train(True, self._clock.now())
 

@@ -389,13 +389,16 @@ class StepLoop:
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
         takes this rank out of the loop. Raises `UpdateRefused` if a rank refuses the update.
         """
-        self.end_last_step()  # the loop may not have marked the end of the last step
+        # end the previous step first, in case the loop has not marked its end
+        self.end_last_step()
         self._stop_after_last()
         if self._edges.synchronize is not None:
             self._edges.synchronize(closing=False)
         completed = self.gate.completed
         local_state = self.hooks.capture(closing=False)
-        if local_state != self._present.contributed:  # else the page has this capture
+        # capture the rank-local state only if it has changed since the last capture: otherwise the
+        # page has this capture already
+        if local_state != self._present.contributed:
             self.page.varies()
             self.page.capture(completed + 1, local_state, False)
             self._ring()
@@ -466,7 +469,8 @@ class StepLoop:
         """
         step = self.gate.completed
         if self.tails and self._edges.synchronize is not None:
-            self._edges.synchronize(closing=True)  # the tail may have started collectives
+            # wait for the device, because the tail may have started collectives
+            self._edges.synchronize(closing=True)
         if self._audited is not None:
             self._end_audited(self._audited, step)
         if self.observers.watch_tails:
@@ -630,7 +634,9 @@ class StepLoop:
             refused = barrier(refuses=None if numbers is None else refusal is not None)
         except Exception as error:  # noqa: BLE001 (whatever failed, the barrier has failed)
             if refusal is not None:
-                return False  # no other rank has passed: the barrier needs this rank to agree
+                # this rank refuses the update, and no other rank has passed the barrier, because it
+                # needs the consent of this rank: so nothing needs to be reported
+                return False
             self.control.report(self.fault(error))
             self.gate.stand()
             return False
