@@ -98,8 +98,8 @@ class InternalError(TftError):
 
 class JobEnded(SystemExit):
     """
-    Raised on the training thread, for example by `Session.run`, when the job ends before the
-    script.
+    Raised on the training thread, for example by `Session.run`, when the job ends before the script
+    has ended.
 
     It is a `SystemExit`, so an ordinary script runs its `finally` blocks and exits with the status
     `code` and without a traceback. The fault that ended the job has been reported already.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write the text of a file in one move, so that other processes never read a half-written file. An
+    Write a file with the content `text`, so that other processes never read a half-written file. An
     existing file is replaced. Raises `OSError` if the file cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -43,7 +43,7 @@ def raise_open_files(part: str, *, highest: bool = False) -> None:
 
 def no_thread(error: RuntimeError) -> str:
     """
-    Return an error message for a thread that could not be started. It names the limits that an
-    operator should check.
+    Return an error message for a thread that could not be started. The message names the limits
+    that an operator should check.
     """
     return f"{error}: check the limits of processes (ulimit -u, pids.max of the cgroup)"

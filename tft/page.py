@@ -372,7 +372,8 @@ class Page:
 
     def kept(self) -> int:
         """
-        Return the step of the newest copy of its state that the rank keeps, or 0 if it keeps none.
+        Return the newest step of which the rank keeps a complete copy of its state, or 0 if the
+        rank keeps no copy.
         """
         return self._words[_KEPT]
 

@@ -43,7 +43,7 @@ class Receiver:
     """The name of the job. A source sends nothing to a client that gives another name."""
     rank: int
     tls: Tls | None = None
-    """The TLS settings of the connections to the sources. None means that they are not
+    """The TLS settings of the connections to the sources. None means that the connections are not
     encrypted."""
 
 

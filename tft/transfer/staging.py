@@ -56,7 +56,7 @@ class StagedRun:
     """
     The buffers of a shard as one sequence of bytes, which is copied to host memory in parts.
 
-    Only one thread may use the object.
+    Only one thread (that of one connection) may use this object.
     """
 
     def __init__(

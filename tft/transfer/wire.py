@@ -71,7 +71,7 @@ class Hello:
     version: int = VERSION
     job: str = field(repr=False)
     """The name of the job. A server sends nothing to a client that gives another name. The name is
-    left out of the `repr`, because without `--curve` it is all that a client needs to read
+    left out of the `repr`, because without `--curve` a client needs nothing but the name to read
     state."""
     rank: int
     """The rank that asks for the shard. The server uses it only in its log."""

@@ -91,8 +91,8 @@ class AfterSteps:
         Call a function, and restore random generators and module modes afterwards.
 
         An exception of the function is raised unchanged. Raises `UsageError` if the function has
-        changed the training state. This is checked in the calls 1, 2, 4, 8 and so on, because it
-        takes time to digest the state.
+        changed the training state. The state is compared only in the calls 1, 2, 4, 8 and so on of
+        the function, because it takes time to digest the state.
         """
         after.calls += 1
         looks = not after.calls & (after.calls - 1)

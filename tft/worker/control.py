@@ -96,7 +96,8 @@ class _Admission:
 
     def refuse(self, refused: Refused) -> None:
         """
-        Record a refusal if it is addressed to this process.
+        Record that the controller refuses this rank, if the message `refused` is addressed to this
+        process.
         """
         joined = self.joined
         if joined and (refused.pid, refused.started) == (joined.pid, joined.started):
@@ -144,7 +145,7 @@ class Compared:
 
     def copies(self, every: int) -> int:
         """
-        Return how many copies of its state this rank keeps in host memory if it makes one after
+        Return how many copies of its state this rank keeps in host memory if it makes a copy after
         every `every` steps.
 
         About `cycle` steps after a copy is made, the controller knows whether it is equal on all
@@ -298,8 +299,8 @@ class Control:
             self._admission.refuse(message)
         elif isinstance(message, RANK_ORDERS) and rank in message.to:  # type: ignore[attr-defined] # every order to ranks has `to`
             order: RankOrder = message  # type: ignore[assignment] # narrowed by RANK_ORDERS
-            # after a rollback, go back to the step before the resumed one: an earlier message
-            # (`Lead`) may have named a later step, which the job has given up
+            # copies count as equal only up to the step before the first one that is trained now: an
+            # earlier message (`Lead`) may have named a later step, which the job has given up
             if isinstance(order, Resume):
                 self.compared.step = order.step - 1
             name = ORDER_NAMES[type(order)]

@@ -125,9 +125,9 @@ def _take_on(task: ForkedTask) -> None:
     """
     Give this forked process the output and environment of its task, and random seeds of its own.
 
-    The process is then equal to one that the agent itself has started, and shares nothing with
-    other forked processes. Its signal handlers are those of an ordinary Python, because the fork
-    server has not changed them.
+    The process then behaves like a process that the agent itself has started, and shares nothing
+    with other forked processes. Its signal handlers are those of an ordinary Python, because the
+    fork server has not changed them.
     """
     for stream in (1, 2):
         os.dup2(task.output, stream)

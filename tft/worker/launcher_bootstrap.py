@@ -58,8 +58,8 @@ def become_launcher(launcher: Launcher | None = None, options: Sequence[str] = (
 
     If `launcher` is None, the rank of this process and the machine on which it runs are read from
     the environment. `options` are options of `tft run`. The options that the user has set in the
-    environment follow them, and so take precedence. Raises `UsageError` if this process cannot be
-    started again, or cannot find the other processes.
+    environment are put after `options`, and so take precedence. Raises `UsageError` if this process
+    cannot be started again, or cannot find the other processes.
     """
     environment = inherited_environment()
     launcher = launcher or launcher_of(environment)

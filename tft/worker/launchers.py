@@ -178,8 +178,8 @@ def _of_srun(environ: Mapping[str, str]) -> bool:
     """
     Return True if srun itself has started this process.
 
-    That the Slurm variables are set does not prove it: the script of sbatch has these variables
-    too, and so do processes that were started by another launcher under srun.
+    It is not enough that the Slurm variables are set: the script of sbatch has these variables too,
+    and so do processes that were started by another launcher under srun.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if "SLURM_PROCID" not in environ or not step or (step.isdigit() and int(step) >= _NO_STEPS):

@@ -46,8 +46,8 @@ class Observers:
         """True if an observer checks the numbers of each step (losses, gradient norm) before its
         update."""
         self.incarnations: Mapping[int, int] = {}
-        """The incarnation of each rank's process, by rank. The last order that this rank carried
-        out contained it."""
+        """The incarnation of each rank's process, by rank. The numbers come from the last order
+        that this rank has carried out."""
 
     def device_faults(self) -> list[DeviceFault]:
         """

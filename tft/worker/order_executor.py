@@ -140,8 +140,8 @@ class Hands:
         """The incident for which the loop was left. None: the loop was not left, or the `Stop`
         order of its incident has not arrived yet."""
         self._fetching: frozenset[str] = frozenset()
-        """The shards that this rank is fetching now. Meanwhile it does not give them to other
-        ranks."""
+        """The shards that this rank is fetching now. Until they are complete, this rank does not
+        give these shards to other ranks."""
         self._at_end: tuple[int | None, Work] | None = None
         """The last step of a loop that has ended, and the digests of the state at that moment.
         None: the loop has not ended, or an incident has begun since then."""
@@ -303,8 +303,8 @@ class Hands:
 
     def left_to_save(self) -> Work:
         """
-        Return the captures of this rank's rank-local state, so that another rank can write them to
-        the last checkpoint.
+        Return the captures of this rank's rank-local state, by step, so that another rank can write
+        this state to the last checkpoint.
 
         Called when this rank has failed to write its rank-local state itself. No other rank has
         this state.

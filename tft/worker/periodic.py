@@ -72,7 +72,7 @@ class _Part:
     local_state: bytes
     writes: Sequence[Write]
     digests: Digests
-    """Digests of the state that this rank holds, to be compared with those of other ranks."""
+    """Digests of the state that this rank holds, to be compared with the digests of other ranks."""
     void: bool = False
     """True if this part must not be committed: the job has returned to an earlier step and may
     compute this step with another result, or the process is about to end."""
@@ -220,9 +220,9 @@ class Periodic:
         """
         Copy this rank's part of the checkpoint of `step`, and let the writing thread write it.
 
-        The state of `step` must be complete. `local_state` is the rank-local state of its end.
-        Waits first while the part of the previous checkpoint is still being written. If the copy
-        fails, the failure is reported, and training goes on.
+        The state of `step` must be complete. `local_state` is the rank-local state at the end of
+        `step`. Waits first while the part of the previous checkpoint is still being written. If the
+        copy fails, the failure is reported, and training goes on.
         """
         if not self._comes(lambda: self._part is None):
             return
@@ -464,8 +464,8 @@ class Periodic:
 
 def _differences(step: int, parts: Sequence[checkpoint.CheckpointPart]) -> list[Difference]:
     """
-    Return the differences between the copies of shards that the ranks held at this step. Empty if
-    all copies are equal.
+    Return the differences between the copies of shards that the ranks held at this step. The list
+    is empty if all copies are equal.
 
     `parts` has one part for each rank, in the order of the ranks.
     """

@@ -42,7 +42,7 @@ class Own:
     def told(self, function: Callable[..., None], shard: str) -> dict[str, str]:
         """
         Return the keyword arguments for a call of the user's `function` for this shard. The only
-        one is `shard`, and it is left out if the function has no parameter of this name.
+        argument is `shard`. It is left out if the function has no parameter of this name.
         """
         return {"shard": shard} if "shard" in inspect.signature(function).parameters else {}
 

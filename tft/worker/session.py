@@ -66,7 +66,7 @@ class Session:
     """
     One rank's part in a fault-tolerant job.
 
-    `init` creates the session. Use it on the training thread only.
+    `init` creates the session. Use the session on the training thread only.
     """
 
     def __init__(self, settings: RankSettings) -> None:
@@ -160,8 +160,8 @@ class Session:
     @property
     def incarnations(self) -> Mapping[int, int]:
         """
-        The incarnation of each rank's process, as the controller's last order to this rank named
-        it.
+        The incarnation of each rank's process, by rank. The numbers come from the controller's last
+        order to this rank.
         """
         return self._observers.incarnations
 
@@ -218,8 +218,9 @@ class Session:
         (`lambda: DDP(model)`). tft calls `wrap` at the start and after every incident, and keeps
         the result as `session.model`.
 
-        `save(directory, step)` and `load(directory)` are optional. They write and read checkpoints
-        in place of the adaptor, on the training thread and without process groups.
+        `save(directory, step)` and `load(directory)` are optional. These functions of the script
+        write and read checkpoints in place of the adaptor, on the training thread and without
+        process groups.
 
         Raises `UsageError` if the adaptor cannot handle one of the objects.
         """
@@ -341,7 +342,7 @@ class Session:
         ranks complete the step without this rank. A row that this rank would have written later is
         then missing.
 
-        Raises `UsageError` if the row has a key `step` or `after`, or is not serialisable as JSON.
+        Raises `UsageError` if the row has a key `step` or `after`, or cannot be written as JSON.
         """
         self._records.write(self._gate.completed if self._gate.in_tail else self.step, row)
 

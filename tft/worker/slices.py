@@ -91,7 +91,8 @@ class Slices:
     @property
     def present(self) -> bool:
         """
-        True if the adaptor can list its shards for slices, and another rank holds one of them.
+        True if this rank has slices to digest: the adaptor can list the memory of shards, and
+        another rank holds a copy of a shard of this rank.
         """
         return bool(self._shards and self._list is not None)
 

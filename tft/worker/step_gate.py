@@ -81,7 +81,7 @@ class Gate:
         (`Trained`)."""
         self.abandoned = threading.Event()
         """Set when the training thread must stop waiting, for example for a transfer or for the
-        disk, because an incident needs it."""
+        disk, because it must take part in an incident."""
 
     # ---------------------------------------------------------------- on the training thread
 
@@ -239,7 +239,7 @@ class Gate:
     def lock(self) -> Locked:
         """
         Lock all further update windows: the training thread waits when it reaches the next window.
-        Return its position.
+        Return the position of the training thread.
         """
         with self._mutex:
             place = self._place

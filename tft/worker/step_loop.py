@@ -283,8 +283,8 @@ class StepLoop:
 
     def finish(self) -> None:
         """
-        End the last step, and wait until this rank has made its last copy, and has written its part
-        of the last checkpoint.
+        End the last step, and wait until this rank has made its last copy of the state in host
+        memory, and has written its part of the last checkpoint.
         """
         self.end_last_step()
         self._await_copy()
