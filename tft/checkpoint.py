@@ -299,8 +299,8 @@ def claim_parts(directory: Path, world: int) -> list[CheckpointPart] | None:
 def give_up(store: CheckpointStore, step: int) -> bool:
     """
     Rename the checkpoints of steps after `step`, so that no run resumes from them. The job goes on
-    from `step`, and may reach another state at these later steps. All ranks may call this function
-    at the same time.
+    from the end of `step`, and may reach another state at these later steps. All ranks may call
+    this function at the same time.
 
     Return True if there was a checkpoint of a later step.
     """
@@ -390,8 +390,8 @@ def _is_of(directory: Path, step: int) -> bool:
 
 def _seems_whole(directory: Path) -> bool:
     """
-    Return whether every file in the manifest of a checkpoint exists with its full size. The content
-    of the files is not read.
+    Return whether every file that the manifest of a checkpoint lists exists with its full size. The
+    content of the files is not read.
     """
     manifest = _committed(directory)
     try:
@@ -565,7 +565,8 @@ def verify(directory: Path) -> Manifest:
     Check all files of a checkpoint, and return its manifest. A shard with a damaged file is
     accepted if the checkpoint contains an undamaged additional copy of the shard.
 
-    Raises `CheckpointCorrupt`, which names the first damaged file of a shard without such a copy.
+    Raises `CheckpointCorrupt` if a shard has a damaged file and no such copy. The error names the
+    file.
     """
     known = manifest_of(directory)
     firsts = (file.name.partition("/")[0] for file in known.files)
@@ -635,8 +636,9 @@ def verify_shards(
 ) -> tuple[Manifest, dict[str, Path]]:
     """
     Check the files that a rank is about to read: the files of `shards`, and the file with the
-    rank-local state of `rank`. A file belongs to a shard if its name begins with the name of the
-    shard. Return the manifest, and for each shard a directory in which all its files are undamaged.
+    rank-local state of `rank`. A file belongs to a shard if its name is the name of the shard, or
+    begins with that name and a slash or a dot. Return the manifest, and for each shard a directory
+    in which all its files are undamaged.
 
     Raises `CheckpointCorrupt` when a file of the rank-local state is damaged, or when a shard has
     no undamaged copy. Raises `CheckpointCorrupt` also when `step` is given and the checkpoint is of

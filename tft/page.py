@@ -37,13 +37,13 @@ _ALL_SLOTS = _SLOTS + _KEPT_SLOTS
 HEAD_BYTES = 16384
 _SIZE = HEAD_BYTES + _ALL_SLOTS * SLOT_BYTES
 
-# the indexes of the fields at the begin of the page, in words of eight bytes
+# the indexes of the fields at the beginning of the page, in words of eight bytes
 _POSITION, _MOVED, _TRAINING, _TAILED, _KEPT, _POSTED = 0, 1, 2, 3, 4, 5
 _CAPTURED, _ROLLED_BACK, _ELSEWHERE, _UNPROTECTED, _CHANGES, _STEADINESS = 6, 7, 8, 9, 10, 11
 # the index of the word that holds the incarnation whose script has ended, plus 1
 _SCRIPT_ENDED = 16
-# the ring buffer of slice digests at the begin of the page: the index of its first word, the number
-# of its entries, and the number of words of an entry
+# the ring buffer of slice digests on the page: the index of its first word, the number of its
+# entries, and the number of words in an entry
 RING, _ENTRIES, ENTRY_WORDS = 512, 192, 8
 _STAMP, _ATTEMPT, _STEP, _SLICE, _SHARD, _CONTENT, _CHECK = 0, 1, 2, 3, 4, 5, 6
 _REPEATED = 64

@@ -362,8 +362,8 @@ class Session:
         self._control.compared.cycle = of
         work = self._hands.slices.digest(self._gate.completed, number, of)
         if work is not None and not self._loop.tails:
-            # digest the slice now: in a loop that does not mark the ends of its steps, code after the
-            # window may change the state
+            # digest the slice now: in a loop that does not mark the ends of its steps, code after
+            # the window may change the state
             work()
             return None
         return work

@@ -110,7 +110,8 @@ class Slices:
 
     def resume(self, incident: int, round_: int) -> None:
         """
-        Record the attempt (incident and round) in which this rank trains from now on.
+        Record the attempt in which this rank trains from now on: the numbers of the incident and of
+        the round after which training resumes.
         """
         self._attempt = (incident, round_)
         self.forget()

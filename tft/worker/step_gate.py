@@ -67,9 +67,9 @@ class Gate:
         """True while the training thread waits to enter a window, or to call the functions after a
         step."""
         self._alone = False
-        """True if the pre-update barrier failed, so that this rank does not know whether the other
-        ranks can complete the step. The training thread then enters the window only after a
-        decision of the controller."""
+        """True if the barrier before the update window failed, so that this rank does not know
+        whether the other ranks can complete the step. The training thread then enters the window
+        only after a decision of the controller."""
         self._inside = False
         self._lock = NEVER
         self._after_lock = NEVER
@@ -135,7 +135,8 @@ class Gate:
 
     def stand(self) -> None:
         """
-        Record that the pre-update barrier failed. The caller must call `wait` next.
+        Record that the barrier before the update window failed on this rank. The caller must call
+        `wait` next.
 
         The all-reduces of the next step are complete on this rank. It is unknown whether they are
         complete on the other ranks, so the controller decides whether the ranks complete the step.

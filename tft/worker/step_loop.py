@@ -108,12 +108,14 @@ class _EdgeWaits:
     """
 
     barrier: Callable[..., bool | None] | None = None
-    """The pre-update barrier. It is needed if some shard is not on all ranks, if collectives are
-    asynchronous, or if the gradients cannot carry a refusal."""
+    """The barrier at which all ranks meet before an update window opens. It is needed if some shard
+    is not on all ranks, if collectives are asynchronous, or if a rank that refuses an update cannot
+    show this to the other ranks through NaN gradients."""
     synchronize: Callable[..., None] | None = None
     """Waits for the device. It is needed if the device carries out collectives asynchronously."""
     numbers: Callable[[], Numbers] | None = None
-    """Reads the numbers of the step, which an observer judges."""
+    """Reads the numbers of the step (losses, gradient norm), which an observer of a plugin
+    judges."""
 
 
 class _LastStep(BaseException):
@@ -222,11 +224,11 @@ class StepLoop:
 
     def begin(self, shards: Sequence[ShardCopies], *, asynchronous: bool) -> None:
         """
-        Record the shards that this rank holds, and whether its device carries out collectives after
-        their calls have returned. Called before the first step.
+        Record the shards that this rank holds, and whether its device carries out collectives
+        asynchronously, after their calls have returned. Called before the first step.
 
-        Raises `UsageError` if a plugin judges the numbers of steps and the adaptor does not know
-        them.
+        Raises `UsageError` if a plugin judges the numbers of each step (losses, gradient norm) and
+        the adaptor cannot read these numbers.
         """
         shared_by_all = all(len(each.ranks) == self.settings.world for each in shards)
         watches = self.observers.watch_numbers
@@ -387,7 +389,8 @@ class StepLoop:
         Open the update window: the all-reduces are complete, and the state may be changed.
 
         Waits here while an incident keeps the window closed. Raises `Interrupted` when an incident
-        takes this rank out of the loop. Raises `UpdateRefused` if a rank refuses the update.
+        takes this rank out of the loop. Raises `UpdateRefused` if this rank or another rank refuses
+        the update.
         """
         # end the previous step first, in case the loop has not marked its end
         self.end_last_step()
@@ -588,7 +591,8 @@ class StepLoop:
 
     def _call(self, after: Sequence[AfterStep], step: int) -> None:
         """
-        Call the functions that are due after this step, once the gate admits this rank.
+        Call the functions that are due after this step, as soon as the gate allows it. The gate
+        makes this rank wait during an incident.
 
         The calls count as one unit: if an incident interrupts one of the functions, all of them are
         called again.
@@ -609,7 +613,8 @@ class StepLoop:
 
     def _refusal(self, numbers: Numbers) -> UpdateRefused | None:
         """
-        Return the refusal of the update by an observer of this rank, or None.
+        Return the refusal of the update by an observer (an object of a plugin) of this rank, or
+        None if no observer refuses the update.
         """
         self._present.numbers = numbers
         refused_loss, self._present.refused_loss = self._present.refused_loss, ""
@@ -622,8 +627,9 @@ class StepLoop:
         self, barrier: Callable[..., bool | None], refusal: UpdateRefused | None
     ) -> bool:
         """
-        Return True if all ranks have finished the all-reduces of the step. `refusal` is the refusal
-        of this rank. Raises `UpdateRefused` if another rank refuses the update.
+        Wait at the barrier before an update window. Return True if all ranks have finished the
+        all-reduces of the step. `refusal` is the refusal of the update by this rank, or None.
+        Raises `UpdateRefused` if another rank refuses the update.
 
         If the barrier fails, it is unknown whether ranks with other shards can complete the step.
         Then this rank reports the fault, returns False, and must wait at the window for the
